@@ -1,0 +1,6 @@
+"""`python -m agac`."""
+
+from agac.cli.main import main
+
+if __name__ == "__main__":
+    main()

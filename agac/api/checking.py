@@ -1,0 +1,119 @@
+"""Checking workflows without running them: every problem of every file, and nothing of the user's is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.project import Project, open_project
+from agac.core.errors import Problem, SpecError, UsageError
+from agac.data.sources import Source, open_source
+from agac.plan.check import check_placeholders, resolve_models
+from agac.plan.plan import ResolvedModel
+from agac.spec.load import in_order, load_workflow, workflow_names
+from agac.spec.workflow import Overrides, Workflow
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check found. `workflows` were checked, by name; `ok`: none of the problems is an error."""
+
+    workflows: list[str]
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything can run."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "ok": self.ok,
+            "workflows": self.workflows,
+            "problems": [
+                {
+                    "file": p.where.file,
+                    "line": p.where.line,
+                    "column": p.where.column,
+                    "path": p.path,
+                    "severity": p.severity,
+                    "message": p.message,
+                }
+                for p in self.problems
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A workflow that can run, with its models and its opened input."""
+
+    workflow: Workflow
+    models: Mapping[str, ResolvedModel]
+    source: Source
+    warnings: list[Problem]
+
+
+def validate(workflow: str | None = None, *, project: Path | str | None = None) -> CheckReport:
+    """Checks one workflow, or all of the project, and agac.yml."""
+    try:
+        opened = open_project(project)
+    except SpecError as error:
+        return CheckReport([], error.problems)
+    names = [workflow] if workflow else workflow_names(opened.spec)
+    problems = list(opened.problems)
+    for name in names:
+        _, found = check_workflow(opened, name, Overrides())
+        problems += found
+    return CheckReport(names, in_order(problems))
+
+
+def checked_workflow(project: Project, name: str, overrides: Overrides) -> Checked:
+    """The workflow, ready for a plan. Raises SpecError with all problems when there is an error among them."""
+    checked, problems = check_workflow(project, name, overrides)
+    problems = in_order([*project.problems, *problems])
+    if checked is None or any(problem.severity == "error" for problem in problems):
+        raise SpecError(problems)
+    return checked
+
+
+def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[Checked | None, list[Problem]]:
+    """One workflow with everything that can be known of it before its first call."""
+    workflow, problems = load_workflow(project.spec, name, overrides)
+    if workflow is None:
+        return None, problems
+    models, found = resolve_models(workflow, project.providers)
+    problems = [*problems, *found]
+    source, found = _open_input(workflow)
+    problems += found
+    columns = source.columns() if source else None
+    if source is not None:
+        problems += check_placeholders(workflow, columns)
+        problems += _id_field(workflow, columns)
+    if source is None or any(problem.severity == "error" for problem in problems):
+        return None, problems
+    warnings = [problem for problem in problems if problem.severity == "warning"]
+    return Checked(workflow, models, source, warnings), problems
+
+
+def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:
+    spec = workflow.input
+    try:
+        return open_source(spec.path, spec.format, spec.shown), []
+    except UsageError as error:
+        message = error.message.removeprefix(f"{spec.shown}: ")
+        return None, [Problem(spec.where, f"{spec.shown}: {message}. {error.remedy or ''}".strip(), "input.path")]
+
+
+def _id_field(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
+    field = workflow.input.id_field
+    if field is None or columns is None or field in columns:
+        return []
+    import difflib
+
+    near = difflib.get_close_matches(field, columns, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+    return [Problem(workflow.input.where, f"the input has no column {field!r}; {hint}", "input.id_field")]

@@ -1,0 +1,64 @@
+"""A project opened for use: its files, its environment, its providers. Everything that composes agac starts here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dotenv import dotenv_values
+
+from agac.core.errors import Problem, SpecError, Where
+from agac.core.redact import Redactor
+from agac.providers.rows import build_providers
+from agac.providers.table import Provider
+from agac.spec.load import load_project
+from agac.spec.root import PROJECT_FILE, find_project
+from agac.spec.workflow import ProjectSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """An opened project. `env` is the environment with the project's .env below it: it holds secrets."""
+
+    spec: ProjectSpec
+    providers: Mapping[str, Provider]
+    problems: list[Problem]
+    env: Mapping[str, str] = field(repr=False)
+
+    @property
+    def root(self) -> Path:
+        """The folder of agac.yml."""
+        return self.spec.root
+
+    def redactor(self) -> Redactor:
+        """Knows every secret of the providers."""
+        return Redactor(secret for row in self.providers.values() for secret in row.secrets)
+
+
+def open_project(project: Path | str | None, *, start: Path | None = None) -> Project:
+    """The project at `project`, or the nearest one from `start` (the current folder) upward.
+
+    Raises UsageError when there is none, SpecError when agac.yml has problems.
+    """
+    root = find_project(start or Path.cwd(), Path(project) if project is not None else None)
+    env = environment(root)
+    spec, problems = load_project(root, env)
+    if spec is None:
+        raise SpecError(problems)
+
+    def locate(path: tuple[str, ...]) -> Where:
+        key = ".".join(path)
+        while key and key not in spec.where:
+            key = key.rpartition(".")[0]
+        return spec.where.get(key, Where(PROJECT_FILE))
+
+    providers, found = build_providers(spec.providers, env, locate)
+    return Project(spec, providers, [*problems, *found], env)
+
+
+def environment(root: Path) -> dict[str, str]:
+    """The process's environment over the project's .env: what is exported wins."""
+    values = dotenv_values(root / ".env", encoding="utf-8-sig") if (root / ".env").is_file() else {}
+    return {**{key: value for key, value in values.items() if value is not None}, **os.environ}

@@ -1,0 +1,57 @@
+"""Showing what a model will see of an AgentCard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.project import open_project
+from agac.core.errors import Problem, SpecError, UsageError
+from agac.providers.modelref import parse_model
+from agac.spec.cards import find_card, load_card
+
+
+@dataclass(frozen=True, slots=True)
+class CardReport:
+    """An AgentCard as a run would use it: `system` is the message that the model gets before every row."""
+
+    name: str
+    file: str
+    description: str | None
+    model: str | None
+    params: dict[str, Any]
+    system: str | None
+    warnings: list[Problem]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "name": self.name,
+            "file": self.file,
+            "description": self.description,
+            "model": self.model,
+            "params": self.params,
+            "system": self.system,
+            "warnings": [str(problem) for problem in self.warnings],
+        }
+
+
+def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
+    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError when it is bad."""
+    opened = open_project(project)
+    path, message = find_card(name, opened.spec)
+    if path is None:
+        raise UsageError(message)
+    card, problems = load_card(path, opened.spec, variables or {})
+    if card is None:
+        raise SpecError(problems)
+    info = card.info
+    params = dict(info.params)
+    if info.model is not None:
+        ref, messages = parse_model(info.model, opened.providers)
+        problems += [Problem(card.where.get("model", card.where[""]), text, "model") for text in messages]
+        if ref is None:
+            raise SpecError(problems)
+        params |= ref.params
+    return CardReport(info.name, info.file, info.description, info.model, params, info.instruction, problems)

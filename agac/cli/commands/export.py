@@ -1,0 +1,24 @@
+"""`agac export`."""
+
+from __future__ import annotations
+
+import click
+
+from agac import api
+from agac.cli import render
+from agac.cli.main import Globals
+
+
+@click.command(help="Write a run's output files again, from the store.")
+@click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
+@click.option("--run", "number", type=int, help="The run with this number.")
+@click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_obj
+def command(settings: Globals, workflow: str | None, number: int | None, partial: bool, as_json: bool) -> None:
+    """Prints the files that were written."""
+    summary, files = api.export(workflow, run=number, partial=partial, project=settings.project_dir)
+    if as_json:
+        render.print_json({**summary, "files": [str(file) for file in files]})
+    else:
+        render.print_text("\n".join(str(file) for file in files))

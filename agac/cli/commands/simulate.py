@@ -1,0 +1,46 @@
+"""`agac simulate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from agac.cli import render
+from agac.core.errors import AgacError, UsageError
+
+
+@click.command(help="Serve a simulated provider on this machine, until Ctrl-C. GET /account says what it was asked.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8088, show_default=True, help="Port; 0: any free one.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed and request give the same reply.")
+@click.option("--latency", default="0", show_default=True, help="Seconds, or normal:M,SD lognormal:M,S uniform:A,B.")
+@click.option("--slots", type=click.IntRange(1), help="Requests served at once; the others wait.")
+@click.option("--rpm", type=click.IntRange(1), help="Requests a minute before 429.")
+@click.option("--tpm", type=click.IntRange(1), help="Tokens a minute before 429.")
+@click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
+@click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
+def command(
+    port: int,
+    seed: int,
+    latency: str,
+    slots: int | None,
+    rpm: int | None,
+    tpm: int | None,
+    faults: Path | None,
+    as_json: bool,
+) -> None:
+    """Loopback only."""
+    from agac.simulator.server import run_simulator
+    from agac.simulator.settings import Settings, SimulatorError
+
+    def ready(base_url: str) -> None:
+        text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
+        render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+
+    settings = Settings(port=port, seed=seed, latency=latency, slots=slots, rpm=rpm, tpm=tpm, faults=faults)
+    try:
+        run_simulator(settings, ready)
+    except SimulatorError as error:
+        kind = UsageError if error.exit_code == 2 else AgacError
+        raise kind("; ".join(error.problems)) from error

@@ -1,0 +1,127 @@
+"""The `agac` command: the group, its global flags, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from agac import __version__
+from agac.cli import render
+from agac.core.errors import AgacError, ExitCode
+
+COMMANDS = {
+    "init": "Make a project that works at once, on the simulator.",
+    "validate": "Check workflows without running them.",
+    "run": "Run a workflow, or go on with it.",
+    "status": "Show the newest runs.",
+    "export": "Write a run's output files again.",
+    "card": "Look at AgentCards.",
+    "simulate": "Serve a simulated provider on this machine.",
+    "version": "Show the version.",
+}
+"""Every command and its help line: `agac --help` shows them without importing any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """What the flags before the command say."""
+
+    project_dir: Path | None
+    quiet: bool
+    colour: bool | None
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"agac.cli.commands.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"Did you mean 'agac {near[0]}'?" if near else f"Commands: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="agac %(version)s")
+@click.option("--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="warning",
+    show_default=True,
+    help="What is logged, to standard error or --log-file.",
+)
+@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
+@click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
+@click.pass_context
+def cli(
+    ctx: click.Context, project_dir: Path | None, log_level: str, log_file: Path | None, quiet: bool, no_color: bool
+) -> None:
+    """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
+    render.start_logging(log_level, log_file)
+    ctx.obj = Globals(project_dir, quiet, False if no_color or os.environ.get("NO_COLOR") else None)
+    if ctx.obj.colour is False:
+        ctx.color = False
+
+
+def main() -> NoReturn:
+    """The console script. Every way out of agac leads through here."""
+    render.prepare_streams()
+    code: int = ExitCode.FAILED
+    try:
+        code = _main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.DONE
+    sys.exit(code)
+
+
+def _main() -> int:
+    try:
+        result = cli.main(standalone_mode=False, prog_name="agac")
+        return result if isinstance(result, int) else ExitCode.DONE
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.exceptions.Abort:
+        return ExitCode.INTERRUPTED
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except AgacError as error:
+        render.show_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        render.say("Interrupted; nothing is lost. Run the same command again to go on.")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a bug becomes a report, not a traceback
+        render.show_bug(error)
+        return ExitCode.FAILED

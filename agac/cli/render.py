@@ -1,0 +1,293 @@
+"""Values → what is written: results on standard output, everything else on standard error.
+
+Tables are plain text, the same in a terminal and in a file, and are never cut.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from agac import __version__
+from agac.core.errors import AgacError, ExitCode, Problem, SpecError
+
+if TYPE_CHECKING:
+    from agac.api.running import RunReport
+    from agac.api.showing import CardReport
+
+
+def prepare_streams() -> None:
+    """A terminal or a pipe that cannot show a character gets a stand-in for it, never a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def start_logging(level: str, file: Path | None) -> None:
+    """Sends agac's log to standard error, or to a file."""
+    logger = logging.getLogger("agac")
+    logger.setLevel(level.upper())
+    try:
+        handler: logging.Handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler()
+    except OSError as error:
+        raise click.UsageError(f"--log-file {file}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+
+
+def print_text(text: str, *, flush: bool = False) -> None:
+    """A result, on standard output."""
+    print(text, flush=flush)
+
+
+def print_json(value: Any) -> None:
+    """A result for machines, on standard output."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """Talk, on standard error."""
+    print(text, file=sys.stderr)
+
+
+def command_line() -> str:
+    """The command as it was typed, for messages that say to run it again."""
+    return shlex.join(["agac", *sys.argv[1:]])
+
+
+def show_error(error: AgacError) -> None:
+    """What went wrong and what to do, on standard error."""
+    if isinstance(error, SpecError):
+        print_problems(error.problems, sys.stderr)
+    say(styled("error: ", "red") + error.message)
+    if error.remedy:
+        say(f"  {error.remedy}")
+
+
+def show_bug(error: Exception) -> None:
+    """A bug of ours: the report goes to a file that can be attached to an issue."""
+    folder = Path(tempfile.mkdtemp(prefix="agac-bug-"))
+    report = folder / "report.txt"
+    text = "".join(traceback.format_exception(error))
+    report.write_text(f"agac {__version__}\nPython {sys.version}\n{command_line()}\n\n{text}", encoding="utf-8")
+    say(styled("error: ", "red") + f"this is a bug in agac: {type(error).__name__}: {error}")
+    say(f"  The details are in {report}; please report them. Stored answers are safe: run the same command to go on.")
+
+
+def styled(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour where the stream is a terminal and nobody asked for plain text."""
+    context = click.get_current_context(silent=True)
+    plain = (context is not None and context.color is False) or "NO_COLOR" in os.environ
+    return text if plain or not (stream or sys.stderr).isatty() else click.style(text, fg=colour)
+
+
+def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
+    """One problem a line."""
+    for problem in problems:
+        print(problem, file=stream)
+
+
+def print_check(workflows: list[str], problems: list[Problem], *, ok: bool, quiet: bool) -> None:
+    """What `agac validate` found. Problems are its result, so they go to standard output."""
+    print_problems(problems, sys.stdout)
+    errors = sum(problem.severity == "error" for problem in problems)
+    if not ok:
+        say(styled(f"{_counted(errors, 'problem')} found", "red"))
+    elif not quiet:
+        print_text(f"{_counted(len(workflows), 'workflow')} valid: {', '.join(workflows) or 'none'}")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
+    right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+
+    def line(values: Sequence[str]) -> str:
+        pairs = zip(values, widths, right, strict=True)
+        return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in pairs).rstrip()
+
+    return "\n".join([line(header), *(line(row) for row in cells)])
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def money(calls: dict[str, Any]) -> str:
+    """What calls cost, never guessing: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
+    text = f"{'simulated ' if calls['cost_is_simulated'] else ''}${calls['cost_usd']:,.4f}"
+    unpriced = calls["calls_without_price"]
+    if not unpriced:
+        return text
+    without = f"{_counted(unpriced, 'call')} without a known price"
+    return without if unpriced == calls["count"] - calls["failed"] else f"{text} and {without}"
+
+
+def print_run(report: RunReport, command: str, *, quiet: bool) -> None:
+    """The end of a run: what became of the rows, what it cost, what to do next."""
+    _say_how_it_ended(report, command)
+    if quiet:
+        return
+    print_text("\n".join(run_lines(report.summary, report.invocation, command)))
+    if report.files:
+        print_text(f"Results: {report.files[0]}   (also: {', '.join(Path(f).name for f in report.files[1:])})")
+
+
+def _say_how_it_ended(report: RunReport, command: str) -> None:
+    open_rows = report.summary["rows"]["open"]
+    if report.stopped is not None:
+        say(styled("stopped: ", "red") + report.stopped)
+        say(f"  Nothing is lost. When it is mended, go on with: {command}")
+    elif report.exit_code is ExitCode.INTERRUPTED:
+        say(f"Interrupted; every answer is stored. {_counted(open_rows, 'row')} of those read so far are open.")
+        say(f"  Go on with: {command}")
+
+
+def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str) -> list[str]:
+    """The summary of a run as lines of text."""
+    rows = summary["rows"]
+    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
+    lines = [f"{summary['workflow']}, run {summary['run']}: {_counted(rows['total'], 'row')}, {', '.join(parts)}"]
+    if invocation["continued"]:
+        lines.append(_continued(invocation))
+    stages = [[s["name"], s["model"], s["done"], s["reused"], s["failed"]] for s in summary["stages"]]
+    lines += ["", table(["stage", "model", "done", "reused", "failed"], stages), ""]
+    lines.append(_calls_line(summary["calls"], invocation))
+    if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
+        same = _counted(invocation["tasks_collapsed"], "task")
+        lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
+    lines += _error_lines(summary, command, invocation)
+    return lines
+
+
+def _continued(invocation: dict[str, Any]) -> str:
+    facts = [f"{invocation['rows_unchanged']:,} rows were settled already"]
+    if not invocation["calls"]:
+        facts.append("nothing had to be asked")
+    if invocation["lost_calls_at_most"]:
+        facts.append(
+            f"the last invocation was killed: at most {_counted(invocation['lost_calls_at_most'], 'call')} "
+            "in flight may have been paid for and are asked again"
+        )
+    return "Went on: " + "; ".join(facts)
+
+
+def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
+    extra = [
+        f"{invocation[key]:,} {name}"
+        for key, name in (("retries", "retries"), ("repairs", "re-asks"))
+        if invocation[key]
+    ]
+    note = f" ({', '.join(extra)} in this invocation)" if extra else ""
+    tokens = f"{calls['input_tokens']:,} tokens in, {calls['output_tokens']:,} out"
+    simulated = " (simulated)" if calls["simulated"] else ""
+    return f"Calls: {calls['count']:,}{simulated}{note}, {tokens}, {money(calls)}"
+
+
+def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, Any]) -> list[str]:
+    if not summary["errors"]:
+        return []
+    lines = ["", "Errors:"]
+    for error in summary["errors"]:
+        example = error["example"]
+        place = f" in {error['stage']}" if error["stage"] else ""
+        lines.append(
+            f"  {error['type']}{place}: {_counted(error['rows'], 'row')}, e.g. {example['id']!r} (row {example['row_number']}):"
+        )
+        lines.append(f"    {first_line(example['message'])}")
+    lines.append(f"  All of them, with their input: {summary['output']}/errors.jsonl")
+    if invocation["rows_left_failed"]:
+        left = _counted(invocation["rows_left_failed"], "row")
+        lines.append(
+            f"  {left} failed in three runs and are left as they are: change the prompt, or ask all anew with --fresh"
+        )
+    retried = summary["rows"]["failed"] - invocation["rows_left_failed"]
+    if retried > 0 and any(error["stage"] for error in summary["errors"]):
+        lines.append(f"  Try the failed rows again with: {command}")
+    return lines
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """A message on one line, and not for ever."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
+def print_status(runs: list[dict[str, Any]], database_bytes: int) -> None:
+    """The newest runs as a table, then what to do next."""
+    if not runs:
+        print_text("Nothing was run in this project yet. Start with: agac run -a WORKFLOW")
+        return
+    header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
+    print_text(table(header, [_status_row(run) for run in runs]))
+    print_text(f"\nStore: {database_bytes / 1e6:,.1f} MB")
+    for advice in filter(None, (_advice(run) for run in runs[:1])):
+        print_text(advice)
+
+
+def _status_row(run: dict[str, Any]) -> list[object]:
+    rows = run["rows"]
+    state = _state(run)
+    counts = [rows["total"], rows["done"], rows["failed"], rows["open"]]
+    return [run["run"], run["workflow"], state, *counts, run["calls"]["count"], money(run["calls"]), run["started_at"]]
+
+
+def _state(run: dict[str, Any]) -> str:
+    last = run["last_invocation"]
+    if last and last["state"] != "ended":
+        return str(last["state"])
+    return "finished" if run["complete"] else "stopped"
+
+
+def _advice(run: dict[str, Any]) -> str:
+    again = f"agac run -a {run['workflow']}"
+    match _state(run):
+        case "killed" | "stopped":
+            return f"Run {run['run']} is not finished. Go on with: {again}"
+        case "finished" if run["rows"]["failed"]:
+            return f"{_counted(run['rows']['failed'], 'row')} of run {run['run']} failed: see {run['output']}/errors.jsonl, then: {again}"
+        case "finished":
+            return f"Results of run {run['run']}: {run['output']}/results.jsonl"
+        case _:
+            return ""
+
+
+def print_card(card: CardReport) -> None:
+    """A card's facts on standard error, the message that the model sees on standard output."""
+    for problem in card.warnings:
+        say(str(problem))
+    facts = {"card": f"{card.name} ({card.file})", "description": card.description, "model": card.model}
+    for name, value in {**facts, **card.params}.items():
+        if value is not None:
+            say(f"{name}: {value}")
+    say("system message:" if card.system else "system message: none")
+    if card.system:
+        print_text(card.system)
+
+
+def print_init(folder: Path, files: list[Path]) -> None:
+    """What was made, and the next steps, each of which works as it is printed."""
+    for path in files:
+        print_text(f"  {path}")
+    steps = ["agac validate", "agac run -a reviews", "agac status"]
+    if folder != Path():
+        steps.insert(0, f"cd {shlex.quote(str(folder))}")
+    print_text("\nNext, without a key and at no cost:\n" + "\n".join(f"  {step}" for step in steps))
+    print_text(
+        "\nWith a real model: put OPENAI_API_KEY=… into .env, then\n  agac run -a reviews --model openai/gpt-5.4-mini"
+    )

@@ -1,0 +1,162 @@
+"""Every error that agac raises on purpose, and the exit code of each.
+
+    AgacError                    exit 1   something failed; says where, what, remedy
+    ├── UsageError               exit 2   a command was used wrongly
+    │   └── SpecError            exit 2   files of the project have problems: all of them at once
+    ├── StoreError               exit 1   the database cannot be used
+    │   ├── StoreTooNew          exit 1   written by a newer agac; never touched
+    │   ├── StoreOutdated        exit 1   a reading command met an older database
+    │   ├── StoreCorrupt         exit 1   damaged file
+    │   └── LeaseHeld            exit 1   another process works on this workflow
+    ├── LeaseLost                exit 1   another process took the workflow over while we slept
+    ├── RunStopped               exit 1   a fatal fault: every further call would fail too
+    └── Interrupted              exit 130 Ctrl-C; the state is saved
+
+A failure of one row is no exception: it is a `RowError` value, named by `ErrorType`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends (DESIGN section 10)."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    ROWS_FAILED = 3
+    LIMIT = 4
+    NOT_READY = 75
+    INTERRUPTED = 130
+
+
+class ErrorType(StrEnum):
+    """The names of row errors: the same in envelopes, tables, filters and docs."""
+
+    MISSING_TEMPLATE_FIELD = "MissingTemplateField"
+    MISSING_ID_FIELD = "MissingIdField"
+    DUPLICATE_ID = "DuplicateId"
+    INVALID_ROW = "InvalidRow"
+    PROVIDER_ERROR = "ProviderError"
+    RATE_LIMITED = "RateLimited"
+    TIMEOUT = "Timeout"
+    TRUNCATED = "Truncated"
+    REFUSED = "Refused"
+    FILTERED = "Filtered"
+    EMPTY_RESPONSE = "EmptyResponse"
+    INVALID_JSON = "InvalidJSON"
+    SCHEMA_MISMATCH = "SchemaMismatch"
+
+
+ANSWER_FAILURES = frozenset(
+    {
+        ErrorType.REFUSED,
+        ErrorType.FILTERED,
+        ErrorType.TRUNCATED,
+        ErrorType.EMPTY_RESPONSE,
+        ErrorType.SCHEMA_MISMATCH,
+    }
+)
+"""Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
+
+
+class AgacError(Exception):
+    """A failure that a user can understand: `message` says where and what, `remedy` what to do."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(AgacError):
+    """A command was given something it cannot work with."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a file of the project. `file` is relative to the project root; lines and columns from 1."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with the project's files: where, what, and what to write instead.
+
+    `path` is the key within the file (`stages[1].prompt`), empty when the whole file is meant.
+    """
+
+    where: Where
+    message: str
+    path: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        mark = "warning: " if self.severity == "warning" else ""
+        what = f"{self.path}: {self.message}" if self.path else self.message
+        return f"{self.where}: {mark}{what}"
+
+
+class SpecError(UsageError):
+    """The project's files have problems; `problems` holds every one that was found, in file order."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        errors = sum(problem.severity == "error" for problem in problems)
+        super().__init__(f"{errors} {'problem' if errors == 1 else 'problems'} found")
+        self.problems = problems
+
+
+class StoreError(AgacError):
+    """The database cannot be opened, read or written."""
+
+
+class StoreTooNew(StoreError):
+    """The database was written by a newer agac than this one."""
+
+
+class StoreOutdated(StoreError):
+    """A command that only reads met a database that needs a migration first."""
+
+
+class StoreCorrupt(StoreError):
+    """SQLite says that the file is damaged."""
+
+
+class LeaseHeld(StoreError):
+    """Another live process works on the same workflow."""
+
+
+class LeaseLost(AgacError):
+    """Our lease was taken over; nothing was written after that."""
+
+
+class RunStopped(AgacError):
+    """A fault that every further call would meet too: bad key, unknown model, no money."""
+
+
+class Interrupted(AgacError):
+    """The user asked to stop; everything that was answered is stored."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one row failed, as it stands in its envelope."""
+
+    type: ErrorType
+    message: str

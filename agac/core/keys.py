@@ -1,0 +1,77 @@
+"""Every id and hash that agac makes, so that identity can be read in one sitting. All are pure functions of content.
+
+Hashes are 16 bytes of BLAKE2b over canonical JSON: enough for 10^7 tasks (the chance of any collision is below 10^-24),
+and half the index of a 32-byte digest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agac.core.types import JSONValue, Message, Params, Schema
+
+FORMAT_VERSION = 1
+"""Part of every fingerprint. Raising it asks every task again: only for a change in what a request means."""
+
+DIGEST_BYTES = 16
+
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=True).encode
+
+
+def canonical(value: JSONValue) -> str:
+    """The one text of a JSON value: keys sorted, no spaces, not ASCII-escaped."""
+    return _compact(value)
+
+
+def digest(text: str) -> bytes:
+    """16 bytes that stand for `text`. Lone surrogates are kept apart from each other, not refused."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def row_hash(data_json: str) -> bytes:
+    """Stands for the content of a row. Takes the row's snapshot text, as it is stored, so that it is encoded once."""
+    return digest(data_json)
+
+
+def definition_hash(body: JSONValue) -> bytes:
+    """Stands for everything in a resolved workflow that can change a result."""
+    return digest(canonical(body))
+
+
+def params_body(params: Params) -> dict[str, Any]:
+    """The parameters that are set, by name."""
+    return {f.name: value for f in fields(params) if (value := getattr(params, f.name)) is not None}
+
+
+class Fingerprinter:
+    """Fingerprints of one stage's tasks: what all of them share is hashed once, what differs is hashed per task.
+
+    In it (DESIGN section 4): format version, provider, the stage's first model, parameters, schema, the rendered
+    messages, the replica number. Not in it: run mode, time-outs, retries, concurrency, base URL, prices.
+    """
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, *, provider: str, model: str, params: Params, schema: Schema | None) -> None:
+        shared = {
+            "format": FORMAT_VERSION,
+            "provider": provider,
+            "model": model,
+            "params": params_body(params),
+            "schema": schema.body if schema else None,
+        }
+        self._prefix = blake2b(canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+
+    def fingerprint(self, messages: tuple[Message, ...], *, replica: int = 0, salt: str = "") -> bytes:
+        """16 bytes that decide whether this task was answered before.
+
+        `salt` is empty for `reuse: content`, the row's id for `reuse: row`.
+        """
+        hasher = self._prefix.copy()
+        content = [[m.role, *((p.kind, p.text) for p in m.parts)] for m in messages]
+        hasher.update(_compact([content, replica, salt]).encode("utf-8", "surrogatepass"))
+        return hasher.digest()

@@ -1,0 +1,1 @@
+"""Rows in and results out: sources and sinks, one module a format."""

@@ -1,0 +1,1 @@
+"""One module a format: each turns a file into `Record`s, streamed."""

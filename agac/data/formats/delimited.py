@@ -1,0 +1,202 @@
+"""CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has them.
+
+Cells are strings, an empty cell is `""`, a column that a short record lacks is None. Header names are taken without the
+spaces around them. Blank lines are no records. Quotes are read strictly: a record whose quoting is broken is refused,
+because guessing would move text between columns.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agac.core.errors import AgacError, ErrorType, UsageError
+from agac.data.jsontext import quoted
+from agac.data.records import MAX_RECORD_BYTES, Record, opened, refused
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+MAX_CELL = 32 * 1024 * 1024
+"""Characters. The csv module keeps four bytes for each, so that this is what bounds an unclosed quote's memory."""
+
+_LOOK_AHEAD = 64 * 1024
+_SIGNS = {",": "a comma", "\t": "a tab"}
+_ENDLESS = "line without an end"
+_NEVER_CLOSED = "unexpected end of data"
+
+
+class _Watched(io.BufferedIOBase):
+    """Bytes on their way to the text layer; notices whether any of them so far were not UTF-8.
+
+    The text layer keeps such bytes as lone surrogates, so that one bad record costs one record. Looking for them in
+    every record would cost more than reading it; looking only once this says `dirty` costs nothing.
+    Raises csv.Error before a line without an end has filled the memory.
+    """
+
+    def __init__(self, file: io.BufferedReader, line_end: bytes) -> None:
+        self._file = file
+        self._line_end = line_end
+        self._unbroken = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self.dirty = False
+
+    @property
+    def name(self) -> str:
+        return str(self._file.name)
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1, /) -> bytes:
+        chunk = self._file.read(size)
+        if not self.dirty:
+            try:
+                self._decode(chunk, not chunk)
+            except UnicodeDecodeError:
+                self.dirty = True
+        last = chunk.rfind(self._line_end)
+        self._unbroken = len(chunk) - last - 1 if last >= 0 else self._unbroken + len(chunk)
+        if self._unbroken > MAX_RECORD_BYTES:
+            raise csv.Error(_ENDLESS)
+        return chunk
+
+
+def _line_end(file: io.BufferedReader) -> bytes:
+    """What ends the file's first line. Only a file of old, where that is CR alone, is cut at a CR by itself:
+    elsewhere one that stands in an unquoted value would quietly make two records of one."""
+    start = file.tell()
+    head = file.read(_LOOK_AHEAD)
+    file.seek(start)
+    feed, carriage = head.find(b"\n"), head.find(b"\r")
+    return b"\r" if carriage >= 0 and (feed < 0 or feed > carriage + 1) else b"\n"
+
+
+class DelimitedSource:
+    """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
+
+    def __init__(self, path: Path, shown: str, delimiter: str) -> None:
+        self._path = path
+        self._shown = shown
+        self._delimiter = delimiter
+        # a setting of the whole process: only ever raised
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
+        with self._reader() as (reader, _):
+            self._columns = self._header(reader)
+
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    def describe(self) -> str:
+        return self._shown
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        columns = self._columns
+        width = len(columns)
+        with self._reader() as (reader, watched):
+            if self._header(reader) != columns:
+                raise AgacError(f"{self._shown}: the header has changed since it was read", remedy="Run again.")
+            ordinal, line = 0, reader.line_num + 1
+            while True:
+                try:
+                    for cells in reader:
+                        if cells:
+                            ordinal += 1
+                            if ordinal > start:
+                                if len(cells) == width and not watched.dirty:
+                                    yield Record(ordinal, dict(zip(columns, cells, strict=True)), None, line)
+                                else:
+                                    yield self._unusual(ordinal, line, cells)
+                        line = reader.line_num + 1
+                    return
+                except csv.Error as error:
+                    ordinal += 1
+                    if ordinal > start:
+                        yield refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, _quoting(str(error), line))
+                    if _is_lost(str(error)):
+                        return
+                    line = reader.line_num + 1
+
+    @contextmanager
+    def _reader(self) -> Iterator[tuple[Reader, _Watched]]:
+        with opened(self._path, self._shown) as file:
+            line_end = _line_end(file)
+            watched = _Watched(file, line_end)
+            newline = "" if line_end == b"\r" else "\n"
+            text = io.TextIOWrapper(watched, encoding="utf-8", errors="surrogateescape", newline=newline)
+            yield csv.reader(text, delimiter=self._delimiter, strict=True), watched
+
+    def _header(self, reader: Reader) -> tuple[str, ...]:
+        try:
+            cells = next((cells for cells in reader if cells), None)
+        except csv.Error as error:
+            raise UsageError(f"{self._shown}:1: {_quoting(str(error), 1)}", remedy="Mend the header line.") from error
+        where = f"{self._shown}:{max(reader.line_num, 1)}"
+        if cells is None:
+            raise UsageError(f"{self._shown}: has no header", remedy="Write the column names in the first line.")
+        names = tuple(cell.strip() for cell in cells)
+        problem = _bad_bytes(names, names) or _bad_names(names)
+        if problem:
+            raise UsageError(
+                f"{where}: {problem}", remedy="Give every column its own name, in UTF-8."
+            )
+        return names
+
+    def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:
+        problem = _bad_bytes(self._columns, cells)
+        missing = len(self._columns) - len(cells)
+        if problem is None and missing < 0:
+            problem = (
+                f"the record has {len(cells)} fields, the header {len(self._columns)}; "
+                f"put quotes around a value that contains {_SIGNS[self._delimiter]}"
+            )
+        if problem is not None:
+            return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
+        return Record(ordinal, dict(zip(self._columns, [*cells, *[None] * missing], strict=True)), None, line)
+
+
+def _is_lost(error: str) -> bool:
+    """Whether reading on would only find the rest of what was too long."""
+    return error == _ENDLESS or error.startswith("field larger")
+
+
+def _quoting(error: str, line: int) -> str:
+    if error.startswith(_NEVER_CLOSED):
+        return f"a quote that is opened in the record on line {line} is never closed; the file ends inside it"
+    if error.startswith("new-line character"):
+        return "a carriage return stands in a value without quotes; put quotes around the value"
+    if error == _ENDLESS:
+        return f"the line is longer than {MAX_RECORD_BYTES} bytes; nothing after it is read"
+    if _is_lost(error):
+        return f"a value is longer than {MAX_CELL} characters; is its closing quote missing? Nothing after it is read"
+    return f'the quoting is broken ({error}); write a quote inside a quoted value as ""'
+
+
+def _bad_bytes(columns: tuple[str, ...], cells: list[str] | tuple[str, ...]) -> str | None:
+    for place, cell in enumerate(cells):
+        try:
+            cell.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(cell[error.start]) & 0xFF
+            offset = len(cell[: error.start].encode())
+            name = quoted(columns[place]) if place < len(columns) else str(place + 1)
+            return (
+                f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8; save the file as UTF-8"
+            )
+    return None
+
+
+def _bad_names(names: tuple[str, ...]) -> str | None:
+    blank = [str(place) for place, name in enumerate(names, start=1) if not name]
+    if blank:
+        return f"the header has no name for column {', '.join(blank)}"
+    if any("\0" in name for name in names):
+        return "the header holds NUL characters; save the file as UTF-8, not UTF-16"
+    twice = [quoted(name) for name, count in Counter(names).items() if count > 1]
+    return f"the header names {', '.join(twice)} more than once" if twice else None

@@ -1,0 +1,106 @@
+"""What every source gives, and what all of them need to open a file and to refuse a part of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.types import JSONValue
+
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
+
+BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class Record(NamedTuple):
+    """One record of a source, before it has an id.
+
+    `ordinal` counts records from 1, `line` is the physical line on which the record begins. `data` is None exactly when
+    `error` says why. A tuple, not a dataclass: a million of them are made, and this one costs a third.
+    """
+
+    ordinal: int
+    data: dict[str, JSONValue] | None
+    error: RowError | None = None
+    line: int | None = None
+
+
+class Source(Protocol):
+    """Where rows come from. Opening one has already refused what no record of it can mend."""
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The declared fields, in order; None where each record brings its own."""
+        ...
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        """Every record after the first `start`, in order, streamed; each call reads from the beginning again.
+
+        Trouble inside the data becomes a record with an error, never an exception and never a gap in the ordinals.
+        Raises AgacError when the file itself can no longer be read.
+        """
+        ...
+
+    def describe(self) -> str:
+        """The input as messages name it: its path as the user wrote it."""
+        ...
+
+
+def refused(ordinal: int, shown: str, line: int, kind: ErrorType, problem: str) -> Record:
+    """A record that cannot be used; its message begins with file and line."""
+    return Record(ordinal, None, RowError(kind, f"{shown}:{line}: {problem}"), line)
+
+
+@contextmanager
+def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
+    """The file, for reading bytes, placed after a UTF-8 byte order mark.
+
+    Raises UsageError when it is missing, not a file, not readable or in UTF-16; AgacError when reading it fails later.
+    """
+    try:
+        if not path.is_file():
+            raise _not_a_file(path, shown)
+        with path.open("rb") as file:
+            _after_bom(file, shown)
+            yield file
+    except PermissionError as error:
+        raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
+    except OSError as error:
+        raise AgacError(
+            f"{shown}: reading failed: {error.strerror or error}", remedy="Check the disk, then run again."
+        ) from error
+
+
+def _after_bom(file: BufferedReader, shown: str) -> None:
+    head = file.read(3)
+    encoding = _OTHER_BOMS.get(head[:2])
+    if encoding is not None:
+        raise UsageError(f"{shown}: the file is {encoding}, agac reads UTF-8", remedy="Save the file as UTF-8.")
+    if head != BOM:
+        file.seek(0)
+
+
+def _not_a_file(path: Path, shown: str) -> UsageError:
+    if path.is_dir():
+        return UsageError(f"{shown}: is a folder, not a file", remedy="Name a file in it.")
+    if path.exists():
+        return UsageError(
+            f"{shown}: is not a regular file", remedy="Write the rows to a file first: a run reads its input again."
+        )
+    return UsageError(f"{shown}: no such file", remedy=_nearest_file(path, shown))
+
+
+def _nearest_file(path: Path, shown: str) -> str:
+    try:
+        names = sorted(entry.name for entry in os.scandir(path.parent) if entry.is_file())
+    except OSError:
+        return f"There is no folder {Path(shown).parent}."
+    near = get_close_matches(path.name, names, n=1)
+    return f"Did you mean {Path(shown).with_name(near[0])}?" if near else "Check the path of the input."

@@ -1,0 +1,199 @@
+"""The files that agac writes for its users, the folder they stand in, and the envelope of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from agac.core.errors import RowError, UsageError
+from agac.core.types import JSONValue, RowId
+from agac.data.atomic import AtomicFile, explained, refuse_what_is_no_file
+from agac.data.jsontext import decode, encode
+
+
+class Sink(Protocol):
+    """Values on their way into one file, which is replaced as a whole or not at all."""
+
+    def write(self, value: JSONValue) -> None:
+        """Appends one value. Raises AgacError, with a remedy, when the disk refuses it."""
+        ...
+
+    def write_text(self, json_text: str) -> None:
+        """Appends one value that is already JSON text: it is written as it is, not parsed."""
+        ...
+
+    def finish(self) -> None:
+        """Completes the file and makes it durable, but does not show it yet. Nothing can be written after it."""
+        ...
+
+    def commit(self) -> None:
+        """Finishes the file if that was not done, and puts it in its place."""
+        ...
+
+    def abort(self) -> None:
+        """Forgets everything; the old file stays as it was. After `commit` it does nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What stands around and between the values of a file. `empty` is the whole file when there are none."""
+
+    opening: str
+    between: str
+    closing: str
+    empty: str
+    indent: bool = False
+
+
+LINES = Framing(opening="", between="\n", closing="\n", empty="")
+ARRAY = Framing(opening="[\n", between=",\n", closing="\n]\n", empty="[]\n")
+DOCUMENT = Framing(opening="", between="", closing="\n", empty="", indent=True)
+
+
+class JsonSink:
+    """Values as JSON in one file, framed as lines, as an array with one element a line, or as one document."""
+
+    def __init__(self, path: Path, framing: Framing) -> None:
+        self._file = AtomicFile(path)
+        self._framing = framing
+        self._next = framing.opening
+        self._count = 0
+        self._finished = False
+
+    def write(self, value: JSONValue) -> None:
+        self._write(encode(value, indent=self._framing.indent))
+
+    def write_text(self, json_text: str) -> None:
+        if self._framing.indent:
+            json_text = encode(decode(json_text), indent=True)
+        elif "\n" in json_text or "\r" in json_text:
+            json_text = encode(decode(json_text))
+        self._write(json_text)
+
+    def _write(self, json_text: str) -> None:
+        if self._count and not self._framing.between:
+            raise ValueError(f"{self._file.path.name} holds one value")
+        self._file.write(self._next + json_text)
+        self._next = self._framing.between
+        self._count += 1
+
+    def finish(self) -> None:
+        if not self._finished:
+            self._file.write(self._framing.closing if self._count else self._framing.empty)
+            self._file.finish()
+            self._finished = True
+
+    def commit(self) -> None:
+        self.finish()
+        self._file.commit()
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+def json_lines(path: Path) -> Sink:
+    """One value a line, in the order of writing."""
+    return JsonSink(path, LINES)
+
+
+def json_array(path: Path) -> Sink:
+    """One JSON array, streamed, one element a line."""
+    return JsonSink(path, ARRAY)
+
+
+def json_document(path: Path) -> Sink:
+    """One value, indented for people. Writing a second one raises ValueError."""
+    return JsonSink(path, DOCUMENT)
+
+
+FILES: dict[str, Callable[[Path], Sink]] = {
+    "results.jsonl": json_lines,
+    "results.json": json_array,
+    "errors.jsonl": json_lines,
+    "summary.json": json_document,
+}
+"""Every file that agac writes into an output folder. It replaces and removes these by name, and touches no other."""
+
+
+class OutputFolder:
+    """A folder for results, inside `root`. As a context manager it replaces the files opened in it together.
+
+    Leaving it normally makes all of them durable first and renames them after that, in the order in which they were
+    opened, so that a full disk replaces none. Leaving it by an exception replaces none either. A crash between two
+    renames leaves old beside new files, which the next export mends.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way."""
+        self._folder = folder
+        self._open: list[Sink] = []
+        _refuse_outside(folder, root)
+        for part in (folder, *folder.parents):
+            if part.exists() and not part.is_dir():
+                raise UsageError(
+                    f"{folder}: cannot be made a folder, {part} is a file",
+                    remedy="Move the file away or choose another folder with output.dir.",
+                )
+        for name in FILES:
+            refuse_what_is_no_file(folder / name)
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    def open(self, name: str) -> Sink:
+        """A sink for one of `FILES`; raises KeyError for any other name."""
+        sink = FILES[name](self._folder / name)
+        self._open.append(sink)
+        return sink
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                for sink in self._open:
+                    sink.finish()
+                for sink in self._open:
+                    sink.commit()
+        finally:
+            for sink in self._open:
+                sink.abort()
+            self._open.clear()
+
+
+def _refuse_outside(folder: Path, root: Path) -> None:
+    real, inside = folder.resolve(), root.resolve()
+    if real != inside and inside not in real.parents:
+        raise UsageError(
+            f"{folder}: leads outside of {root}", remedy="Choose a folder inside the project with output.dir."
+        )
+
+
+def envelope(
+    row_id: RowId,
+    row_number: int,
+    ok: bool,
+    result_json: str | None,
+    error: RowError | None,
+    input_json: str | None = None,
+    include_input: bool = False,
+) -> str:
+    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then `input` if included.
+
+    `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null.
+    """
+    failure = "null" if error is None else encode({"type": error.type, "message": error.message})
+    tail = f',"input":{"null" if input_json is None else input_json}' if include_input else ""
+    return (
+        f'{{"id":{encode(row_id)},"row_number":{row_number},"ok":{"true" if ok else "false"},'
+        f'"result":{"null" if result_json is None else result_json},"error":{failure}{tail}}}'
+    )

@@ -1,0 +1,100 @@
+"""The formats that agac reads, and the way from a file to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+from agac.core.errors import ErrorType, RowError, UsageError
+from agac.core.types import JSONValue, Row
+from agac.data.formats.delimited import DelimitedSource
+from agac.data.formats.json_array import JsonSource
+from agac.data.formats.jsonl import JsonLinesSource
+from agac.data.jsontext import kind_of, quoted
+from agac.data.records import Record, Source
+
+__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_source", "read_rows"]
+
+FORMATS: dict[str, Callable[[Path, str], Source]] = {
+    "csv": partial(DelimitedSource, delimiter=","),
+    "tsv": partial(DelimitedSource, delimiter="\t"),
+    "json": JsonSource,
+    "jsonl": JsonLinesSource,
+}
+"""Every format by the name that `input.format` takes. Called with the path and with the name that messages use."""
+
+SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+"""The format of a file that says none, by its suffix."""
+
+
+def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: A002 - it is the key's name
+    """The source at `path`, read as `format` or, without one, by its suffix; `shown` is its name in messages.
+
+    Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable.
+    """
+    if format is not None and format not in FORMATS:
+        near = get_close_matches(format, FORMATS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{shown}: unknown format {quoted(format)}", remedy=f"{hint}Known formats: {_listed()}.")
+    name = format or SUFFIXES.get(path.suffix.lower())
+    if name is None and path.is_file():
+        what = f"the suffix {path.suffix} names no known format" if path.suffix else "the name has no suffix"
+        raise UsageError(f"{shown}: {what}", remedy=f"Rename the file or set input.format to one of: {_listed()}.")
+    # a path that is no file has a better message than its suffix: any format's own
+    return FORMATS[name or "jsonl"](path, shown)
+
+
+def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:
+    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer.
+
+    A record that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data.
+    Raises UsageError when the source declares its columns and `id_field` is none of them.
+    """
+    if id_field is None:
+        return _numbered(source.records(start))
+    columns = source.columns()
+    if columns is not None and id_field not in columns:
+        near = get_close_matches(id_field, columns, n=1)
+        hint = f"Did you mean {quoted(near[0])}? " if near else ""
+        listed = ", ".join(quoted(name) for name in columns)
+        raise UsageError(
+            f"{source.describe()}: has no column {quoted(id_field)}, which input.id_field names",
+            remedy=f"{hint}The columns are: {listed}.",
+        )
+    return _identified(source.records(start), id_field, source.describe())
+
+
+def _listed() -> str:
+    return ", ".join(FORMATS)
+
+
+def _numbered(records: Iterator[Record]) -> Iterator[Row]:
+    for ordinal, data, error, _ in records:
+        yield Row(ordinal, ordinal, data, error)
+
+
+def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterator[Row]:
+    for ordinal, data, error, line in records:
+        if data is None:
+            yield Row(ordinal, ordinal, None, error)
+            continue
+        value = data.get(id_field)
+        if type(value) is str and value and not value.isspace():
+            yield Row(value, ordinal, data, error)
+        elif type(value) is int:
+            yield Row(str(value), ordinal, data, error)
+        else:
+            problem = _no_id(data, id_field, value)
+            where = shown if line is None else f"{shown}:{line}"
+            yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, f"{where}: {problem}"))
+
+
+def _no_id(data: dict[str, JSONValue], id_field: str, value: JSONValue) -> str:
+    name = quoted(id_field)
+    if id_field not in data:
+        near = get_close_matches(id_field, data, n=1)
+        return f"the id field {name} is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
+    what = "empty" if isinstance(value, str) else kind_of(value)
+    return f"the id field {name} is {what}; an id is a string that is not empty, or an integer"

@@ -1,0 +1,1 @@
+"""A Plan at work: rows walk through stages, calls are made, outcomes are settled."""

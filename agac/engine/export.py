@@ -1,0 +1,47 @@
+"""Output files, made from the store: streamed in row order, written aside, renamed. They can be made again any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agac.core.errors import ErrorType, RowError
+from agac.data.sinks import OutputFolder, envelope
+from agac.store.db import Database
+from agac.store.rows import ExportRow, State, export_rows
+from agac.store.runs import RunRecord
+
+
+async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> list[Path]:
+    """Writes results.jsonl, results.json, errors.jsonl and summary.json into the run's output folder.
+
+    A row without an outcome has no envelope; `results.json` holds the ok results; `errors.jsonl` always has the input.
+    A crash leaves the old files or the new ones. Returns their paths.
+    """
+    folder = root / run.output_dir
+    with OutputFolder(folder, root) as out:
+        results, array = out.open("results.jsonl"), out.open("results.json")
+        errors, document = out.open("errors.jsonl"), out.open("summary.json")
+        async for rows in export_rows(database, run.id):
+            for row in rows:
+                if row.state == State.DONE and row.value is not None:
+                    results.write_text(
+                        envelope(row.id, row.ordinal, True, row.value, None, row.data, run.include_input)
+                    )
+                    array.write_text(row.value)
+                elif row.state == State.FAILED:
+                    failed = _error(row)
+                    results.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, run.include_input))
+                    errors.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
+        document.write(dict(summary))
+    return [folder / name for name in ("results.jsonl", "results.json", "errors.jsonl", "summary.json")]
+
+
+def files_of(run: RunRecord, root: Path) -> list[Path]:
+    """The files that a finished run's users expect."""
+    return [root / run.output_dir / name for name in ("results.jsonl", "results.json", "errors.jsonl", "summary.json")]
+
+
+def _error(row: ExportRow) -> RowError:
+    return RowError(ErrorType(row.error_type or ErrorType.INVALID_ROW), row.error_message or "")

@@ -1,0 +1,39 @@
+"""Earlier results, looked up many at a time: whoever asks while a look-up is under way shares the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agac.store.db import Database
+from agac.store.results import EarlierResult, earlier_results
+
+MOST = 512
+"""Fingerprints in one statement."""
+
+
+class Lookup:
+    """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
+
+    def __init__(self, database: Database, since: float) -> None:
+        self._database, self._since = database, since
+        self._wanted: dict[bytes, asyncio.Future[EarlierResult | None]] = {}
+        self._work = asyncio.Event()
+
+    async def find(self, fingerprint: bytes) -> EarlierResult | None:
+        """The newest earlier result. At any time only one caller may ask for a fingerprint (Segment sees to that)."""
+        found: asyncio.Future[EarlierResult | None] = asyncio.get_running_loop().create_future()
+        self._wanted[fingerprint] = found
+        self._work.set()
+        return await found
+
+    async def run(self) -> None:
+        """Answers until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._wanted:
+                some = [self._wanted.popitem() for _ in range(min(MOST, len(self._wanted)))]
+                results = await earlier_results(self._database, [key for key, _ in some], self._since)
+                for key, found in some:
+                    if not found.done():
+                        found.set_result(results.get(key))

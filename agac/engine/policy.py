@@ -1,0 +1,77 @@
+"""What is done about a fault: one pure function of the fault and the attempt, tested as a table.
+
+The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenacity import RetryCallState
+from tenacity.wait import wait_exponential
+
+from agac.core.types import Fault, FaultKind
+
+MAX_RETRIES = 5
+"""Tries after the first for a fault that may pass: a server error, a time-out, a cut connection."""
+
+MAX_PAUSES = 20
+"""Tries after the first for a refusal by rate: nothing was billed, and the server says when to come back."""
+
+MAX_AMBIGUOUS = 2
+"""Tries after the first when the provider may have done, and billed, the work."""
+
+_backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Ask once more after `delay` seconds; `lane`: everyone in the lane waits that long."""
+
+    delay: float
+    lane: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The task fails with its fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """The run stops."""
+
+
+Decision = Again | GiveUp | StopRun
+
+
+def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decision:
+    """What to do after `attempt` attempts (from 1), `ambiguous` of which may have been billed.
+
+    `spread` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
+    back before the time a server asked for.
+    """
+    match fault.kind:
+        case FaultKind.FATAL:
+            return StopRun()
+        case FaultKind.TASK:
+            return GiveUp()
+        case FaultKind.PAUSE | FaultKind.RETRY:
+            most = fault.retries if fault.retries is not None else _most(fault)
+            if attempt > most or ambiguous > MAX_AMBIGUOUS:
+                return GiveUp()
+            delay = _delay(fault, attempt)
+            return Again(delay + spread * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+
+
+def _most(fault: Fault) -> int:
+    return MAX_PAUSES if fault.kind is FaultKind.PAUSE else MAX_RETRIES
+
+
+def _delay(fault: Fault, attempt: int) -> float:
+    """What the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds."""
+    if fault.delay is not None:
+        return fault.delay
+    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+    state.attempt_number = attempt
+    return float(_backoff(state))

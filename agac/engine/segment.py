@@ -1,0 +1,152 @@
+"""A segment: consecutive row-wise stages, fused. One row walks through all of them in one coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.types import JSONValue, Message, Outcome, Request
+from agac.engine.call import Answer, Caller
+from agac.engine.control import Halted
+from agac.engine.lookup import Lookup
+from agac.engine.settle import Flight, Settler
+from agac.engine.totals import Totals
+from agac.plan.plan import PlannedStage
+from agac.spec.template import MissingField, VisibleRow, visible_row
+from agac.store.batch import Result
+from agac.store.ledger import Ledger
+
+REMEMBERED_FAILURES = 10_000
+"""Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
+
+
+class Prepared(NamedTuple):
+    """A task that is ready to be looked up or asked."""
+
+    fingerprint: bytes
+    request: Request
+
+
+class Segment:
+    """Walks rows through stages. Equal tasks of a run are asked once: the later ones wait for the first."""
+
+    def __init__(
+        self,
+        stages: tuple[PlannedStage, ...],
+        variables: dict[str, JSONValue],
+        caller: Caller,
+        settler: Settler,
+        ledger: Ledger,
+        lookup: Lookup,
+        totals: Totals,
+    ) -> None:
+        self._stages, self._vars = stages, variables
+        self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
+        self._totals = totals
+        self._asking: dict[bytes, asyncio.Future[Answer | RowError | None]] = {}
+        self._failed: OrderedDict[bytes, RowError] = OrderedDict()
+        self._systems = tuple(Message.of("system", s.system) if s.system else None for s in stages)
+
+    def visible(self, flight: Flight, results: dict[str, JSONValue]) -> VisibleRow:
+        """What the row's templates see; results that are added later are seen too."""
+        return visible_row(flight.new.row.data or {}, results, self._vars)
+
+    def prepare(self, stage: PlannedStage, visible: VisibleRow) -> Prepared | RowError:
+        """Renders the stage's messages: the same for asking, looking up and showing."""
+        try:
+            text = stage.prompt.render(visible)
+        except MissingField as missing:
+            return RowError(
+                ErrorType.MISSING_TEMPLATE_FIELD,
+                f"stage {stage.name!r}: this row has no ${{{missing.name}}}; "
+                f"visible are: {', '.join(missing.visible) or 'nothing'}",
+            )
+        system, user = self._systems[stage.index], Message.of("user", text)
+        messages = (system, user) if system else (user,)
+        return Prepared(stage.prints.fingerprint(messages), Request(messages, stage.schema, stage.params))
+
+    async def walk(self, flight: Flight) -> None:
+        """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
+        results: dict[str, JSONValue] = {}
+        visible = self.visible(flight, results)
+        result: Result | None = None
+        last = self._stages[-1]
+        for stage in self._stages:
+            prepared = self.prepare(stage, visible)
+            if isinstance(prepared, RowError):
+                self._settler.row_failed(flight, stage, None, prepared)
+                return
+            answer = await self._task(flight, stage, prepared)
+            if isinstance(answer, RowError):
+                self._settler.row_failed(flight, stage, prepared.fingerprint, answer)
+                return
+            result = answer.result
+            if stage is not last:
+                results[stage.name] = json.loads(result.value) if answer.value is UNPARSED else answer.value
+        assert result is not None
+        self._settler.row_done(flight, result)
+
+    async def _task(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+        fingerprint = prepared.fingerprint
+        known = self._failed.get(fingerprint)
+        if known is not None:
+            return known
+        leader = self._asking.get(fingerprint)
+        if leader is not None:
+            return await self._follow(flight, stage, leader)
+        return await self._lead(flight, stage, prepared)
+
+    async def _follow(
+        self, flight: Flight, stage: PlannedStage, leader: asyncio.Future[Answer | RowError | None]
+    ) -> Answer | RowError:
+        answer = await asyncio.shield(leader)
+        if answer is None:
+            raise Halted
+        if isinstance(answer, Answer):
+            self._totals.collapsed += 1
+            self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+        return answer
+
+    async def _lead(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+        fingerprint = prepared.fingerprint
+        mine: asyncio.Future[Answer | RowError | None] = asyncio.get_running_loop().create_future()
+        self._asking[fingerprint] = mine
+        durable = False
+        answer: Answer | RowError | None = None
+        try:
+            earlier = await self._lookup.find(fingerprint)
+            if earlier is not None:
+                answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
+                self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+            else:
+                answer = await self._caller.ask(flight, stage, fingerprint, prepared.request)
+                if isinstance(answer, Answer):
+                    durable = True
+                    self._settler.task_done(flight, stage, answer.result, Outcome.DONE)
+                else:
+                    self._remember(fingerprint, answer)
+        finally:
+            mine.set_result(answer)
+            if durable:  # until the commit a look-up would not find it
+                self._ledger.batch.on_durable.append(lambda: self._forget(fingerprint))
+            else:
+                del self._asking[fingerprint]
+        return answer
+
+    def _forget(self, fingerprint: bytes) -> None:
+        self._asking.pop(fingerprint, None)
+
+    def _remember(self, fingerprint: bytes, error: RowError) -> None:
+        self._failed[fingerprint] = error
+        if len(self._failed) > REMEMBERED_FAILURES:
+            self._failed.popitem(last=False)
+
+
+class _Unparsed:
+    """Stands for a value that nobody needed as a value yet."""
+
+
+UNPARSED: Any = _Unparsed()

@@ -1,0 +1,105 @@
+"""What a run came to, as one value: printed for people, written to summary.json, given by `--json`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from agac.core.types import Outcome
+from agac.store.db import Database
+from agac.store.rows import count_rows, error_examples
+from agac.store.runs import Count, RunRecord, counters, definition_of
+
+
+async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
+    """The summary of a run as it stands in the store now."""
+    counts = await counters(database, run.id)
+    definition = await definition_of(database, run.id)
+    rows = _outcomes(c for c in counts if c.stage == "")
+    present = await count_rows(database, "rows_present", run.id)
+    settled = sum(rows.values())
+    return {
+        "workflow": run.workflow,
+        "run": run.id,
+        "complete": run.finished_at is not None,
+        "started_at": iso(run.created_at),
+        "finished_at": iso(run.finished_at),
+        "input": definition["input"]["path"],
+        "selection": run.selection,
+        "output": run.output_dir,
+        "rows": {
+            "total": present,
+            "done": rows[Outcome.DONE],
+            "failed": rows[Outcome.FAILED],
+            "dropped": rows[Outcome.DROPPED],
+            "open": present - settled,
+        },
+        "stages": [_stage(stage, counts) for stage in definition["stages"]],
+        "calls": _calls(counts),
+        "errors": [
+            {
+                "type": example.error_type,
+                "stage": example.stage,
+                "rows": _failed(counts, example.error_type, example.stage),
+                "example": {"id": example.row_id, "row_number": example.ordinal, "message": example.message},
+            }
+            for example in sorted(
+                await error_examples(database, run.id), key=lambda e: -_failed(counts, e.error_type, e.stage)
+            )
+        ],
+    }
+
+
+def iso(seconds: float | None) -> str | None:
+    """A stored time as people and machines read it: UTC, whole seconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _outcomes(counts: Iterable[Count]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for count in counts:
+        if count.outcome != "call":
+            found[count.outcome] += count.tasks
+    return found
+
+
+def _failed(counts: list[Count], error_type: str, stage: str | None) -> int:
+    """Rows that failed so; without a stage it was the input itself, which is counted among the rows alone."""
+    everywhere = sum(c.tasks for c in counts if c.stage == "" and c.error_type == error_type)
+    by_stage = {c.stage: c.tasks for c in counts if c.stage and c.outcome == "failed" and c.error_type == error_type}
+    return everywhere - sum(by_stage.values()) if stage is None else by_stage.get(stage, 0)
+
+
+def _stage(stage: dict[str, Any], counts: list[Count]) -> dict[str, Any]:
+    own = [c for c in counts if c.stage == stage["name"]]
+    tasks = _outcomes(own)
+    answered = {c.model for c in own if c.outcome == "call" and not c.error_type}
+    return {
+        "name": stage["name"],
+        "model": stage["model"],
+        "answered_by": sorted(answered),
+        "done": tasks[Outcome.DONE],
+        "reused": tasks[Outcome.REUSED],
+        "failed": tasks[Outcome.FAILED],
+    }
+
+
+def _calls(counts: list[Count]) -> dict[str, Any]:
+    calls = [c for c in counts if c.outcome == "call"]
+    simulated = sum(c.simulated for c in calls)
+    return {
+        "count": sum(c.tasks for c in calls),
+        "failed": sum(c.tasks for c in calls if c.error_type),
+        "simulated": simulated,
+        "input_tokens": sum(c.input_tokens for c in calls),
+        "cached_tokens": sum(c.cached_tokens for c in calls),
+        "output_tokens": sum(c.output_tokens for c in calls),
+        "reasoning_tokens": sum(c.reasoning_tokens for c in calls),
+        "cost_usd": round(sum(c.cost for c in calls), 6),
+        "cost_is_simulated": simulated > 0,
+        "calls_without_price": sum(c.unpriced for c in calls),
+    }

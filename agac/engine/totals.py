@@ -1,0 +1,43 @@
+"""What a run has done so far, for whoever shows it. Kept by settle; the lasting counts are the store's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agac.core.errors import RowError
+from agac.core.types import RowId
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing.
+
+    `calls` counts requests sent, retries and re-asks included. `cost` in USD, of the calls whose price is known.
+    """
+
+    seen: int = 0
+    unchanged: int = 0
+    rows_done: int = 0
+    rows_failed: int = 0
+    rows_dropped: int = 0
+    left_failed: int = 0
+    tasks_done: int = 0
+    tasks_reused: int = 0
+    collapsed: int = 0
+    calls: int = 0
+    retries: int = 0
+    repairs: int = 0
+    ambiguous: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    simulated: int = 0
+    last_error: tuple[RowError, RowId] | None = None
+    first_request_at: float | None = None
+    last_request_at: float | None = None
+
+    @property
+    def settled(self) -> int:
+        """Rows of the input that need nothing more in this invocation."""
+        return self.unchanged + self.rows_done + self.rows_failed + self.rows_dropped

@@ -1,0 +1,137 @@
+"""Whether a reply is a result: complete, not refused, and of the shape that was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.types import Finish, JSONValue, Message, Reply, Request
+from agac.plan.plan import ExtraCheck, PlannedStage
+
+MAX_ERRORS = 5
+"""Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
+
+_FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class Checker:
+    """Checks the replies of one stage. Made once: building a validator costs more than using it."""
+
+    def __init__(self, stage: PlannedStage) -> None:
+        self._extra: ExtraCheck | None = stage.extra_check
+        self._validator: Any = None
+        if stage.schema is not None:
+            self._validator = Draft202012Validator(
+                stage.schema.body, format_checker=Draft202012Validator.FORMAT_CHECKER
+            )
+
+    def check(self, reply: Reply) -> tuple[str, JSONValue] | RowError:
+        """The result as JSON text and as a value, or why the reply is none."""
+        error = _unusable(reply)
+        if error is not None:
+            return error
+        if self._validator is None:
+            return _text_result(reply.text)
+        try:
+            value = parse_json(reply.text)
+        except ValueError as problem:
+            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
+        problems = self._problems(value)
+        if problems:
+            return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
+        return _encode(value), value
+
+    def _problems(self, value: JSONValue) -> list[str]:
+        if not self._validator.is_valid(value):
+            return _described(self._validator.iter_errors(value))
+        return self._extra(value)[:MAX_ERRORS] if self._extra else []
+
+
+def _text_result(text: str) -> tuple[str, JSONValue] | RowError:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RowError(ErrorType.SCHEMA_MISMATCH, "the reply holds a lone surrogate, which is no character")
+    return _encode(text), text
+
+
+def _unusable(reply: Reply) -> RowError | None:
+    """A reply that was cut, refused, filtered or is empty never becomes a result."""
+    match reply.finish:
+        case Finish.LENGTH:
+            return RowError(
+                ErrorType.TRUNCATED, "the reply was cut at the limit of tokens; raise max_tokens or ask for less"
+            )
+        case Finish.REFUSAL:
+            return RowError(
+                ErrorType.REFUSED, f"the model refused: {reply.refusal or reply.text or 'without a reason'}"
+            )
+        case Finish.FILTER:
+            return RowError(ErrorType.FILTERED, "the provider's content filter stopped the reply")
+        case Finish.STOP if reply.refusal:
+            return RowError(ErrorType.REFUSED, f"the model refused: {reply.refusal}")
+        case Finish.OTHER:
+            return RowError(ErrorType.PROVIDER_ERROR, "the model stopped for a reason that agac does not know")
+        case _:
+            return None if reply.text.strip() else RowError(ErrorType.EMPTY_RESPONSE, "the reply is empty")
+
+
+def parse_json(text: str) -> JSONValue:
+    """Bare JSON, or one fenced block around it, and nothing else: nothing is invented out of prose.
+
+    Raises ValueError for anything else, also for NaN, repeated keys and lone surrogates.
+    """
+    fenced = _FENCE.match(text)
+    bare = fenced.group(1) if fenced else text
+    value = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    try:
+        _encode(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds a lone surrogate, which is no character") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice in one object")
+    return found
+
+
+def _described(errors: Iterable[ValidationError]) -> list[str]:
+    """The first few errors, each with the place in the reply where it is."""
+    found = []
+    for error in errors:
+        place = error.json_path.removeprefix("$").lstrip(".") or "the reply"
+        found.append(f"{place}: {_short(error.message)}")
+        if len(found) == MAX_ERRORS:
+            break
+    return found
+
+
+def _short(message: str, most: int = 300) -> str:
+    return message if len(message) <= most else f"{message[:most]}…"
+
+
+def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
+    """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
+    complaint = (
+        "Your reply does not have the form that was asked for. What is wrong:\n- "
+        + error.message.replace("; ", "\n- ")
+        + "\nReply again with the corrected JSON only."
+    )
+    messages = (*request.messages, Message.of("assistant", reply.text), Message.of("user", complaint))
+    return Request(messages, request.schema, request.params)

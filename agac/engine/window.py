@@ -1,0 +1,61 @@
+"""The bounded window of rows in flight: workers pull rows from the intake, no task object is made for a row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from agac.engine.control import Control, Halted
+from agac.engine.segment import Segment
+from agac.engine.settle import Flight
+
+READ_AHEAD = 64
+"""Rows that are ready beyond those being worked on, so that no worker waits for the input. The chunk that is being read
+comes on top (`intake.CHUNK_ROWS`)."""
+
+
+async def walk_all(
+    flights: AsyncGenerator[list[Flight], None], segment: Segment, control: Control, workers: int
+) -> None:
+    """Walks every row, `workers` at a time. Returns when all have ended, or all work in flight has after a stop."""
+    ready: asyncio.Queue[Flight | None] = asyncio.Queue(workers + READ_AHEAD)
+    async with asyncio.TaskGroup() as group:
+        hands = [group.create_task(_work(ready, segment, control)) for _ in range(workers)]
+        feeder = group.create_task(_feed(flights, ready, workers))
+        stopper = group.create_task(_end_feeding(control, feeder, ready, workers))
+        await asyncio.wait(hands)
+        stopper.cancel()
+        feeder.cancel()
+
+
+async def _feed(flights: AsyncGenerator[list[Flight], None], ready: asyncio.Queue[Flight | None], workers: int) -> None:
+    async with aclosing(flights):
+        async for some in flights:
+            for flight in some:
+                await ready.put(flight)
+    for _ in range(workers):
+        await ready.put(None)
+
+
+async def _end_feeding(
+    control: Control, feeder: asyncio.Task[None], ready: asyncio.Queue[Flight | None], workers: int
+) -> None:
+    """After a stop nothing that waits is begun: workers find the queue empty but for the word to go home."""
+    await control.stopped.wait()
+    feeder.cancel()
+    await asyncio.wait([feeder])
+    while not ready.empty():
+        ready.get_nowait()
+    for _ in range(workers):
+        ready.put_nowait(None)
+
+
+async def _work(ready: asyncio.Queue[Flight | None], segment: Segment, control: Control) -> None:
+    while (flight := await ready.get()) is not None:
+        if control.stop is not None:
+            return
+        try:
+            await segment.walk(flight)
+        except Halted:
+            return

@@ -1,0 +1,153 @@
+"""Checks that need more than files: providers, models, the columns of the input. They return Problems, all at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from agac.core.errors import Problem
+from agac.core.types import Params
+from agac.plan.plan import ResolvedModel
+from agac.providers.modelref import ModelRef, parse_model
+from agac.providers.table import Provider
+from agac.spec.schemabody import property_names
+from agac.spec.template import ROW_JSON, VARS, Placeholder
+from agac.spec.workflow import JsonSchema, Level, Stage, Workflow
+
+_STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
+_NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
+
+
+def resolve_models(
+    workflow: Workflow, providers: Mapping[str, Provider]
+) -> tuple[dict[str, ResolvedModel], list[Problem]]:
+    """Each stage's provider, model and parameters, by the stage's name."""
+    resolved: dict[str, ResolvedModel] = {}
+    problems: list[Problem] = []
+    for stage in workflow.stages:
+        if stage.model is None:
+            problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), f"stages[{stage.index}]"))
+            continue
+        ref, messages = parse_model(stage.model, providers)
+        problems += [Problem(stage.at("model"), message, f"stages[{stage.index}].model") for message in messages]
+        if ref is None:
+            continue
+        params, found = _params(stage, ref)
+        problems += found
+        resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params)
+    return resolved, problems
+
+
+def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:
+    """A level's keys, then its model string's; the next level wins over both."""
+    merged: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for level in _STRONGEST_LAST:
+        own = stage.params.get(level, {})
+        merged |= own
+        if stage.model_level == level:
+            problems += [
+                Problem(
+                    stage.at("model"),
+                    f"{key} is given twice: {own[key]} as a key and {ref.params[key]} in the model; keep one",
+                    f"stages[{stage.index}].{key}",
+                )
+                for key in sorted(own.keys() & ref.params.keys())
+                if own[key] != ref.params[key] and level != "card"  # in a card the model string wins by its format
+            ]
+            merged |= ref.params
+    if stage.model_level == "override":
+        merged |= ref.params
+    known = {f.name for f in fields(Params)}
+    return Params(**{key: value for key, value in merged.items() if key in known}), problems
+
+
+def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
+    """Environment variables that the providers in use need and nobody set: only a run needs them."""
+    problems = []
+    for stage in workflow.stages:
+        provider = models[stage.name].provider
+        problems += [
+            Problem(
+                stage.at("model"),
+                f"provider {provider.name!r} needs the variable {variable}; "
+                f"export it, or write {variable}=… into the project's .env file",
+                f"stages[{stage.index}].model",
+            )
+            for variable in provider.missing_variables
+        ]
+    return problems
+
+
+def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
+    """Every placeholder that nothing can satisfy. `columns` are the input's declared ones, None when rows bring theirs:
+    then an unknown name is a warning, since some rows may have it."""
+    problems: list[Problem] = []
+    earlier: list[Stage] = []
+    for stage in workflow.stages:
+        seen: set[str] = set()
+        for placeholder in stage.prompt.placeholders:
+            if placeholder.name not in seen:
+                seen.add(placeholder.name)
+                problems += _placeholder(placeholder, stage, earlier, workflow, columns)
+        earlier.append(stage)
+    return problems
+
+
+def _placeholder(
+    placeholder: Placeholder, stage: Stage, earlier: list[Stage], workflow: Workflow, columns: tuple[str, ...] | None
+) -> list[Problem]:
+    name, path = placeholder.name, f"stages[{stage.index}].prompt"
+    head, _, rest = name.partition(".")
+    by_name = {s.name: s for s in earlier}
+    if columns and name in columns:
+        clash = name in by_name or name in (VARS, ROW_JSON)
+        message = f"${{{name}}} could be the input's column or agac's own {name!r}; rename the one or the other"
+        return [Problem(placeholder.where, message, path)] if clash else []
+    if head in by_name:
+        return _result_field(placeholder, by_name[head], rest, path)
+    if head == VARS and rest:
+        return _known(placeholder, rest.split(".")[0], list(workflow.vars), "variable", path, prefix="vars.")
+    if name == ROW_JSON or (columns and head in columns):
+        return []
+    later = {s.name for s in workflow.stages} - by_name.keys()
+    if head in later:
+        message = f"${{{name}}} names a stage that has not run yet at {stage.name!r}; stages see only those before them"
+        return [Problem(placeholder.where, message, path)]
+    names = [*(columns or ()), *by_name, ROW_JSON, *(f"vars.{v}" for v in workflow.vars)]
+    if columns is None:
+        return _perhaps(placeholder, names, path)
+    return _known(placeholder, name, names, "field", path)
+
+
+def _perhaps(placeholder: Placeholder, names: list[str], path: str) -> list[Problem]:
+    """Rows may have any field: only a near miss of a name that surely exists is worth a word."""
+    near = difflib.get_close_matches(placeholder.name, [n for n in names if n != ROW_JSON], 1, cutoff=0.8)
+    if not near:
+        return []
+    message = f"${{{placeholder.name}}} is no known name, unless rows have such a field; did you mean '{near[0]}'?"
+    return [Problem(placeholder.where, message, path, "warning")]
+
+
+def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) -> list[Problem]:
+    if not rest or not isinstance(stage.schema, JsonSchema | None):
+        return []
+    if stage.schema is None:
+        message = f"stage {stage.name!r} answers with plain text, which has no field {rest!r}; give it an output_schema"
+        return [Problem(placeholder.where, f"${{{placeholder.name}}}: {message}", path)]
+    names = property_names(stage.schema.schema.body)
+    if names is None:
+        return []
+    return _known(placeholder, rest.split(".")[0], sorted(names), "field", path, prefix=f"{stage.name}.")
+
+
+def _known(
+    placeholder: Placeholder, name: str, names: list[str], what: str, path: str, *, prefix: str = ""
+) -> list[Problem]:
+    if name in names:
+        return []
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known are: {', '.join(names) or 'none'}"
+    return [Problem(placeholder.where, f"${{{placeholder.name}}}: no such {what}; {hint}", path)]

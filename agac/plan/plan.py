@@ -1,0 +1,169 @@
+"""A Plan: a workflow with everything resolved that its rows will need, and nothing asked yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body
+from agac.core.types import JSONValue, Params, Schema
+from agac.providers.modelref import ModelRef
+from agac.providers.table import Provider
+from agac.spec.pythonschema import resolve_schema
+from agac.spec.template import Template
+from agac.spec.workflow import InputSpec, OutputSpec, Stage, Timeout, Workflow
+
+DEFAULT_CONCURRENCY = 32
+"""Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""
+
+DEFAULT_TIMEOUT = Timeout(connect=10.0, first_byte=None, total=600.0)
+"""Seconds. No bound on the first byte: an answer that is not streamed sends its first byte when it is finished."""
+
+ExtraCheck = Callable[[JSONValue], list[str]]
+"""What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage, ready to be asked: its model, its parameters and all texts are known."""
+
+    name: str
+    index: int
+    upstream: str | None
+    system: str | None
+    prompt: Template
+    schema: Schema | None
+    extra_check: ExtraCheck | None
+    provider: Provider
+    model: str
+    params: Params
+    timeout: Timeout
+    concurrency: int | None
+    prints: Fingerprinter
+
+    @property
+    def lane(self) -> str:
+        """The stage's model as users write it."""
+        return f"{self.provider.name}/{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of the input take part; None: all. `offset` counts records from 0."""
+
+    limit: int | None = None
+    offset: int = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether rows may be left out: such a run writes to a preview folder."""
+        return self.limit is not None or self.offset > 0
+
+    def text(self) -> str:
+        """Canonical JSON: part of a run's identity."""
+        return canonical({"limit": self.limit, "offset": self.offset} if self.partial else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do. `body` is the resolved definition, `hash` what stands for it in the run's identity."""
+
+    workflow: str
+    input: InputSpec
+    output: OutputSpec
+    stages: tuple[PlannedStage, ...]
+    vars: Mapping[str, JSONValue]
+    selection: Selection
+    concurrency: int
+    body: dict[str, Any]
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A stage's model after all levels had their say."""
+
+    provider: Provider
+    ref: ModelRef
+    params: Params
+
+
+def make_plan(
+    workflow: Workflow, models: Mapping[str, ResolvedModel], root: Path, selection: Selection, concurrency: int | None
+) -> Plan:
+    """The plan of a workflow that was checked. Imports Python schemas of the project, so only a run may call it.
+
+    `models` holds each stage's model by the stage's name; `concurrency` is the command line's wish.
+    """
+    stages = tuple(_stage(stage, models[stage.name], root) for stage in workflow.stages)
+    body = _definition(workflow, stages)
+    return Plan(
+        workflow=workflow.name,
+        input=workflow.input,
+        output=workflow.output,
+        stages=stages,
+        vars=workflow.vars,
+        selection=selection,
+        concurrency=concurrency or _concurrency(stages),
+        body=body,
+        hash=definition_hash(body),
+    )
+
+
+def _concurrency(stages: tuple[PlannedStage, ...]) -> int:
+    """Rows that walk at a time: enough to fill the widest stage."""
+    return max(s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in stages)
+
+
+def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
+    resolved = resolve_schema(stage.schema, root) if stage.schema else None
+    schema = resolved.schema if resolved else None
+    wanted = stage.timeout or DEFAULT_TIMEOUT
+    return PlannedStage(
+        name=stage.name,
+        index=stage.index,
+        upstream=stage.upstream,
+        system=stage.instructions,
+        prompt=stage.prompt,
+        schema=schema,
+        extra_check=resolved.validate_extra if resolved else None,
+        provider=model.provider,
+        model=model.ref.model,
+        params=model.params,
+        timeout=Timeout(
+            wanted.connect or DEFAULT_TIMEOUT.connect,
+            wanted.first_byte,
+            wanted.total or DEFAULT_TIMEOUT.total,
+        ),
+        concurrency=stage.concurrency,
+        prints=Fingerprinter(provider=model.provider.name, model=model.ref.model, params=model.params, schema=schema),
+    )
+
+
+def _definition(workflow: Workflow, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
+    """Everything that can change a result. Not in it: time-outs, concurrency, where results go."""
+    spec = workflow.input
+    return {
+        "workflow": workflow.name,
+        "input": {
+            "path": spec.shown,
+            "format": spec.format,
+            "id_field": spec.id_field,
+            "on_duplicate_id": spec.on_duplicate_id,
+        },
+        "vars": dict(workflow.vars),
+        "stages": [
+            {
+                "name": stage.name,
+                "needs": stage.upstream,
+                "system": stage.system,
+                "prompt": stage.prompt.text,
+                "model": stage.lane,
+                "params": params_body(stage.params),
+                "schema": {"name": stage.schema.name, "body": stage.schema.body} if stage.schema else None,
+            }
+            for stage in stages
+        ],
+    }

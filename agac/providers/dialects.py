@@ -1,0 +1,10 @@
+"""Every dialect that agac speaks, by the name that agac.yml gives it."""
+
+from __future__ import annotations
+
+from agac.providers import openai_chat
+from agac.providers.base import Dialect
+
+DIALECTS: dict[str, Dialect] = {
+    "openai-chat": openai_chat,
+}

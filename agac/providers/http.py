@@ -1,0 +1,225 @@
+"""The one sender: bytes to a provider, bytes back. It never retries, waits or interprets; it times and names failures.
+
+Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
+idempotent methods, and POST is none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from agac.core.errors import ErrorType, UsageError
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers.dialects import DIALECTS
+from agac.providers.faults import Trouble, reason_of, trouble_of
+from agac.providers.table import Provider
+from agac.providers.transport import proxy_for, tls_context
+from agac.spec.workflow import Timeout
+
+DEFAULT_TIMEOUT = Timeout(connect=10.0, first_byte=None, total=600.0)
+"""Seconds. No bound on the first byte: an answer that is not streamed sends its first byte when it is finished."""
+
+KEEP_ALIVE = 30.0
+"""Seconds that an idle connection is kept. Servers close theirs after 60 or more; ours must be the shorter."""
+
+LARGE_BODY = 1 << 20
+"""Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """An answer as it came, whatever its status. Times are `time.monotonic()` seconds: before sending, when the headers
+    had come, when the body had. Names in `headers` are found in any case of letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    started: float
+    first_byte: float
+    ended: float
+
+
+def filled(timeout: Timeout, default: Timeout) -> Timeout:
+    """`timeout`, with the default's bounds where it has none."""
+    return Timeout(
+        connect=default.connect if timeout.connect is None else timeout.connect,
+        first_byte=default.first_byte if timeout.first_byte is None else timeout.first_byte,
+        total=default.total if timeout.total is None else timeout.total,
+    )
+
+
+class Sender:
+    """A pool of connections to one provider. Opens with the first call; `close` it, or use it as `async with`."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        redactor: Redactor,
+        *,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        limit: int = 0,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`timeout` holds for calls that bring none; bounds that it lacks are DEFAULT_TIMEOUT's. `limit` bounds open connections (0: does not): the number of calls
+        at once, or more, so that nobody waits for a connection.
+
+        Raises:
+            UsageError: the address, a header, a proxy or the certificates cannot be used.
+        """
+        dialect = DIALECTS[provider.dialect]
+        self._provider = provider
+        self._redactor = redactor
+        self._timeout = filled(timeout, DEFAULT_TIMEOUT)
+        self._limit = limit
+        self._url = _url(provider, dialect.path)
+        self._headers = _headers(provider, dialect.headers(provider))
+        self._proxy = proxy_for(self._url, env)
+        self._tls = tls_context(env) if "https" in (self._url.scheme, self._proxy and self._proxy.scheme) else True
+        self._timeouts: dict[Timeout | None, aiohttp.ClientTimeout] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(self, wire: bytes, timeout: Timeout | None = None) -> HttpReply | Fault:
+        """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
+
+        `timeout`'s missing bounds are the sender's. `first_byte` bounds each silence, also within the body.
+        """
+        session = self._session or self._open()
+        bounds = self._timeouts.get(timeout) or self._bounds(timeout)
+        data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
+        started = time.monotonic()
+        try:
+            async with session.post(self._url, data=data, timeout=bounds, allow_redirects=False) as response:
+                first_byte = time.monotonic()
+                body = await response.read()
+        except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError
+            return self._fault(problem, bounds)
+        if 300 <= response.status < 400:
+            return self._redirected(response)
+        return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
+
+    async def close(self) -> None:
+        """Closes every connection; calls that are still waiting end in a Fault."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=KEEP_ALIVE, ssl=self._tls),
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=self._proxy,
+            trust_env=False,
+        )
+        return self._session
+
+    def _bounds(self, timeout: Timeout | None) -> aiohttp.ClientTimeout:
+        asked = filled(timeout, self._timeout) if timeout else self._timeout
+        bounds = aiohttp.ClientTimeout(total=asked.total, connect=asked.connect, sock_read=asked.first_byte)
+        self._timeouts[timeout] = bounds
+        return bounds
+
+    def _fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
+        trouble = trouble_of(problem)
+        words = {
+            "provider": self._provider.name,
+            "host": self._url.host,
+            "base_url": self._provider.base_url,
+            "proxy": f"{self._proxy.host}:{self._proxy.port}" if self._proxy else "",
+            "reason": reason_of(problem),
+            "status": getattr(problem, "status", ""),
+            "connect": _seconds(bounds.connect),
+            "first_byte": _seconds(bounds.sock_read),
+            "total": _seconds(bounds.total),
+        }
+        return self._named(trouble, words, None)
+
+    def _named(self, trouble: Trouble, words: Mapping[str, object], status: int | None) -> Fault:
+        message = trouble.sentence.format(**words)
+        if trouble.remedy:
+            message = f"{message}. {trouble.remedy.format(**words)}"
+        return Fault(
+            kind=trouble.kind,
+            type=trouble.type,
+            message=self._redactor.clean(message),
+            status=status,
+            ambiguous=trouble.ambiguous,
+        )
+
+    def _redirected(self, response: aiohttp.ClientResponse) -> Fault:
+        try:
+            target = URL(response.headers.get("location", "")).host
+        except ValueError:
+            target = None
+        words = {
+            "provider": self._provider.name,
+            "base_url": self._provider.base_url,
+            "status": response.status,
+            "target": target or "another address",
+        }
+        return self._named(_REDIRECTED, words, response.status)
+
+
+_REDIRECTED = Trouble(
+    FaultKind.FATAL,
+    ErrorType.PROVIDER_ERROR,
+    "{provider} ({base_url}) answered {status} and points to {target}; a key is not carried on to another address",
+    "Write the address that serves the API as base_url of {provider}.",
+)
+
+
+def _seconds(bound: float | None) -> str:
+    return "any" if bound is None else f"{bound:g}"
+
+
+def _url(provider: Provider, path: str) -> URL:
+    try:
+        url = URL(provider.base_url + path)
+        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"the base_url of {provider.name} is no address: '{provider.base_url}'",
+            remedy="Write it as https://host/path in agac.yml.",
+        )
+    return url
+
+
+def _headers(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
+    """All that is sent with every call. A value that cannot stand in a header is refused here, without being shown."""
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json",
+        "User-Agent": f"agac/{version('agac')}",
+    }
+    headers.update(own)
+    headers.update(provider.headers)
+    for name, value in headers.items():
+        if not value.isprintable() or not value.isascii():
+            source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+            raise UsageError(
+                f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
+                remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+            )
+    return headers

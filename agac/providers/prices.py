@@ -1,0 +1,74 @@
+"""What a call costs in US dollars. A price that nobody knows is None: it is said, not guessed, and never 0."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from agac.core.types import Usage
+from agac.providers.table import Price, Provider
+
+ANY_MODEL = "*"
+"""In a provider's `prices`: the price of every model that is not named."""
+
+
+def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
+    """A model's price: agac.yml's, else the price library's of today, else None.
+
+    `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml holds for every tier.
+    The first look-up in the library imports it, which takes a third of a second.
+    """
+    known = provider.prices.get(model) or provider.prices.get(ANY_MODEL)
+    if known is not None or provider.price_id is None:
+        return known
+    return _library_price(provider.price_id, model, service_tier)
+
+
+def cost(usage: Usage, price: Price | None) -> float | None:
+    """Dollars for a call's tokens; None when the price or one of the two counts is not known."""
+    if price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return None
+    for start, above in price.above:
+        if usage.input_tokens >= start:
+            price = above
+    cached = min(usage.cached_tokens or 0, usage.input_tokens)
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    fresh = (usage.input_tokens - cached) * price.input
+    return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1_000_000
+
+
+@lru_cache(maxsize=256)
+def _library_price(price_id: str, model: str, service_tier: str | None) -> Price | None:
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        _, found = get_snapshot().find_provider_model(model, None, price_id, None)
+    except LookupError:
+        return None
+    context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
+    prices = found.get_prices(datetime.now(tz=UTC), context)
+    columns = (prices.input_mtok, prices.output_mtok, prices.cache_read_mtok)
+    base = _flat(columns, 0)
+    starts = sorted({tier.start for column in columns for tier in getattr(column, "tiers", ())})
+    if base is None:
+        return None
+    # the library's tiers start above their number, ours at it
+    above = tuple((start + 1, step) for start in starts if (step := _flat(columns, start + 1)) is not None)
+    return Price(base.input, base.output, base.cached_input, above=above)
+
+
+def _flat(columns: tuple[Any, Any, Any], input_tokens: int) -> Price | None:
+    """The library's columns for a call of this size; None when it lacks the input's or the output's price."""
+    given, made, cached = (_at(column, input_tokens) for column in columns)
+    return None if given is None or made is None else Price(given, made, cached)
+
+
+def _at(column: Any, input_tokens: int) -> float | None:
+    if column is None:
+        return None
+    value = getattr(column, "base", column)
+    for tier in getattr(column, "tiers", ()):
+        if input_tokens > tier.start:
+            value = tier.price
+    return float(value)

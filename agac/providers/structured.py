@@ -1,0 +1,172 @@
+"""How a schema travels to a provider: as the schema itself, as JSON mode with instructions, or as instructions alone.
+
+Whatever is sent, the answer is validated here afterwards; this only decides how many answers fail that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agac.core.types import JSONValue, Schema
+from agac.providers.table import Provider
+
+INSTRUCTION = """\
+Answer with one JSON value that satisfies the JSON Schema below, and with nothing else: no prose, no code fence.
+
+JSON Schema:
+"""
+"""What a model is told where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
+
+# platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict: true` accepts. Other keywords
+# are refused with a 400 for every row, so one that the page does not name counts as an obstacle.
+_STRICT_KEYWORDS = frozenset(
+    (
+        "$defs",
+        "$ref",
+        "$schema",
+        "additionalProperties",
+        "anyOf",
+        "const",
+        "definitions",
+        "description",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maxItems",
+        "maximum",
+        "minItems",
+        "minimum",
+        "multipleOf",
+        "pattern",
+        "properties",
+        "required",
+        "title",
+        "type",
+    )
+)
+_STRICT_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"))
+_STRICT_DEPTH = 10
+_STRICT_PROPERTIES = 5000
+_STRICT_ENUM_VALUES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a schema adds to a request: a `response_format`, a text ending the system message, both or neither."""
+
+    response_format: dict[str, JSONValue] | None = None
+    instruction: str | None = None
+
+
+_PLAIN = Shape()
+_KEPT = 256
+_shapes: dict[tuple[int, str, bool], tuple[Schema, Shape]] = {}
+
+
+def shape_of(schema: Schema | None, provider: Provider) -> Shape:
+    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value."""
+    if schema is None:
+        return _PLAIN
+    key = (id(schema), provider.structured, provider.strict_schema)
+    if (kept := _shapes.get(key)) is not None:
+        return kept[1]
+    if len(_shapes) >= _KEPT:
+        _shapes.clear()
+    shape = _shape(schema, provider)
+    # the schema is kept beside its shape, so that its id cannot be given to another one
+    _shapes[key] = (schema, shape)
+    return shape
+
+
+def _shape(schema: Schema, provider: Provider) -> Shape:
+    instruction = INSTRUCTION + json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
+    # both of OpenAI's modes give objects only
+    if provider.structured == "none" or not _object_root(schema.body):
+        return Shape(None, instruction)
+    if provider.structured == "json_object":
+        return Shape({"type": "json_object"}, instruction)
+    described: dict[str, JSONValue] = {"name": schema.name, "schema": schema.body}
+    if provider.strict_schema and not strict_obstacles(schema.body):
+        described["strict"] = True
+    return Shape({"type": "json_schema", "json_schema": described}, None)
+
+
+def _object_root(body: Mapping[str, Any]) -> bool:
+    return body.get("type") == "object"
+
+
+def strict_obstacles(schema: Mapping[str, JSONValue]) -> list[str]:
+    """What keeps a schema from OpenAI's strict mode, each with its place (`properties.tags: …`); none: nothing."""
+    found = [] if _object_root(schema) else ["the root is not an object"]
+    if "anyOf" in schema:
+        found.append("the root has `anyOf`")
+    properties = enum_values = 0
+    for place, node, depth in _nodes(schema):
+        found += [f"{place}: {obstacle}" if place else obstacle for obstacle in _node_obstacles(node)]
+        if depth > _STRICT_DEPTH:
+            found.append(f"{place}: deeper than {_STRICT_DEPTH} levels")
+            break
+        properties += len(_mapping(_mapping(node).get("properties")))
+        enum_values += len(_mapping(node).get("enum") or ())
+    if properties > _STRICT_PROPERTIES:
+        found.append(f"more than {_STRICT_PROPERTIES} properties")
+    if enum_values > _STRICT_ENUM_VALUES:
+        found.append(f"more than {_STRICT_ENUM_VALUES} enum values")
+    return found
+
+
+def _node_obstacles(node: Any) -> Iterator[str]:
+    if not isinstance(node, dict):
+        yield f"`{json.dumps(node)}` is no schema with a type"
+        return
+    yield from (f"`{keyword}` is not in the strict subset" for keyword in node if keyword not in _STRICT_KEYWORDS)
+    if not node.keys() & {"type", "anyOf", "$ref"}:
+        yield "has no `type`"
+    if "$ref" in node and len(node) > 1 and not node.keys() <= {"$ref", "$defs", "definitions"}:
+        yield "`$ref` has other keywords beside it"
+    if isinstance(name := node.get("format"), str) and name not in _STRICT_FORMATS:
+        yield f"format {json.dumps(name)} is not in the strict subset"
+    if _is_object(node):
+        yield from _object_obstacles(node)
+
+
+def _object_obstacles(node: dict[str, Any]) -> Iterator[str]:
+    if node.get("additionalProperties") is not False:
+        yield "`additionalProperties` is not false"
+    required = node.get("required")
+    optional = [name for name in _mapping(node.get("properties")) if name not in (required or ())]
+    if optional:
+        yield f"optional properties: {', '.join(optional)}"
+
+
+def _is_object(node: dict[str, Any]) -> bool:
+    kind = node.get("type")
+    return kind == "object" or (isinstance(kind, list) and "object" in kind) or "properties" in node
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _nodes(root: Any) -> Iterator[tuple[str, Any, int]]:
+    """Every schema within a schema: its place, the schema, and how many levels of values it lies below the root."""
+    waiting: list[tuple[str, Any, int]] = [("", root, 0)]
+    while waiting:
+        place, node, depth = waiting.pop()
+        yield place, node, depth
+        if not isinstance(node, dict):
+            continue
+        dot = f"{place}." if place else ""
+        below: list[tuple[str, Any, int]] = []
+        for keyword, deeper in (("properties", 1), ("$defs", 0), ("definitions", 0)):
+            below += [(f"{dot}{keyword}.{n}", sub, depth + deeper) for n, sub in _mapping(node.get(keyword)).items()]
+        if "items" in node:
+            below.append((f"{dot}items", node["items"], depth + 1))
+        if isinstance(node.get("anyOf"), list):
+            below += [(f"{dot}anyOf[{i}]", sub, depth) for i, sub in enumerate(node["anyOf"])]
+        waiting += reversed(below)

@@ -1,0 +1,209 @@
+"""The providers that agac knows, as data: one row each. What a provider can do is asked of its row, never of its name.
+
+A row is a default, not a promise: agac.yml can say otherwise. Endpoints, keys and abilities are from the providers' API
+references, read November 2026. Where a reference leaves an ability to the model behind the endpoint, the row takes the
+weaker one: an answer is always validated here, so a weak row costs a few re-asks and a wrong strong one every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Structured = Literal["json_schema", "json_object", "none"]
+"""How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an account may use at once and a minute; None: not limited by us."""
+
+    concurrency: int | None = None
+    rpm: int | None = None
+    tpm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do. `batch` is a factor.
+
+    `above`: from so many input tokens on, all tokens of the call have the other price; the highest such step counts.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    batch: float | None = None
+    above: tuple[tuple[int, Price], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One endpoint and what is known about it."""
+
+    name: str
+    """How model strings and agac.yml call it."""
+    dialect: str
+    """The key of its dialect in `agac.providers.dialects.DIALECTS`."""
+    base_url: str
+    """What stands before the dialect's path, without a slash at its end. Empty: embedded and not yet started."""
+    key_variable: str | None = None
+    """The environment variable that holds the key; None: no key is sent, unless agac.yml gives one."""
+    api_key: str | None = field(default=None, repr=False)
+    """The key itself."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    """Sent with every request, after the dialect's own."""
+    structured: Structured = "json_schema"
+    """How a schema is enforced."""
+    strict_schema: bool = False
+    """Knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The wire name of `max_tokens`."""
+    renames: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Wire names of other parameters where they differ from OpenAI's."""
+    limits: Limits = field(default_factory=Limits)
+    """What the user allows; the shipped rows leave it open, since it differs by account."""
+    prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    """Prices by model that win over the price library's."""
+    price_id: str | None = None
+    """The provider's name in the price library; None: only `prices` counts."""
+    simulated: bool = False
+    """Its replies come from no model: shown as simulated, and its costs as `simulated $`."""
+    embedded: bool = False
+    """agac starts it by itself for the time of a run."""
+    batch: str | None = None
+    """The batch API it speaks; None: sync only."""
+    missing_variables: tuple[str, ...] = ()
+    """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that must never be shown: the key, and whatever came from the environment into a header or the URL."""
+
+
+SIMULATOR_PRICE = Price(input=0.25, cached_input=0.025, output=2.0, batch=0.5)
+"""What a simulated token would cost: the order of a small hosted model, so that cost reports have something to show."""
+
+SIMULATOR = Provider(
+    name="simulator",
+    dialect="openai-chat",
+    base_url="",
+    strict_schema=True,
+    max_tokens_field="max_completion_tokens",
+    prices={"*": SIMULATOR_PRICE},
+    simulated=True,
+    embedded=True,
+)
+
+OPENAI = Provider(
+    # platform.openai.com/docs/api-reference/chat: `max_tokens` is deprecated and refused by reasoning models
+    name="openai",
+    dialect="openai-chat",
+    base_url="https://api.openai.com/v1",
+    key_variable="OPENAI_API_KEY",
+    strict_schema=True,
+    max_tokens_field="max_completion_tokens",
+    price_id="openai",
+)
+
+GEMINI = Provider(
+    # ai.google.dev/gemini-api/docs/openai: response_format takes json_schema; an error's body is a list of one
+    name="gemini",
+    dialect="openai-chat",
+    base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+    key_variable="GEMINI_API_KEY",
+    price_id="google",
+)
+
+MISTRAL = Provider(
+    # docs.mistral.ai/api: `random_seed`; unknown fields are refused with 422; json_schema is offered
+    name="mistral",
+    dialect="openai-chat",
+    base_url="https://api.mistral.ai/v1",
+    key_variable="MISTRAL_API_KEY",
+    renames={"seed": "random_seed"},
+    price_id="mistral",
+)
+
+GROQ = Provider(
+    # console.groq.com/docs/structured-outputs: json_schema for a few models only, JSON mode for all
+    name="groq",
+    dialect="openai-chat",
+    base_url="https://api.groq.com/openai/v1",
+    key_variable="GROQ_API_KEY",
+    structured="json_object",
+    max_tokens_field="max_completion_tokens",
+    price_id="groq",
+)
+
+OPENROUTER = Provider(
+    # openrouter.ai/docs: json_schema depends on the model's host; errors can come with status 200
+    name="openrouter",
+    dialect="openai-chat",
+    base_url="https://openrouter.ai/api/v1",
+    key_variable="OPENROUTER_API_KEY",
+    structured="json_object",
+    price_id="openrouter",
+)
+
+TOGETHER = Provider(
+    # docs.together.ai/docs/json-mode: depends on the model
+    name="together",
+    dialect="openai-chat",
+    base_url="https://api.together.xyz/v1",
+    key_variable="TOGETHER_API_KEY",
+    structured="json_object",
+    price_id="together",
+)
+
+FIREWORKS = Provider(
+    # docs.fireworks.ai/structured-responses: both modes for every model, by grammar
+    name="fireworks",
+    dialect="openai-chat",
+    base_url="https://api.fireworks.ai/inference/v1",
+    key_variable="FIREWORKS_API_KEY",
+    price_id="fireworks",
+)
+
+DEEPSEEK = Provider(
+    # api-docs.deepseek.com/guides/json_mode: JSON mode only
+    name="deepseek",
+    dialect="openai-chat",
+    base_url="https://api.deepseek.com/v1",
+    key_variable="DEEPSEEK_API_KEY",
+    structured="json_object",
+    price_id="deepseek",
+)
+
+XAI = Provider(
+    # docs.x.ai/docs/guides/structured-outputs: json_schema for every current model
+    name="xai",
+    dialect="openai-chat",
+    base_url="https://api.x.ai/v1",
+    key_variable="XAI_API_KEY",
+    price_id="x-ai",
+)
+
+OLLAMA = Provider(
+    # github.com/ollama/ollama docs/openai.md: json_schema is turned into a grammar; no key
+    name="ollama",
+    dialect="openai-chat",
+    base_url="http://127.0.0.1:11434/v1",
+)
+
+SHIPPED: dict[str, Provider] = {
+    row.name: row
+    for row in (
+        SIMULATOR,
+        OPENAI,
+        GEMINI,
+        MISTRAL,
+        GROQ,
+        OPENROUTER,
+        TOGETHER,
+        FIREWORKS,
+        DEEPSEEK,
+        XAI,
+        OLLAMA,
+    )
+}
+"""The rows that come with agac, by name."""

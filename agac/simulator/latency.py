@@ -1,0 +1,143 @@
+"""Time and capacity: how long a reply takes, and how much may be asked in a minute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from agac.simulator.settings import SimulatorError
+
+FORMS = "seconds (0.5), normal:MEAN,SD, lognormal:MEDIAN,SIGMA or uniform:LOW,HIGH"
+LONGEST = 3600.0
+"""No reply takes longer than this many seconds, whatever the distribution says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A distribution of seconds. `constant` is set when every reply takes the same time: nothing is drawn then."""
+
+    draw: Callable[[Random], float]
+    constant: float | None = None
+
+    def seconds(self, random: Random) -> float:
+        """How long this reply takes: 0 or more."""
+        return min(max(0.0, self.draw(random)), LONGEST)
+
+
+def parse_latency(text: str) -> Latency:
+    """Reads one of `FORMS`; raises SimulatorError with what is wrong."""
+    name, _, numbers = text.strip().rpartition(":")
+    try:
+        values = [float(number) for number in numbers.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(math.isfinite(value) and value >= 0 for value in values):
+        raise SimulatorError([f"latency {text!r} is none that the simulator knows; write {FORMS}"])
+    match name, values:
+        case "" | "constant", [seconds]:
+            seconds = min(seconds, LONGEST)
+            return Latency(lambda _: seconds, constant=seconds)
+        case "normal", [mean, deviation]:
+            return Latency(lambda random: random.normalvariate(mean, deviation))
+        case "lognormal", [median, sigma] if median > 0:
+            return Latency(lambda random: random.lognormvariate(math.log(median), sigma))
+        case "uniform", [low, high] if low <= high:
+            return Latency(lambda random: random.uniform(low, high))
+        case _:
+            raise SimulatorError([f"latency {text!r} does not add up; write {FORMS}"])
+
+
+@dataclass(slots=True)
+class Bucket:
+    """So many units a minute, refilled evenly; a full minute's worth may be taken at once. `now` is in seconds."""
+
+    per_minute: int
+    level: float = field(init=False)
+    filled_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.level = float(self.per_minute)
+
+    def refill(self, now: float) -> None:
+        """Adds what has dripped in since the last look."""
+        if self.filled_at is not None:
+            gained = max(0.0, now - self.filled_at) * self.per_minute / 60
+            self.level = min(float(self.per_minute), self.level + gained)
+        self.filled_at = now
+
+    def wait_for(self, amount: float) -> float:
+        """Seconds until `amount` is there, 0 when it is; infinite when it never fits."""
+        if amount > self.per_minute:
+            return math.inf
+        missing = amount - self.level
+        return 0.0 if missing < 1e-9 else missing * 60 / self.per_minute
+
+    @property
+    def remaining(self) -> int:
+        """Whole units that could be taken now."""
+        return max(0, int(self.level))
+
+    @property
+    def reset(self) -> float:
+        """Seconds until the bucket is full again."""
+        return (self.per_minute - self.level) * 60 / self.per_minute
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that came too early: which limit said so, and how many seconds later it would fit."""
+
+    unit: str
+    limit: int
+    used: int
+    requested: int
+    wait: float
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Requests and tokens a minute. A refused request takes nothing."""
+
+    requests: Bucket | None
+    tokens: Bucket | None
+
+    @staticmethod
+    def of(rpm: int | None, tpm: int | None) -> RateLimits:
+        """Limits from the settings; None is no limit."""
+        return RateLimits(Bucket(rpm) if rpm else None, Bucket(tpm) if tpm else None)
+
+    def take(self, tokens: int, now: float) -> Refusal | None:
+        """Takes one request of `tokens`, or says why not."""
+        buckets = [("requests", self.requests, 1), ("tokens", self.tokens, tokens)]
+        for unit, bucket, amount in buckets:
+            if bucket is None:
+                continue
+            bucket.refill(now)
+            wait = bucket.wait_for(amount)
+            if wait > 0:
+                return Refusal(unit, bucket.per_minute, bucket.per_minute - bucket.remaining, amount, wait)
+        for _, bucket, amount in buckets:
+            if bucket is not None:
+                bucket.level -= amount
+        return None
+
+    def headers(self) -> dict[str, str]:
+        """The headers in which OpenAI tells of limits; empty when there are none."""
+        told = {}
+        for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)
+                told[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining)
+                told[f"x-ratelimit-reset-{unit}"] = clock_text(bucket.reset)
+        return told
+
+
+def clock_text(seconds: float) -> str:
+    """A duration as OpenAI's headers write it: `120ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    shown = f"{rest:.3f}".rstrip("0").rstrip(".")
+    return f"{int(minutes)}m{shown}s" if minutes else f"{shown}s"

@@ -1,0 +1,119 @@
+"""From an ask to an answer: the same for the same seed and content, conforming where a schema is given."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from agac.simulator.asks import Answer, ApiError, Ask
+from agac.simulator.merging import SchemaError
+from agac.simulator.patterns import NoMatch
+from agac.simulator.schemas import Compiler, validity
+from agac.simulator.shapes import Properties, Shape
+from agac.simulator.words import Draft
+
+KEPT_SCHEMAS = 256
+TRIES = 40
+"""How many values are tried where only validating tells whether one is right."""
+
+ECHO = "echo"
+"""The model, and the property, that say the user's text again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A schema ready for use. `valid` is None where the shape alone makes sure."""
+
+    shape: Shape
+    valid: Callable[[Any], bool] | None
+
+
+@dataclass(slots=True)
+class Author:
+    """Writes answers; keeps the schemas it met last."""
+
+    kept: OrderedDict[str, Compiled] = field(default_factory=OrderedDict)
+
+    def answer(self, ask: Ask) -> Answer:
+        """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
+        if ask.schema is not None:
+            content = json.dumps(self.value(ask), ensure_ascii=False)
+        elif ask.wants_json:
+            content = json.dumps({ECHO if ask.model == ECHO else "answer": self.text(ask)}, ensure_ascii=False)
+        else:
+            content = ended(self.text(ask), ask.stop)
+        return cut(Answer(content), ask.max_tokens)
+
+    def text(self, ask: Ask) -> str:
+        """An answer in prose."""
+        if ask.model == ECHO:
+            return ask.user_text
+        draft = draft_for(ask, 0)
+        return " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
+
+    def value(self, ask: Ask) -> Any:
+        """A value that satisfies the ask's schema."""
+        compiled = self.compiled(ask)
+        for attempt in range(TRIES):
+            try:
+                value = compiled.shape.write(draft_for(ask, attempt), 0, "")
+            except NoMatch:
+                continue
+            value = echoed(value, compiled.shape, ask)
+            if compiled.valid is None or compiled.valid(value):
+                return value
+        raise refused("the simulator found no value that satisfies it")
+
+    def compiled(self, ask: Ask) -> Compiled:
+        """The ask's schema, compiled once; raises ApiError for one that is wrong."""
+        found = self.kept.get(ask.schema_key)
+        if found is None:
+            try:
+                compiler = Compiler(ask.schema)
+                found = Compiled(compiler.root, validity(ask.schema) if compiler.unsure else None)
+            except (SchemaError, RecursionError) as error:
+                raise refused(str(error)) from error
+            self.kept[ask.schema_key] = found
+            if len(self.kept) > KEPT_SCHEMAS:
+                self.kept.popitem(last=False)
+        return found
+
+
+def refused(reason: str) -> ApiError:
+    """The schema cannot be answered; the same for every row."""
+    message = f"Invalid schema for response_format: {reason}."
+    return ApiError(400, message, code="invalid_json_schema", param="response_format")
+
+
+def draft_for(ask: Ask, attempt: int) -> Draft:
+    """A draft whose chances follow from seed and content alone."""
+    return Draft(Random(int.from_bytes(ask.digest) + attempt), ask.user_text)  # noqa: S311 (nothing to guess)
+
+
+def echoed(value: Any, shape: Shape, ask: Ask) -> Any:
+    """The value with the user's text under `echo`, for the model of that name, where the schema lets it."""
+    if ask.model != ECHO or not isinstance(value, dict):
+        return value
+    target = getattr(shape, "target", shape)
+    if not isinstance(target, Properties) or ECHO not in target.named:
+        return value
+    changed = {**value, ECHO: ask.user_text}
+    return changed if validity(ask.schema)(changed) else value
+
+
+def ended(text: str, stops: tuple[str, ...]) -> str:
+    """The text up to the first of the texts that end it."""
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text
+
+
+def cut(answer: Answer, max_tokens: int | None) -> Answer:
+    """The answer within its tokens."""
+    if max_tokens is None or answer.tokens <= max_tokens:
+        return answer
+    return Answer((answer.content or "")[: max_tokens * 4], "length")

@@ -1,0 +1,144 @@
+"""Checks of single values in files, used by the models. Each gives the value back or raises with a whole sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic_core import PydanticCustomError
+
+_STAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+_PROVIDER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_SECRET_START = re.compile(r"(?i)(?:sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_)")
+_KEY_SHAPE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}\Z")
+_TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
+
+_LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
+RESERVED_NAMES = ("vars", "row_json")
+DIALECTS_LATER = ("openai-responses", "anthropic", "gemini", "mistral")
+CAMEL = {"topP": "top_p", "presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty"}
+CAMEL |= {"maxTokens": "max_tokens", "stopSequences": "stop_sequences", "serviceTier": "service_tier"}
+
+
+def _refuse(message: str) -> PydanticCustomError:
+    """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
+    return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
+
+
+def stage_name(name: str) -> str:
+    """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
+    if name in RESERVED_NAMES:
+        raise _refuse(f"{name!r} has a meaning of its own in templates; choose another name")
+    if not _STAGE_NAME.match(name):
+        raise _refuse(f"{name!r} is no stage name; use letters, digits, _ and -, and start with a letter or _")
+    return name
+
+
+def var_name(name: str) -> str:
+    """As stage names."""
+    if not _STAGE_NAME.match(name):
+        raise _refuse(f"{name!r} is no name for a variable; use letters, digits, _ and -, and start with a letter or _")
+    return name
+
+
+def provider_name(name: str) -> str:
+    """No dot and no slash: both end the provider in a model string."""
+    if not _PROVIDER_NAME.match(name):
+        raise _refuse(f"{name!r} is no provider name; use letters, digits, _ and -, and start with a letter")
+    return name
+
+
+def header_name(name: str) -> str:
+    """A token of RFC 9110."""
+    if not _HEADER_NAME.match(name):
+        raise _refuse(f"{name!r} is no header name")
+    return name
+
+
+def dialect(value: Any) -> Any:
+    """Known dialects that are not spoken yet get a sentence of their own."""
+    if value in DIALECTS_LATER:
+        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat is")
+    return value
+
+
+def base_url(value: str) -> str:
+    """`http://…` or `https://…`, or a variable; without credentials."""
+    if value.startswith("${"):
+        return value
+    if not value.startswith(("http://", "https://")):
+        raise _refuse(f"{value!r} is no address; it starts with http:// or https://")
+    if "@" in urlsplit(value).netloc:
+        raise _refuse("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
+    return value
+
+
+def api_key(value: str) -> str:
+    """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
+    if _KEY_SHAPE.match(_without_variables(value)):
+        raise _refuse(_LITERAL_KEY)
+    return value
+
+
+def header_value(value: str) -> str:
+    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
+    words = _without_variables(value).split()
+    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(_TOKEN_SHAPE.match, words))):
+        raise _refuse(_LITERAL_KEY)
+    return value
+
+
+def _without_variables(value: str) -> str:
+    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
+    if "\n" in value or "\r" in value:
+        raise _refuse("must be a single line")
+    rest = _VARIABLE.sub("", value)
+    if "${" in rest:
+        raise _refuse("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
+    if any(_SECRET_START.match(word) for word in rest.split()):
+        raise _refuse(_LITERAL_KEY)
+    return rest
+
+
+def seconds_or_parts(value: Any) -> Any:
+    """A number is the bound of the whole call."""
+    if isinstance(value, dict) or value is None:
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refuse("expected a number of seconds or a mapping with connect, first_byte, total")
+    return {"total": value}
+
+
+def one_or_many(value: Any) -> Any:
+    """One name is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected the name of a stage")
+    return [value]
+
+
+def schema_form(value: Any) -> Any:
+    """A path, `python:…`, or a mapping; which of them is decided where it is resolved."""
+    if isinstance(value, bool) or not isinstance(value, (str, dict)):
+        raise _refuse("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
+    if not value:
+        raise _refuse("is empty; name a file or list the fields of the result")
+    return value
+
+
+def not_tool_only(value: bool) -> bool:
+    """A card that only other agents may call cannot be a stage's agent."""
+    if value:
+        raise _refuse("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
+    return value
+
+
+def nobody_there(value: bool) -> bool:
+    """A run cannot ask a person."""
+    if value:
+        raise _refuse("`human_input: true` is not supported: a run cannot ask a person; remove it")
+    return value

@@ -1,0 +1,220 @@
+"""The keys of `agac.yml`, of workflow files and of AgentCards: the only description of them. Docs and the JSON Schema
+for editors are derived from these models.
+
+What needs more than one key, another file or the project around it is checked where the file is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from agac.spec import modelchecks as check
+from agac.spec.workflow import InputFormat, OnDuplicateId, RunMode
+
+
+class FileModel(BaseModel):
+    """A mapping in a file: no unknown keys, no conversions, nothing changes after reading."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_value(cls, value: Any) -> Any:
+        if value is None:
+            raise PydanticCustomError("no_value", "has no value; give one or remove the key")
+        return value
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+StageName = Annotated[str, AfterValidator(check.stage_name)]
+ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key)]
+HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
+
+
+class TimeoutFile(FileModel):
+    """Bounds of one call, in seconds."""
+
+    connect: Seconds | None = Field(default=None, description="Seconds until the connection stands.")
+    first_byte: Seconds | None = Field(
+        default=None, description="Seconds from the request to the first byte of the answer."
+    )
+    total: Seconds | None = Field(default=None, description="Seconds for the whole call.")
+
+
+Timeout = Annotated[
+    TimeoutFile,
+    BeforeValidator(check.seconds_or_parts, json_schema_input_type=float | TimeoutFile),
+    Field(description="Seconds for the whole call, or a mapping with connect, first_byte and total."),
+]
+
+
+class DefaultsFile(FileModel):
+    """What holds for every stage that does not say otherwise."""
+
+    model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
+    run_mode: RunMode | None = Field(default=None, description="`sync` calls the model for each row as it comes.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
+    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
+    timeout: Timeout | None = Field(default=None, description="Seconds for a call, or {connect, first_byte, total}.")
+    concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
+
+
+class StageFile(DefaultsFile):
+    """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
+
+    name: StageName = Field(description="Name of the stage; later stages use its result as `${name}`.")
+    needs: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
+        Field(default=None, description="The stage whose result this one follows; the stage before when left out.")
+    )
+    agent: NonEmpty | None = Field(
+        default=None, description="An AgentCard: its name in the agentcards folder, or a path."
+    )
+    instructions: NonEmpty | None = Field(default=None, description="System message: text, or a file of the project.")
+    prompt: NonEmpty | None = Field(
+        default=None, description="Message of each row, with ${placeholders}: text, or a file."
+    )
+    template: NonEmpty | None = Field(default=None, description="File that holds the prompt; instead of `prompt`.")
+    output_schema: Annotated[Any, AfterValidator(check.schema_form)] = Field(
+        default=None,
+        description="What the result looks like: a JSON Schema file, an inline JSON Schema, the shorthand "
+        '`{sentiment: "positive|neutral|negative", reason: string}`, or `python:module.Class`.',
+        json_schema_extra={"type": ["string", "object"]},
+    )
+
+
+class InputFile(FileModel):
+    """Where rows come from."""
+
+    path: NonEmpty | None = Field(default=None, description="File with the rows, relative to the project.")
+    format: InputFormat | None = Field(default=None, description="Format of the file; by its suffix when left out.")
+    id_field: NonEmpty | None = Field(
+        default=None, description="Field that holds each row's id; else rows are numbered."
+    )
+    on_duplicate_id: OnDuplicateId = Field(
+        default="error", description="What to do with the later of two rows with one id."
+    )
+
+
+class OutputFile(FileModel):
+    """Where results go."""
+
+    dir: NonEmpty | None = Field(default=None, description="Folder for the results, relative to the project.")
+    include_input: bool = Field(default=False, description="Put the row's fields beside its result.")
+
+
+class WorkflowFile(FileModel):
+    """A workflow: rows in, stages, results out."""
+
+    description: str | None = Field(default=None, description="What the workflow is for.")
+    input: InputFile | None = Field(default=None, description="Where rows come from.")
+    inputs: InputFile | None = Field(default=None, description="Another spelling of `input`.")
+    defaults: DefaultsFile = Field(default=DefaultsFile(), description="What holds for all stages.")
+    vars: dict[Annotated[str, AfterValidator(check.var_name)], Any] = Field(
+        default={}, description="Values for `${vars.name}`, which --var can change."
+    )
+    stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
+    output: OutputFile = Field(default=OutputFile(), description="Where results go.")
+
+
+class LimitsFile(FileModel):
+    """What a provider lets an account do."""
+
+    concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
+    rpm: int | None = Field(default=None, ge=1, description="Requests a minute.")
+    tpm: int | None = Field(default=None, ge=1, description="Tokens a minute.")
+
+
+class PriceFile(FileModel):
+    """US dollars for a million tokens."""
+
+    input: float = Field(ge=0, description="$ per million input tokens.")
+    cached_input: float | None = Field(default=None, ge=0, description="$ per million input tokens that were cached.")
+    output: float = Field(ge=0, description="$ per million output tokens.")
+    batch: float | None = Field(default=None, gt=0, le=1, description="Factor on all prices in batch mode.")
+
+
+class ProviderSpec(FileModel):
+    """A provider as agac.yml tells it. `${VAR}` in texts is looked up in the environment by whoever uses them."""
+
+    dialect: Annotated[Literal["openai-chat"], BeforeValidator(check.dialect)] | None = Field(
+        default=None, description="The API that it speaks."
+    )
+    base_url: Annotated[str, AfterValidator(check.base_url)] | None = Field(
+        default=None, description="Address up to and with the version, as `http://127.0.0.1:8000/v1`."
+    )
+    api_key: ApiKey | None = Field(default=None, description="The key as `${VARIABLE}` of the environment or .env.")
+    batch: Literal["openai"] | None = Field(
+        default=None, description="Batch API that it offers; sync only when left out."
+    )
+    structured: Literal["json_schema", "json_object", "none"] | None = Field(
+        default=None, description="What it can be told about the form of an answer."
+    )
+    limits: LimitsFile = Field(default=LimitsFile(), description="What the account may do.")
+    prices: dict[NonEmpty, PriceFile] = Field(default={}, description="Prices by model.")
+    headers: dict[Annotated[str, AfterValidator(check.header_name)], HeaderValue] = Field(
+        default={}, description="Headers to send with every request."
+    )
+
+
+class PathsFile(FileModel):
+    """The project's folders, relative to its root."""
+
+    workflows: NonEmpty = Field(default="workflows", description="Workflow files.")
+    agentcards: NonEmpty = Field(default="agentcards", description="AgentCards.")
+    schemas: NonEmpty = Field(default="schemas", description="JSON Schemas.")
+    output: NonEmpty = Field(default="output", description="Results of workflows that name no folder.")
+
+
+class ProjectFile(FileModel):
+    """agac.yml; nothing in it is required."""
+
+    providers: dict[Annotated[str, AfterValidator(check.provider_name)], ProviderSpec] = Field(
+        default={}, description="Providers on top of the ones that agac knows."
+    )
+    defaults: DefaultsFile = Field(default=DefaultsFile(), description="What holds for all workflows.")
+    paths: PathsFile = Field(default=PathsFile(), description="The project's folders.")
+
+
+def _camel(value: Any) -> Any:
+    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
+    if not isinstance(value, dict):
+        return value
+    return {key if (snake := check.CAMEL.get(key)) is None or snake in value else snake: v for key, v in value.items()}
+
+
+class RequestParamsFile(FileModel):
+    """Sampling and service parameters of a card."""
+
+    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
+    top_p: float | None = Field(default=None, ge=0, le=1, description="Nucleus sampling; also written topP.")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written presencePenalty.")
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written frequencyPenalty.")
+    stop_sequences: list[NonEmpty] | None = Field(default=None, min_length=1, description="Texts that end a reply.")
+    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = Field(
+        default=None, description="Service tier; `fast` means priority."
+    )
+
+
+class CardFile(FileModel):
+    """The front matter of an AgentCard of type agent."""
+
+    type: Literal["agent"] = Field(default="agent", description="Kind of the card.")
+    name: NonEmpty | None = Field(default=None, description="Name; the file's name when left out.")
+    description: NonEmpty | None = Field(default=None, description="What the agent is for.")
+    instruction: NonEmpty | None = Field(default=None, description="System message; instead of the text below.")
+    model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
+    request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
+        default=RequestParamsFile(), description="Sampling and service parameters."
+    )
+    schema_version: Literal[1] = Field(default=1, description="Version of the card format.")
+    default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")
+    tool_only: Annotated[bool, AfterValidator(check.not_tool_only)] = Field(default=False, description="Must be false.")
+    use_history: bool = Field(default=False, description="Rows share no history; true only warns.")
+    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = Field(
+        default=False, description="Must be false."
+    )

@@ -1,0 +1,144 @@
+"""`output_schema: python:module.Class`: a pydantic model of the project, read to check it, imported to run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agac.core.errors import Problem, UsageError, Where
+from agac.core.types import JSONValue, Schema
+from agac.spec.paths import OutsideProject, inside
+from agac.spec.suggest import did_you_mean
+from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec
+
+PREFIX = "python:"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A schema ready for use. `validate_extra` gives what the model's own validators say against a value that already
+    satisfies the schema: an empty list when nothing."""
+
+    schema: Schema
+    validate_extra: Callable[[JSONValue], list[str]] | None = None
+
+
+def python_schema(text: str, root: Path, where: Where, key: str) -> tuple[PythonSchema | None, list[Problem]]:
+    """Checks `python:module.Class` without importing anything: the module is a file of the project and has the name."""
+    module, _, cls = text.removeprefix(PREFIX).strip().rpartition(".")
+    parts = [*module.split("."), cls]
+    if not module or not all(part.isidentifier() for part in parts):
+        return None, [Problem(where, f"{text!r} is not python:module.Class, as python:tools.models.Review", key)]
+    try:
+        path = _module_file(root, module)
+    except OutsideProject as error:
+        return None, [Problem(where, str(error), key)]
+    if path is None:
+        wanted = module.replace(".", "/") + ".py"
+        return None, [Problem(where, f"no module {module!r} in the project; it would be the file {wanted}", key)]
+    problem = _name_problem(path, path.relative_to(root.resolve()).as_posix(), cls, where, key)
+    return (None, [problem]) if problem else (PythonSchema(module, cls, cls[:64]), [])
+
+
+def _module_file(root: Path, module: str) -> Path | None:
+    home = module.replace(".", "/")
+    for candidate in (f"{home}.py", f"{home}/__init__.py"):
+        path = inside(root, candidate)
+        if path.is_file():
+            return path
+    return None
+
+
+def _name_problem(path: Path, shown: str, cls: str, where: Where, key: str) -> Problem | None:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        return Problem(Where(shown, error.lineno, error.offset), f"not valid Python: {error.msg}")
+    except (OSError, ValueError) as error:
+        return Problem(Where(shown), f"cannot be read as Python: {error}")
+    names = set(_bound_names(tree.body))
+    if cls in names or "*" in names:
+        return None
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    return Problem(where, f"{shown} has no {cls!r}; {did_you_mean(cls, classes, 'classes')}", key)
+
+
+def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that a module's top level defines; `*` when it imports everything of another or decides in branches."""
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            yield "*"
+
+
+def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
+    """The schema behind `spec`; imports the project's module for a `PythonSchema`, so it is called only to run.
+
+    Raises `UsageError` when that module cannot be used.
+    """
+    return Resolved(spec.schema) if isinstance(spec, JsonSchema) else _imported(spec, root)
+
+
+def _imported(spec: PythonSchema, root: Path) -> Resolved:
+    from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
+
+    name = f"{PREFIX}{spec.module}.{spec.cls}"
+    model = getattr(_import(spec.module, name, root), spec.cls, None)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+
+    def validate_extra(value: JSONValue) -> list[str]:
+        try:
+            adapter.validate_json(json.dumps(value))  # JSON's rules: a strict model still takes dates as text
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            return [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found]
+        except Exception as error:  # noqa: BLE001  (the user's validators run here and may raise anything)
+            return [f"{name} raised {type(error).__name__}: {error}"]
+        return []
+
+    return Resolved(Schema(spec.name, adapter.json_schema()), validate_extra)
+
+
+def _import(module: str, name: str, root: Path) -> ModuleType:
+    with _importable(root):
+        try:
+            found = importlib.import_module(module)
+        except Exception as error:  # the user's code runs here and may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'"
+            ) from error
+    file = Path(found.__file__ or "").resolve()
+    if not found.__file__ or not file.is_relative_to(root.resolve()):
+        raise UsageError(
+            f"{name}: the module {module!r} that Python knows is {found.__file__ or 'built in'}, not the project's",
+            remedy="Give the project's module another name.",
+        )
+    return found
+
+
+@contextmanager
+def _importable(root: Path) -> Iterator[None]:
+    """Lets modules of the project be imported for as long as this lasts, and leaves `sys.path` as it was."""
+    entry = str(root.resolve())
+    sys.path.insert(0, entry)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)

@@ -1,0 +1,176 @@
+"""One stage with everything resolved: its card, its texts, its schema, and who says which parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agac.core.errors import Problem, Where
+from agac.core.types import JSONValue
+from agac.spec.cards import Card, find_card, load_card
+from agac.spec.chain import Link
+from agac.spec.instructions import Filling, fill
+from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, WorkflowFile
+from agac.spec.schemas import load_schema
+from agac.spec.template import Template, compile_template, default_prompt
+from agac.spec.texts import template_file, text_or_file
+from agac.spec.workflow import Level, Overrides, ProjectSpec, RunMode, SchemaSpec, Stage, Timeout
+from agac.spec.yamlfile import Document, Path_, key_path
+
+_PARAMS = ("temperature", "max_tokens")
+
+
+@dataclass(slots=True)
+class StageBuilder:
+    """What all stages of one workflow share while they are being built. Problems gather in `problems`."""
+
+    project: ProjectSpec
+    document: Document
+    file: WorkflowFile
+    variables: Mapping[str, JSONValue]
+    overrides: Overrides
+    problems: list[Problem] = field(default_factory=list)
+
+    def stage(self, link: Link, order: int) -> Stage | None:
+        """The stage of `link`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
+        before = len(self.problems)
+        written, path = self.file.stages[link.index], ("stages", link.index)
+        card = self._card(written, path)
+        prompt = self._prompt(written, path, link.upstream)
+        instructions = self._instructions(written, path, card)
+        schema = self._schema(written, path)
+        where = self._where(written, path, card)
+        levels = self._levels(written, card)
+        model_level, model = _strongest(levels, "model")
+        run_mode = self._run_mode(levels, where, path)
+        if any(problem.severity == "error" for problem in self.problems[before:]) or prompt is None:
+            return None
+        return Stage(
+            name=written.name,
+            index=order,
+            upstream=link.upstream,
+            instructions=instructions,
+            prompt=prompt,
+            schema=schema,
+            model=model,
+            model_level=model_level,
+            params=_params(levels),
+            timeout=_timeout(_strongest(levels, "timeout")[1]),
+            concurrency=self.overrides.concurrency or _strongest(levels, "concurrency")[1],
+            run_mode=run_mode,
+            card=card.info if card else None,
+            where=where,
+            path=key_path(path),
+        )
+
+    def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
+        self.problems.append(Problem(self.document.where(path, key=key), message, key_path(path)))
+
+    def _card(self, written: StageFile, path: Path_) -> Card | None:
+        if written.agent is None:
+            return None
+        file, reason = find_card(written.agent, self.project)
+        if file is None:
+            self._problem((*path, "agent"), reason)
+            return None
+        card, problems = load_card(file, self.project, self.variables)
+        self.problems += problems
+        return card
+
+    def _prompt(self, written: StageFile, path: Path_, upstream: str | None) -> Template | None:
+        if written.prompt is not None and written.template is not None:
+            self._problem((*path, "template"), "give either prompt or template, not both", key=True)
+            return None
+        key = "template" if written.template is not None else "prompt"
+        value = written.template or written.prompt
+        where, shown = self.document.where((*path, key)), key_path((*path, key))
+        if value is None:
+            return default_prompt(upstream, self.document.where(path))
+        read = template_file if written.template else text_or_file
+        source, problems = read(value, self.project.root, where, shown)
+        self.problems += problems
+        if source is None:
+            return None
+        own = "" if source.is_file else shown
+        template, problems = compile_template(source.text, source.where, positions=source.is_file, path=own)
+        self.problems += problems
+        return template
+
+    def _instructions(self, written: StageFile, path: Path_, card: Card | None) -> str | None:
+        if written.instructions is None:
+            return card.info.instruction if card else None
+        where, key = self.document.where((*path, "instructions")), key_path((*path, "instructions"))
+        source, problems = text_or_file(written.instructions, self.project.root, where, key)
+        self.problems += problems
+        if source is None:
+            return None
+        filling = Filling(self.variables, source.is_file)
+        text, problems = fill(source.text, source.where, filling, "" if source.is_file else key)
+        self.problems += problems
+        return text
+
+    def _schema(self, written: StageFile, path: Path_) -> SchemaSpec | None:
+        if written.output_schema is None:
+            return None
+        at = (*path, "output_schema")
+        schema, problems = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
+        self.problems += problems
+        return schema
+
+    def _levels(self, written: StageFile, card: Card | None) -> dict[Level, Mapping[str, Any]]:
+        """What each level says, weakest first: only the keys that it sets."""
+        from_card = {**card.info.params, "model": card.info.model} if card else {}
+        return {
+            "project": _set_keys(self.project.defaults),
+            "defaults": _set_keys(self.file.defaults),
+            "card": {key: value for key, value in from_card.items() if value is not None},
+            "stage": _set_keys(written),
+            "override": {"model": self.overrides.model} if self.overrides.model else {},
+        }
+
+    def _where(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Where]:
+        """The place of every key that holds for the stage, from the strongest level that has it."""
+        defaults = {key: self.document.where(("defaults", key)) for key in self.file.defaults.model_fields_set}
+        own = {key: self.document.where((*path, key)) for key in written.model_fields_set}
+        of_card = {} if card is None else {key: place for key, place in card.where.items() if key}
+        if card is not None and card.info.model is None:
+            of_card.pop("model", None)
+        placed = {key: place for key, place in self.project.where.items() if "." not in key}
+        typed = {"model": Where("--model")} if self.overrides.model else {}
+        return {**placed, **defaults, **of_card, **own, **typed, "": self.document.where(path)}
+
+    def _run_mode(self, levels: Mapping[Level, Mapping[str, Any]], where: Mapping[str, Where], path: Path_) -> RunMode:
+        level, mode = _strongest(levels, "run_mode")
+        if mode == "batch":
+            shown = {"project": "defaults.run_mode", "defaults": "defaults.run_mode"}.get(
+                str(level), key_path((*path, "run_mode"))
+            )
+            message = "batch mode is not available yet; write `run_mode: sync`"
+            self.problems.append(Problem(where["run_mode"], message, shown))
+        return "sync"
+
+
+def _set_keys(written: DefaultsFile) -> dict[str, Any]:
+    known = DefaultsFile.model_fields
+    return {key: getattr(written, key) for key in written.model_fields_set if key in known}
+
+
+def _strongest(levels: Mapping[Level, Mapping[str, Any]], key: str) -> tuple[Level | None, Any]:
+    for level in reversed(tuple(levels)):
+        if key in levels[level]:
+            return level, levels[level][key]
+    return None, None
+
+
+def _params(levels: Mapping[Level, Mapping[str, Any]]) -> dict[Level, Mapping[str, Any]]:
+    """The fields of `Params` among what each level says. A card may set more of them than the others."""
+    return {
+        level: {key: value for key, value in values.items() if key in _PARAMS or (level == "card" and key != "model")}
+        for level, values in levels.items()
+        if level != "override"
+    }
+
+
+def _timeout(written: TimeoutFile | None) -> Timeout | None:
+    return Timeout(written.connect, written.first_byte, written.total) if written else None

@@ -1,0 +1,166 @@
+"""What a project's files mean once every default is resolved: nothing below asks again where a value came from.
+
+Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agac.core.errors import Where
+from agac.core.types import JSONValue, Schema
+from agac.spec.template import Template
+
+if TYPE_CHECKING:
+    from agac.spec.models import DefaultsFile, ProviderSpec
+
+Level = Literal["project", "defaults", "card", "stage", "override"]
+"""Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
+
+RunMode = Literal["sync", "batch"]
+InputFormat = Literal["csv", "tsv", "json", "jsonl"]
+OnDuplicateId = Literal["error", "first", "last", "suffix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """Bounds of one call in seconds; None means that agac's default holds."""
+
+    connect: float | None = None
+    first_byte: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """A result schema that is known from files alone."""
+
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSchema:
+    """A pydantic model of the project, imported only when the workflow runs. `name` is what providers are told."""
+
+    module: str
+    cls: str
+    name: str
+
+
+SchemaSpec = JsonSchema | PythonSchema
+
+
+@dataclass(frozen=True, slots=True)
+class CardInfo:
+    """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it."""
+
+    name: str
+    file: str
+    description: str | None
+    instruction: str | None
+    model: str | None
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Where rows come from. `shown` is the path as its author wrote it."""
+
+    path: Path
+    shown: str
+    format: InputFormat
+    id_field: str | None
+    on_duplicate_id: OnDuplicateId
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """Where results go. `dir` lies inside the project and holds none of the project's own files."""
+
+    dir: Path
+    include_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a workflow.
+
+    `upstream` names the stage whose results it follows, None for the first. `params` holds, for each level, the fields
+    of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
+    was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
+    them, `path` is the stage's place in its file (`stages[1]`), which may be another.
+    """
+
+    name: str
+    index: int
+    upstream: str | None
+    instructions: str | None
+    prompt: Template
+    schema: SchemaSpec | None
+    model: str | None
+    model_level: Level | None
+    params: Mapping[Level, Mapping[str, Any]]
+    timeout: Timeout | None
+    concurrency: int | None
+    run_mode: RunMode
+    card: CardInfo | None
+    where: Mapping[str, Where]
+    path: str = ""
+
+    def at(self, key: str) -> Where:
+        """The place of `key`, or of the stage when the key is written nowhere."""
+        return self.where.get(key) or self.where[""]
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """One workflow file with everything that it names. `stages` are in the order in which a row walks through them."""
+
+    name: str
+    file: str
+    description: str | None
+    input: InputSpec
+    stages: tuple[Stage, ...]
+    vars: Mapping[str, JSONValue]
+    output: OutputSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPaths:
+    """The project's folders, absolute; they need not exist."""
+
+    workflows: Path
+    agentcards: Path
+    schemas: Path
+    output: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSpec:
+    """What `agac.yml` says. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown."""
+
+    root: Path
+    file: str
+    providers: Mapping[str, ProviderSpec]
+    defaults: DefaultsFile
+    paths: ProjectPaths
+    where: Mapping[str, Where]
+    env: Mapping[str, str] = field(repr=False)
+
+    def shown(self, path: Path) -> str:
+        """`path` as users see it: relative to the project root where it lies inside."""
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line changes for one invocation. `input` may be any path: the user typed it."""
+
+    vars: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    concurrency: int | None = None
+    input: Path | None = None

@@ -1,0 +1,179 @@
+"""What one commit writes: collected by the engine without waiting, written by the ledger all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agac.core.errors import RowError
+from agac.core.types import Outcome, Row, Usage
+from agac.store.rows import State
+
+
+class Endpoint(NamedTuple):
+    """Who gave an answer. `model` is the one that answered, which may be more exact than the one asked for."""
+
+    provider: str
+    base_url: str
+    model: str
+    simulated: bool
+
+
+@dataclass(slots=True)
+class NewRow:
+    """A row that enters the store; `key` is given by the commit."""
+
+    row: Row
+    occurrence: int
+    hash: bytes
+    data: str
+    state: State
+    key: int = 0
+
+
+class RowChange(NamedTuple):
+    """A stored row that came back with other content, or that is tried again."""
+
+    key: int
+    ordinal: int
+    hash: bytes
+    data: str
+    state: State
+    error: RowError | None
+
+
+@dataclass(slots=True)
+class Result:
+    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text."""
+
+    fingerprint: bytes
+    value: str
+    endpoint: Endpoint | None = None
+    created_at: float = 0.0
+    id: int = 0
+
+
+class TaskEnd(NamedTuple):
+    """What became of a task."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes | None
+    outcome: Outcome
+    result: Result | None
+    error: RowError | None
+    failures: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
+
+    `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came.
+    """
+
+    number: int
+    endpoint: Endpoint
+    purpose: str
+    started_at: float
+    duration: float
+    status: int | None
+    error: RowError | None
+    ambiguous: bool
+    usage: Usage
+    cost: float | None
+    body: bytes | None
+
+
+class Attempt(NamedTuple):
+    """A call as the store keeps it; `reply` is its body, deflated when that is smaller."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes
+    call: Call
+    reply: str | bytes | None
+
+
+class RowEnd(NamedTuple):
+    """A row that reached its end: `result` of the last stage, or the error and the stage where it failed."""
+
+    new: NewRow
+    state: State
+    result: Result | None
+    stage: str | None
+    error: RowError | None
+
+
+CounterKey = tuple[str, str, str, str]
+"""Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a commit adds to one roll-up."""
+
+    count: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    simulated: int = 0
+
+    def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
+        """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""
+        self.count += 1
+        self.input_tokens += usage.input_tokens or 0
+        self.cached_tokens += usage.cached_tokens or 0
+        self.output_tokens += usage.output_tokens or 0
+        self.reasoning_tokens += usage.reasoning_tokens or 0
+        self.cost += cost or 0.0
+        self.unpriced += cost is None
+        self.simulated += simulated
+
+    def add(self, other: Tally) -> None:
+        """Adds another tally to this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def values(self) -> tuple[float, ...]:
+        """The columns, in the order of the table."""
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(slots=True)
+class WriteBatch:
+    """Everything that waits for the next commit."""
+
+    inserts: list[NewRow] = field(default_factory=list)
+    changes: list[RowChange] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # (ordinal, key)
+    leaving: list[int] = field(default_factory=list)  # keys
+    results: list[Result] = field(default_factory=list)
+    tasks: list[TaskEnd] = field(default_factory=list)
+    forgotten: list[tuple[int, int]] = field(default_factory=list)  # (row key, stage)
+    attempts: list[Attempt] = field(default_factory=list)
+    ends: list[RowEnd] = field(default_factory=list)
+    tallies: dict[CounterKey, Tally] = field(default_factory=dict)
+    calls: int = 0
+    """Calls that become durable with this commit: they stop counting against concurrency."""
+    on_durable: list[Callable[[], None]] = field(default_factory=list)
+
+    def tally(self, key: CounterKey) -> Tally:
+        """The roll-up for a key, made when it is first needed."""
+        found = self.tallies.get(key)
+        if found is None:
+            found = self.tallies[key] = Tally()
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write and nobody to tell."""
+        return not (
+            self.inserts or self.changes or self.places or self.leaving or self.tasks or self.forgotten
+            or self.attempts or self.ends or self.tallies or self.on_durable
+        )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Opening the database: one writer connection, one reader, pragmas, migrations, and errors in words.
+
+SQLite's exceptions are translated here and never seen above `store/`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiosqlite
+
+from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.store.sql import migrations, split_script
+
+APPLICATION_ID = 0x61676163  # "agac", so that `file` and we ourselves know the database
+BUSY_SECONDS = 30.0
+"""How long a commit waits for another workflow's commit. Theirs take milliseconds."""
+
+_PRAGMAS = (
+    "PRAGMA synchronous = FULL",  # a commit survives a power cut: a lost one would be paid again
+    # Larger caches did not make runs faster (the fingerprint index of 10^6 results is 25 MB, and the operating system
+    # caches it too), and they count as our memory.
+    "PRAGMA cache_size = -8192",
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises into a StoreError that says what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise store_error(error, path) from error
+
+
+def store_error(error: sqlite3.Error, path: Path) -> StoreError:
+    """What an SQLite error means for a user."""
+    text = str(error)
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreCorrupt(
+            f"{path} is damaged: {text}",
+            remedy=f"restore a backup of it, or move it away (`mv {path} {path}.damaged`) and run again: "
+            "everything is asked again then",
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreError(
+            f"{path} was locked by another program for {BUSY_SECONDS:.0f} s",
+            remedy="close the program that holds it (a database browser, a backup) and run the same command again",
+        )
+    if name.startswith("SQLITE_FULL"):
+        return StoreError(
+            f"no space left on the disk of {path}", remedy="free some space and run the same command again"
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return StoreError(
+            f"{path} cannot be opened for writing: {text}",
+            remedy="check that the folder exists and that you may write to it",
+        )
+    return StoreError(f"{path}: {text}", remedy="run the same command again; if it stays, check the disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An open database. `writer` is None when it was opened for reading only."""
+
+    path: Path
+    reader: aiosqlite.Connection
+    writer: aiosqlite.Connection | None
+
+
+@asynccontextmanager
+async def open_database(path: Path) -> AsyncIterator[Database]:
+    """Opens for writing, makes the database if there is none and migrates an older one."""
+    with translated(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{path.parent} cannot be made: {error.strerror}", remedy="check the folder's owner"
+            ) from error
+        async with _connected(f"{path.as_uri()}?mode=rwc") as writer:
+            await _prepare(writer, path)
+            async with _connected(f"{path.as_uri()}?mode=ro") as reader:
+                yield Database(path, reader, writer)
+
+
+@asynccontextmanager
+async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
+    """Opens without changing anything; gives None where there is no database yet. An older one is refused."""
+    if not path.exists():
+        yield None
+        return
+    with translated(path):
+        async with _connected(f"{path.as_uri()}?mode=ro") as reader:
+            version = await _version(reader, path)
+            if version < migrations()[-1][0]:
+                raise StoreOutdated(
+                    f"{path} was written by an older agac",
+                    remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
+                )
+            yield Database(path, reader, None)
+
+
+@asynccontextmanager
+async def _connected(uri: str) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None) as connection:
+        for pragma in _PRAGMAS:
+            await connection.execute(pragma)
+        yield connection
+
+
+async def _version(connection: aiosqlite.Connection, path: Path) -> int:
+    (row,) = await connection.execute_fetchall("PRAGMA user_version")
+    version = int(row[0])
+    if version > migrations()[-1][0]:
+        raise StoreTooNew(
+            f"{path} was written by a newer agac (schema {version}, this one knows {migrations()[-1][0]})",
+            remedy="upgrade: pip install --upgrade agac",
+        )
+    return version
+
+
+async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
+    version = await _version(writer, path)
+    if version == 0:
+        await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
+        await writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    await writer.execute("PRAGMA journal_mode = WAL")
+    if version < migrations()[-1][0]:
+        await migrate(writer)
+
+
+async def migrate(writer: aiosqlite.Connection) -> None:
+    """Applies what is missing, each migration in one transaction together with the record of it.
+
+    Looks again inside the transaction: another process may have been faster.
+    """
+    for number, script in migrations():
+        await writer.execute("BEGIN IMMEDIATE")
+        try:
+            (row,) = await writer.execute_fetchall("PRAGMA user_version")
+            if int(row[0]) < number:
+                for statement in split_script(script):
+                    await writer.execute(statement)
+                await writer.execute(f"PRAGMA user_version = {number}")
+        except BaseException:
+            await writer.execute("ROLLBACK")
+            raise
+        await writer.execute("COMMIT")

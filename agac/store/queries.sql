@@ -1,0 +1,217 @@
+-- Every statement that agac runs, by name. `(:many)` stands for as many placeholders as there are values.
+
+-- name: lease_read
+-- Who holds a workflow.
+SELECT token, holder, heartbeat_at FROM lease WHERE workflow = ?;
+
+-- name: lease_take
+-- Takes a lease, raising its fencing token; the caller looked first, inside the same transaction.
+INSERT INTO lease (workflow, token, holder, heartbeat_at) VALUES (:workflow, 1, :holder, :now)
+ON CONFLICT (workflow) DO UPDATE SET token = token + 1, holder = :holder, heartbeat_at = :now
+RETURNING token;
+
+-- name: lease_beat
+-- Proves inside a commit that the lease is still ours, and says that we live. No row changed: it was taken over.
+UPDATE lease SET heartbeat_at = ? WHERE workflow = ? AND token = ?;
+
+-- name: lease_free
+-- Gives a lease back.
+UPDATE lease SET holder = '' WHERE workflow = ? AND token = ?;
+
+-- name: definition_keep
+-- Remembers a resolved workflow once.
+INSERT INTO definition (hash, workflow, body, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (hash) DO NOTHING;
+
+-- name: definition_body
+-- The resolved workflow of a run.
+SELECT d.body FROM run r JOIN definition d ON d.hash = r.definition_hash WHERE r.id = ?;
+
+-- name: run_newest
+-- The newest run with the same identity: the one that `agac run` continues.
+SELECT id FROM run WHERE workflow = ? AND definition_hash = ? AND selection = ? ORDER BY id DESC LIMIT 1;
+
+-- name: run_make
+-- A new run.
+INSERT INTO run (workflow, definition_hash, selection, output_dir, include_input, fresh_since, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: run_retarget
+-- Where the outputs go is not part of a run's identity: the last invocation decides.
+UPDATE run SET output_dir = :dir, include_input = :include, exported_revision = NULL
+WHERE id = :run AND (output_dir <> :dir OR include_input <> :include);
+
+-- name: run_read
+-- A run with its last invocation.
+SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.fresh_since, r.created_at, r.finished_at,
+       r.revision, r.exported_revision, e.id, e.at, e.ended_at, e.exit_code, e.body
+FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
+WHERE r.id = ?;
+
+-- name: run_ids
+-- All runs, newest first.
+SELECT id FROM run ORDER BY id DESC;
+
+-- name: run_ids_of_workflow
+-- The runs of one workflow, newest first.
+SELECT id FROM run WHERE workflow = ? ORDER BY id DESC;
+
+-- name: run_exported
+-- The files in the output folder now show this revision.
+UPDATE run SET exported_revision = ? WHERE id = ?;
+
+-- name: run_revise
+-- An export would now differ from the last one.
+UPDATE run SET revision = revision + 1 WHERE id = ?;
+
+-- name: run_finish
+-- Whether every row of the input is settled; an end time once it is.
+UPDATE run SET finished_at = ? WHERE id = ?;
+
+-- name: event_make
+-- Something worth telling begins.
+INSERT INTO event (run_id, kind, at, body) VALUES (?, ?, ?, ?);
+
+-- name: event_end
+-- And ends.
+UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;
+
+-- name: event_body
+-- What became known while it goes on.
+UPDATE event SET body = ? WHERE id = ?;
+
+-- name: endpoint_find
+-- The number of an endpoint.
+SELECT id FROM endpoint WHERE provider = ? AND base_url = ? AND model = ? AND simulated = ?;
+
+-- name: endpoint_make
+-- A new endpoint.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?);
+
+-- name: rows_at
+-- The stored rows at a range of positions (and, after an interrupted reordering, strays that share a position).
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_stage, seen FROM row
+WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
+
+-- name: rows_by_id
+-- The stored rows with these ids, every repetition.
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_stage, seen FROM row
+WHERE run_id = ? AND id IN (:many);
+
+-- name: row_key_max
+-- The last row key; the next ones are made inside the transaction that inserts them.
+SELECT coalesce(max(key), 0) FROM row;
+
+-- name: row_insert
+-- A row enters the window, with its snapshot.
+INSERT INTO row (key, run_id, id, occurrence, ordinal, hash, data, state, error_type, error_message, seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: row_change
+-- A row came back with other content, or goes round again: everything about its end is forgotten.
+UPDATE row SET ordinal = ?, hash = ?, data = ?, state = ?, result_id = NULL, error_stage = NULL, error_type = ?,
+    error_message = ?, seen = ? WHERE key = ?;
+
+-- name: row_place
+-- A row came back unchanged at another position, or in a pass that moves rows.
+UPDATE row SET ordinal = ?, seen = ? WHERE key = ?;
+
+-- name: row_settle
+-- A row reached its end.
+UPDATE row SET state = ?, result_id = ?, error_stage = ?, error_type = ?, error_message = ? WHERE key = ?;
+
+-- name: rows_leaving
+-- Rows that left the input: past its end, or not met in a pass that moved rows from :shifted on.
+SELECT key, state, error_type FROM row
+WHERE run_id = :run AND (ordinal > :last OR (ordinal >= :shifted AND seen <> :event)) LIMIT :limit;
+
+-- name: row_leave
+-- A row left the input. Its results stay for reuse.
+UPDATE row SET ordinal = NULL, state = 0 WHERE key = ?;
+
+-- name: rows_pending
+-- How many rows of a run were admitted and have no outcome.
+SELECT count(*) FROM row WHERE run_id = ? AND state = 0 AND ordinal IS NOT NULL;
+
+-- name: rows_present
+-- How many rows of a run stand in the input.
+SELECT count(*) FROM row WHERE run_id = ? AND ordinal IS NOT NULL;
+
+-- name: rows_states
+-- How many rows of a run are in each state: the count behind the assertion at the end of a run.
+SELECT state, count(*) FROM row WHERE run_id = ? AND ordinal IS NOT NULL GROUP BY state;
+
+-- name: rows_export
+-- Rows in input order with their results, a range at a time.
+SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message
+FROM row r LEFT JOIN result v ON v.id = r.result_id
+WHERE r.run_id = ? AND r.ordinal > ? ORDER BY r.ordinal, r.key LIMIT ?;
+
+-- name: row_examples
+-- The first failed row of each kind of error.
+SELECT error_type, id, min(ordinal), error_message, error_stage FROM row
+WHERE run_id = ? AND state = 2 AND ordinal IS NOT NULL GROUP BY error_type, error_stage;
+
+-- name: ordinal_last
+-- The last position of the input as stored.
+SELECT max(ordinal) FROM row WHERE run_id = ?;
+
+-- name: tasks_of_rows
+-- What became of these rows' tasks before.
+SELECT row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures
+FROM task WHERE row_key IN (:many);
+
+-- name: task_put
+-- What became of a task.
+INSERT INTO task (row_key, stage, replica, fingerprint, outcome, result_id, error_type, error_message, failures, settled_at)
+VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (row_key, stage, replica) DO UPDATE SET fingerprint = excluded.fingerprint, outcome = excluded.outcome,
+    result_id = excluded.result_id, error_type = excluded.error_type, error_message = excluded.error_message,
+    failures = excluded.failures, settled_at = excluded.settled_at;
+
+-- name: task_forget
+-- A changed row no longer gets as far as this stage.
+DELETE FROM task WHERE row_key = ? AND stage = ?;
+
+-- name: result_id_max
+-- The last result; the next ones are made inside the transaction that inserts them.
+SELECT coalesce(max(id), 0) FROM result;
+
+-- name: result_insert
+-- A result is kept.
+INSERT INTO result (id, fingerprint, value, endpoint_id, created_at) VALUES (?, ?, ?, ?, ?);
+
+-- name: results_by_fingerprint
+-- Earlier results for these fingerprints; the newest comes last and wins.
+SELECT fingerprint, id, value FROM result WHERE created_at >= ? AND fingerprint IN (:many) ORDER BY id;
+
+-- name: attempt_insert
+-- What one call cost and brought.
+INSERT INTO attempt (row_key, stage, replica, event_id, number, fingerprint, endpoint_id, purpose, started_at, duration,
+    status, error_type, error_message, ambiguous, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, reply)
+VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: counter_add
+-- Moves a roll-up by what a commit changed.
+INSERT INTO counter (run_id, stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens,
+    reasoning_tokens, cost, unpriced, simulated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = count + excluded.count,
+    input_tokens = input_tokens + excluded.input_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
+    output_tokens = output_tokens + excluded.output_tokens, reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
+    cost = cost + excluded.cost, unpriced = unpriced + excluded.unpriced, simulated = simulated + excluded.simulated;
+
+-- name: counters
+-- The roll-ups of a run.
+SELECT stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
+    unpriced, simulated FROM counter WHERE run_id = ? AND count <> 0;
+
+-- name: ids_scan_make
+-- A scratch table for `on_duplicate_id: last`, which has to know the whole input first.
+CREATE TEMP TABLE last_position (id PRIMARY KEY, ordinal INTEGER NOT NULL) WITHOUT ROWID;
+
+-- name: ids_scan_put
+-- The last position of an id so far.
+INSERT INTO last_position (id, ordinal) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET ordinal = excluded.ordinal;
+
+-- name: ids_scan_read
+-- The last positions of these ids.
+SELECT id, ordinal FROM last_position WHERE id IN (:many);

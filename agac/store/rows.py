@@ -1,0 +1,138 @@
+"""Stored rows: reading them by position and by id, and the tasks that they already went through."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.types import Outcome, RowId
+from agac.store.db import Database, translated
+from agac.store.sql import padded, sql, sql_many
+
+
+class State(IntEnum):
+    """Where a row of a run stands. PENDING → DONE | FAILED; changed or tried again: PENDING once more."""
+
+    PENDING = 0
+    DONE = 1
+    FAILED = 2
+    DROPPED = 3  # left out on purpose: a repeated id under `on_duplicate_id: first` or `last`
+
+
+class StoredRow(NamedTuple):
+    """A row as it was stored. `error_stage` is None for an error of the input itself."""
+
+    key: int
+    id: RowId
+    occurrence: int
+    ordinal: int | None
+    hash: bytes
+    state: int
+    error_type: str | None
+    error_stage: str | None
+    seen: int
+
+
+class PriorTask(NamedTuple):
+    """What became of a task earlier in this run."""
+
+    row_key: int
+    stage: int
+    fingerprint: bytes | None
+    outcome: Outcome
+    result_id: int | None
+    error: RowError | None
+    failures: int
+
+
+class ExportRow(NamedTuple):
+    """One row as an export needs it; `data` and `value` are JSON texts."""
+
+    ordinal: int
+    id: RowId
+    state: int
+    data: str
+    value: str | None
+    error_type: str | None
+    error_message: str | None
+
+
+async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
+    """The stored rows at the positions `first` to `last`."""
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql("rows_at"), (run, first, last))
+    return [StoredRow(*row) for row in found]
+
+
+async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
+    """Every repetition of each of these ids, by id."""
+    values = padded(list(ids))
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql_many("rows_by_id", len(values)), (run, *values))
+    by_id: dict[RowId, list[StoredRow]] = {}
+    for row in found:
+        by_id.setdefault(row[1], []).append(StoredRow(*row))
+    return by_id
+
+
+async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
+    """What became of the tasks of these rows: row key → stage → task."""
+    values = padded(list(keys))
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql_many("tasks_of_rows", len(values)), values)
+    tasks: dict[int, dict[int, PriorTask]] = {}
+    for row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures in found:
+        error = RowError(ErrorType(error_type), error_message) if error_type else None
+        task = PriorTask(row_key, stage, fingerprint, Outcome(outcome), result_id, error, failures)
+        tasks.setdefault(row_key, {})[stage] = task
+    return tasks
+
+
+async def count_states(database: Database, run: int) -> dict[State, int]:
+    """How many rows of the run are in each state."""
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql("rows_states"), (run,))
+    return {State(state): count for state, count in found}
+
+
+async def count_rows(database: Database, statement: str, run: int) -> int:
+    """One number about the rows of a run: `statement` is rows_pending, rows_present or ordinal_last."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql(statement), (run,))
+    return int(row[0] or 0)
+
+
+class ErrorExample(NamedTuple):
+    """The first row that failed in a certain way."""
+
+    error_type: str
+    row_id: RowId
+    ordinal: int
+    message: str
+    stage: str | None
+
+
+async def error_examples(database: Database, run: int) -> list[ErrorExample]:
+    """The first failed row of each kind of error."""
+    with translated(database.path):
+        return [ErrorExample(*row) for row in await database.reader.execute_fetchall(sql("row_examples"), (run,))]
+
+
+EXPORT_RANGE = 512
+"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied meanwhile."""
+
+
+async def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
+    """All rows of the input in order, some hundred at a time."""
+    after = 0
+    while True:
+        with translated(database.path):
+            found = await database.reader.execute_fetchall(sql("rows_export"), (run, after, EXPORT_RANGE))
+        rows = [ExportRow(*row) for row in found]
+        if rows:
+            yield rows
+        if len(rows) < EXPORT_RANGE:
+            return
+        after = rows[-1].ordinal

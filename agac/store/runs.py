@@ -1,0 +1,151 @@
+"""Runs, their invocations and their roll-ups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from agac.core.keys import canonical
+from agac.store.db import Database, translated
+from agac.store.sql import sql
+
+
+class Invocation(NamedTuple):
+    """One call of `agac run`. `ended_at` is None while it runs, and for ever when it was killed."""
+
+    id: int
+    at: float
+    ended_at: float | None
+    exit_code: int | None
+    body: dict[str, Any]
+
+
+class RunRecord(NamedTuple):
+    """A run as it is stored. Times in seconds since 1970, UTC."""
+
+    id: int
+    workflow: str
+    selection: dict[str, Any]
+    output_dir: str
+    include_input: bool
+    fresh_since: float | None
+    created_at: float
+    finished_at: float | None
+    revision: int
+    exported_revision: int | None
+    invocation: Invocation | None
+
+
+class Count(NamedTuple):
+    """One roll-up: how many tasks (or rows, or calls) ended in this way, and what they took."""
+
+    stage: str
+    outcome: str
+    error_type: str
+    model: str
+    tasks: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost: float
+    unpriced: int
+    simulated: int
+
+
+class RunIdentity(NamedTuple):
+    """What makes two invocations the same run."""
+
+    workflow: str
+    definition_hash: bytes
+    selection: str
+
+
+async def keep_definition(database: Database, identity: RunIdentity, body: str, now: float) -> None:
+    """Stores the resolved workflow, once for all runs that share it."""
+    assert database.writer is not None
+    with translated(database.path):
+        values = (identity.definition_hash, identity.workflow, body, now)
+        await database.writer.execute(sql("definition_keep"), values)
+
+
+async def newest_run(database: Database, identity: RunIdentity) -> int | None:
+    """The run that `agac run` continues."""
+    with translated(database.path):
+        found = list(await database.reader.execute_fetchall(sql("run_newest"), identity))
+    return int(found[0][0]) if found else None
+
+
+async def make_run(
+    database: Database, identity: RunIdentity, *, output_dir: str, include_input: bool, fresh: bool, now: float
+) -> int:
+    """A new run; `fresh`: only results made from now on are reused in it."""
+    assert database.writer is not None
+    with translated(database.path):
+        values = (*identity, output_dir, include_input, now if fresh else None, now)
+        cursor = await database.writer.execute(sql("run_make"), values)
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+async def retarget_run(database: Database, run: int, *, output_dir: str, include_input: bool) -> None:
+    """Notes where this invocation wants its outputs."""
+    await write(database, "run_retarget", {"dir": output_dir, "include": include_input, "run": run})
+
+
+async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
+    """Records that an invocation begins, and gives its number."""
+    assert database.writer is not None
+    with translated(database.path):
+        cursor = await database.writer.execute(sql("event_make"), (run, "invocation", now, canonical(body)))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+async def end_invocation(database: Database, event: int, exit_code: int, body: dict[str, Any], now: float) -> None:
+    """Records how an invocation ended."""
+    await write(database, "event_end", (now, exit_code, canonical(body), event))
+
+
+async def write(database: Database, statement: str, values: Sequence[Any] | dict[str, Any]) -> None:
+    """Runs one small writing statement by name, in a transaction of its own."""
+    assert database.writer is not None
+    with translated(database.path):
+        await database.writer.execute(sql(statement), values)
+
+
+async def read_run(database: Database, run: int) -> RunRecord | None:
+    """A run with its last invocation, or None."""
+    with translated(database.path):
+        found = list(await database.reader.execute_fetchall(sql("run_read"), (run,)))
+    if not found:
+        return None
+    row = found[0]
+    last = Invocation(row[10], row[11], row[12], row[13], json.loads(row[14])) if row[10] is not None else None
+    fresh_since, created_at, finished_at, revision, exported_revision = row[5:10]
+    return RunRecord(
+        row[0], row[1], json.loads(row[2]), row[3], bool(row[4]),
+        fresh_since, created_at, finished_at, revision, exported_revision, last,
+    )  # fmt: skip
+
+
+async def run_ids(database: Database, workflow: str | None) -> list[int]:
+    """The runs of a workflow, or of all, newest first."""
+    statement, values = ("run_ids", ()) if workflow is None else ("run_ids_of_workflow", (workflow,))
+    with translated(database.path):
+        return [row[0] for row in await database.reader.execute_fetchall(sql(statement), values)]
+
+
+async def definition_of(database: Database, run: int) -> dict[str, Any]:
+    """The resolved workflow that a run was made from."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql("definition_body"), (run,))
+    body: dict[str, Any] = json.loads(row[0])
+    return body
+
+
+async def counters(database: Database, run: int) -> list[Count]:
+    """The roll-ups of a run."""
+    with translated(database.path):
+        return [Count(*row) for row in await database.reader.execute_fetchall(sql("counters"), (run,))]

@@ -1,0 +1,335 @@
+"""What every dialect promises. A new dialect adds a line to MEMBERS and its recorded bodies beside the others'.
+
+Recorded: `errors/<dialect>/*.json` (what servers said, and what it means) and `replies/<dialect>.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import ErrorType
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
+from agac.providers.base import Dialect, encode
+from agac.providers.dialects import DIALECTS
+from agac.providers.table import OPENAI, SHIPPED, Provider
+
+HERE = Path(__file__).parent
+CANARY = "sk-canary-0123456789abcdef"
+REDACTOR = Redactor([CANARY])
+
+
+async def openai_sdk(base_url: str, body: dict[str, Any]) -> None:
+    """Sends the body through the openai SDK, whose types and wire names are OpenAI's own."""
+    import openai
+
+    async with openai.AsyncOpenAI(api_key="sk-test", base_url=base_url, max_retries=0) as client:
+        await client.chat.completions.create(**body)
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    provider: Provider
+    sdk: Callable[[str, dict[str, Any]], Awaitable[None]]
+    """Sends the built body as keyword arguments through the maker's own SDK."""
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.name]
+
+    @property
+    def answer(self) -> bytes:
+        """The first recorded reply, for an SDK to read."""
+        [first, *_] = json.loads((HERE / "replies" / f"{self.name}.json").read_text("utf-8"))
+        return json.dumps(first["body"]).encode()
+
+
+MEMBERS = [
+    Member("openai-chat", OPENAI, openai_sdk),
+]
+
+members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+
+
+def recorded_errors() -> list[Any]:
+    return [
+        pytest.param(member, case, id=f"{member.name}/{file.stem}: {case['name']}")
+        for member in MEMBERS
+        for file in sorted((HERE / "errors" / member.name).glob("*.json"))
+        for case in json.loads(file.read_text("utf-8"))
+    ]
+
+
+def recorded_replies() -> list[Any]:
+    return [
+        pytest.param(member, case, id=f"{member.name}: {case['name']}")
+        for member in MEMBERS
+        for case in json.loads((HERE / "replies" / f"{member.name}.json").read_text("utf-8"))
+    ]
+
+
+def body_of(case: dict[str, Any]) -> bytes:
+    return case["body"].encode() if isinstance(case["body"], str) else json.dumps(case["body"]).encode()
+
+
+def parse(member: Member, status: int, headers: dict[str, str], body: bytes) -> Reply | Fault:
+    return member.dialect.parse(status, headers, body, provider=member.provider, model="the-model", redactor=REDACTOR)
+
+
+@contextmanager
+def recording(answer: bytes) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """A server on loopback that answers every POST with `answer`: its port, and the paths and bodies that came."""
+    seen: list[tuple[str, bytes]] = []
+
+    class Post(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_words: object) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Post) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        try:
+            yield server.server_port, seen
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+SCHEMA = Schema(
+    "verdict",
+    {
+        "type": "object",
+        "properties": {
+            "sentiment": {"type": "string", "enum": ["good", "bad"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["sentiment", "tags"],
+        "additionalProperties": False,
+    },
+)
+MESSAGES = (Message.of("system", "You classify reviews."), Message.of("user", "Grüße, „so gut“ 🎉\n\x00"))
+REQUESTS = {
+    "text": Request(MESSAGES),
+    "no system message": Request(MESSAGES[1:]),
+    "a dialogue": Request((*MESSAGES, Message.of("assistant", "{"), Message.of("user", "That is no JSON."))),
+    "a schema": Request(MESSAGES, SCHEMA),
+    "a loose schema": Request(MESSAGES, Schema("any", {"type": "object"})),
+    "a list for a schema": Request(MESSAGES, Schema("tags", {"type": "array", "items": {"type": "string"}})),
+    "every parameter": Request(
+        MESSAGES,
+        SCHEMA,
+        Params(
+            temperature=0.2,
+            top_p=0.9,
+            max_tokens=400,
+            presence_penalty=0.1,
+            frequency_penalty=-0.1,
+            stop=("END", "\n\n"),
+            seed=7,
+            reasoning="low",
+            service_tier="flex",
+        ),
+    ),
+}
+requests = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+
+
+@members
+@requests
+def test_the_makers_sdk_sends_the_same_body(member: Member, request_: Request) -> None:
+    built = member.dialect.build(request_, "gpt-5.4-mini", member.provider)
+    with recording(member.answer) as (port, seen):
+        asyncio.run(member.sdk(f"http://127.0.0.1:{port}/v1", built))
+    [(path, body)] = seen
+    assert path == "/v1" + member.dialect.path
+    assert json.loads(body) == json.loads(encode(built))
+
+
+@members
+@requests
+def test_a_request_is_built_the_same_each_time_and_left_as_it_was(member: Member, request_: Request) -> None:
+    before = deepcopy(request_)
+    first = encode(member.dialect.build(request_, "m", member.provider))
+    assert first == encode(member.dialect.build(request_, "m", member.provider))
+    assert request_ == before
+
+
+@members
+@requests
+@pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
+def test_every_shipped_provider_can_be_asked(member: Member, request_: Request, row: Provider) -> None:
+    if row.dialect != member.name:
+        pytest.skip("speaks another dialect")
+    wire = member.dialect.build(request_, "m", row)
+    assert None not in wire.values()
+    assert json.loads(encode(wire))["model"] == "m"
+
+
+@members
+@given(st.text())
+def test_any_text_survives_the_way_to_the_wire(member: Member, text: str) -> None:
+    wire = json.loads(encode(member.dialect.build(Request((Message.of("user", text),)), "m", member.provider)))
+    assert wire["messages"] == [{"role": "user", "content": text}]
+
+
+@members
+def test_a_lone_surrogate_travels_as_its_escape(member: Member) -> None:
+    request = Request((Message.of("user", "before \ud83d after, grüße"),))
+    sent = encode(member.dialect.build(request, "m", member.provider))
+    assert b"\\ud83d" in sent
+    assert json.loads(sent)["messages"][0]["content"] == "before \ud83d after, grüße"
+
+
+@pytest.mark.parametrize(("member", "case"), recorded_errors())
+def test_a_recorded_error_is_understood(member: Member, case: dict[str, Any]) -> None:
+    found = parse(member, case["status"], case["headers"], body_of(case))
+    assert isinstance(found, Fault)
+    expected = {"delay": None, "retries": None, "ambiguous": False, **case["expect"]}
+    assert {name: getattr(found, name) for name in expected} == {
+        **expected,
+        "kind": FaultKind(expected["kind"]),
+        "type": ErrorType(expected["type"]),
+    }
+    assert found.status == case["status"]
+    assert found.message.startswith(f"{member.provider.name} answered {case['status']}")
+    assert "\n" not in found.message
+    for words in case["says"]:
+        assert words in found.message
+
+
+@pytest.mark.parametrize(("member", "case"), recorded_errors())
+def test_a_key_that_a_server_repeats_is_not_shown(member: Member, case: dict[str, Any]) -> None:
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"{value} {CANARY}"
+        if isinstance(value, dict):
+            return {name: poisoned(part) for name, part in value.items()}
+        return [poisoned(part) for part in value] if isinstance(value, list) else value
+
+    body = body_of({"body": poisoned(case["body"])})
+    found = parse(member, case["status"], {**case["headers"], "x-request-id": CANARY}, body)
+    assert isinstance(found, Fault)
+    assert CANARY not in repr(found)
+    assert CANARY[:12] not in found.message
+
+
+@pytest.mark.parametrize(("member", "case"), recorded_replies())
+def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
+    found = parse(member, 200, {}, body_of(case))
+    assert isinstance(found, Reply)
+    reply = asdict(found)
+    assert {name: reply[name] for name in case["expect"]} == case["expect"]
+
+
+UNREADABLE = [
+    b"",
+    b"not json",
+    b'{"choices": ',
+    b"[]",
+    b"null",
+    b"7",
+    b'"text"',
+    b"{}",
+    b'{"choices": 3}',
+    b"\xff\xfe",
+    b"[" * 100_000,
+]
+
+
+@members
+@pytest.mark.parametrize("body", UNREADABLE, ids=range(len(UNREADABLE)))
+def test_a_good_status_without_a_reply_may_have_been_billed(member: Member, body: bytes) -> None:
+    found = parse(member, 200, {}, body)
+    assert isinstance(found, Fault)
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "error",
+                    "choices",
+                    "message",
+                    "content",
+                    "code",
+                    "type",
+                    "usage",
+                    "details",
+                    "detail",
+                    "object",
+                    "text",
+                ]
+            )
+            | st.text(max_size=3),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=25,
+)
+header_names = [
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "date",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-tokens",
+]
+any_headers = st.dictionaries(
+    st.sampled_from(header_names), st.text() | st.sampled_from(["-1", "nan", "1e999", "1h2m"])
+)
+
+
+@members
+@given(st.integers(100, 999), any_headers, json_values)
+def test_nothing_that_a_server_says_raises(member: Member, status: int, headers: dict[str, str], body: Any) -> None:
+    found = parse(member, status, headers, json.dumps(body).encode())
+    if isinstance(found, Fault):
+        assert found.delay is None or 0 <= found.delay < float("inf")
+        assert len(found.message) < 1500
+    else:
+        assert 200 <= status < 300
+    member.dialect.rates(headers)
+
+
+@members
+@given(st.integers(100, 999), st.binary(max_size=200))
+def test_no_bytes_raise(member: Member, status: int, body: bytes) -> None:
+    parse(member, status, {}, body)
+
+
+@members
+def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
+    keyless = Provider(name="local", dialect=member.name, base_url="http://127.0.0.1/v1")
+    assert member.dialect.headers(keyless) == {}
+    assert CANARY in str(member.dialect.headers(Provider("x", member.name, "http://127.0.0.1/v1", api_key=CANARY)))
+
+
+def test_every_dialect_is_under_contract() -> None:
+    assert {member.name for member in MEMBERS} == set(DIALECTS)

@@ -1,0 +1,228 @@
+"""The folder of results: where it may be, what it replaces, and what it leaves alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.data.atomic import explained
+from agac.data.jsontext import encode
+from agac.data.sinks import OutputFolder, envelope
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+    output = OutputFolder(tmp_path / "output" / "reviews", tmp_path)
+    assert output.path.is_dir()
+
+
+def test_files_appear_together_when_the_folder_is_left(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out", tmp_path) as output:
+        results = output.open("results.jsonl")
+        summary = output.open("summary.json")
+        results.write({"id": 1})
+        summary.write({"complete": True})
+        assert all(name.startswith(".agac-tmp-") for name in names(tmp_path / "out"))
+    assert (tmp_path / "out" / "results.jsonl").read_text() == '{"id":1}\n'
+    assert (tmp_path / "out" / "summary.json").read_text() == '{\n  "complete": true\n}\n'
+    assert names(tmp_path / "out") == ["results.jsonl", "summary.json"]
+
+
+def test_an_array_has_one_element_a_line(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path, tmp_path) as output:
+        sink = output.open("results.json")
+        sink.write_text('{"a": 1}')
+        sink.write_text('{"a": 2}')
+    assert (tmp_path / "results.json").read_text() == '[\n{"a": 1},\n{"a": 2}\n]\n'
+
+
+def test_an_error_on_the_way_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("old")
+
+    def fails_half_way() -> None:
+        with OutputFolder(tmp_path, tmp_path) as output:
+            output.open("results.jsonl").write({"id": 1})
+            output.open("results.json").write(1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        fails_half_way()
+    assert (tmp_path / "results.jsonl").read_text() == "old"
+    assert names(tmp_path) == ["results.jsonl"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from agac.core.errors import AgacError
+from agac.data.sinks import OutputFolder
+
+folder = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    with OutputFolder(folder, folder) as output:
+        output.open("results.jsonl").write("small")
+        output.open("results.json").write("x" * 150_000)
+except AgacError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes here")
+def test_a_disk_that_is_too_full_for_one_file_replaces_none(tmp_path: Path) -> None:
+    for name in ("results.jsonl", "results.json"):
+        (tmp_path / name).write_text("old")
+    process = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith(f"{tmp_path / 'results.json'}: cannot be written: File too large")
+    assert [(tmp_path / name).read_text() for name in ("results.jsonl", "results.json")] == ["old", "old"]
+    assert names(tmp_path) == ["results.json", "results.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "Free some space, then run `agac export`"),
+        (errno.EDQUOT, "Free some space, then run `agac export`"),
+        (errno.EACCES, "Make the folder writable or choose another one with output.dir"),
+        (errno.EROFS, "Make the folder writable or choose another one with output.dir"),
+        (errno.EIO, "Check the output folder, then run `agac export`"),
+    ],
+)
+def test_each_failure_of_the_disk_has_its_remedy(tmp_path: Path, code: int, words: str) -> None:
+    with pytest.raises(AgacError, match="out: cannot be written") as caught, explained(Path("out")):
+        raise OSError(code, "said the system")
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith(words)
+
+
+def test_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+    mine = ["notes.md", "results.csv", ".agac-tmp-notes", ".agac-tmp-1-x-results.json", "results.jsonl.bak"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    with OutputFolder(tmp_path, tmp_path) as output:
+        output.open("results.jsonl").write({"id": 1})
+    assert names(tmp_path) == sorted([*mine, "results.jsonl"])
+    assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
+
+
+def test_only_known_names_can_be_opened(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path, tmp_path) as output, pytest.raises(KeyError):
+        output.open("../agac.yml")
+    assert names(tmp_path) == []
+
+
+def test_a_document_holds_one_value(tmp_path: Path) -> None:
+    sink = OutputFolder(tmp_path, tmp_path).open("summary.json")
+    sink.write(1)
+    with pytest.raises(ValueError, match=r"summary\.json holds one value"):
+        sink.write(2)
+    sink.abort()
+
+
+def test_a_folder_outside_of_the_project_is_refused(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (tmp_path / "project-two").mkdir()
+    for folder in (tmp_path, project / ".." / "out", tmp_path / "project-two"):
+        with pytest.raises(UsageError, match="leads outside of") as caught:
+            OutputFolder(folder, project)
+        assert caught.value.remedy == "Choose a folder inside the project with output.dir."
+    assert names(tmp_path) == ["project", "project-two"]
+
+
+def test_a_link_that_leads_outside_is_refused_and_one_that_stays_inside_is_not(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "real").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (project / "out").symlink_to(tmp_path / "outside")
+    with pytest.raises(UsageError, match="leads outside of"):
+        OutputFolder(project / "out" / "reviews", project)
+    assert names(tmp_path / "outside") == []
+    (project / "inside").symlink_to(project / "real")
+    with OutputFolder(project / "inside", project) as output:
+        output.open("results.jsonl").write(1)
+    assert names(project / "real") == ["results.jsonl"]
+
+
+def test_a_project_that_is_reached_through_a_link_is_inside_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    OutputFolder(tmp_path / "link" / "out", tmp_path / "link")
+    assert (tmp_path / "project" / "out").is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "reviews"])
+def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(UsageError, match="out is a file"):
+        OutputFolder(tmp_path / "out" / below, tmp_path)
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "summary.json"])
+def test_a_link_or_folder_under_the_name_of_a_result_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).symlink_to(target)
+    with pytest.raises(UsageError, match="is a link"):
+        OutputFolder(out, tmp_path)
+    assert target.read_text() == "precious"
+
+
+def test_an_envelope_has_exactly_its_keys_in_order() -> None:
+    assert envelope("r1", 3, True, '{"a":[1]}', None) == (
+        '{"id":"r1","row_number":3,"ok":true,"result":{"a":[1]},"error":null}'
+    )
+
+
+def test_a_failed_envelope_holds_the_error() -> None:
+    error = RowError(ErrorType.INVALID_ROW, 'line 3: "x"\nü')
+    assert envelope(7, 7, False, None, error, '{"text":"ü"}', include_input=True) == (
+        '{"id":7,"row_number":7,"ok":false,"result":null,'
+        '"error":{"type":"InvalidRow","message":"line 3: \\"x\\"\\nü"},"input":{"text":"ü"}}'
+    )
+
+
+def test_an_input_that_could_not_be_read_is_null_where_inputs_are_asked_for() -> None:
+    line = envelope(7, 7, False, None, RowError(ErrorType.INVALID_JSON, "x"), None, include_input=True)
+    assert json.loads(line)["input"] is None
+
+
+def test_an_input_is_left_out_where_it_is_not_asked_for() -> None:
+    assert "input" not in json.loads(envelope(1, 1, True, "1", None, '{"a":1}'))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)
+)
+
+
+@given(st.integers() | texts, st.integers(min_value=1), anything, st.none() | texts, st.dictionaries(texts, anything))
+def test_an_envelope_is_one_line_of_json_whatever_is_in_it(
+    row_id: int | str, number: int, result: Any, message: str | None, data: dict[str, Any]
+) -> None:
+    error = None if message is None else RowError(ErrorType.TIMEOUT, message)
+    line = envelope(row_id, number, error is None, encode(result), error, encode(data), include_input=True)
+    assert "\n" not in line
+    assert list(json.loads(line).items()) == [
+        ("id", row_id),
+        ("row_number", number),
+        ("ok", error is None),
+        ("result", result),
+        ("error", None if error is None else {"type": "Timeout", "message": message}),
+        ("input", data),
+    ]

@@ -1,0 +1,101 @@
+"""What a call costs: agac.yml's price first, then the price library's, and nothing is guessed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.types import Usage
+from agac.providers.prices import cost, price_of
+from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, Price, Provider
+
+MILLION = 1_000_000
+
+
+def test_each_kind_of_token_has_its_own_price() -> None:
+    price = Price(input=0.25, output=2.0, cached_input=0.025)
+    assert cost(Usage(MILLION, MILLION), price) == pytest.approx(2.25)
+    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price) == pytest.approx(0.025)
+    assert cost(Usage(MILLION, 0, cached_tokens=MILLION // 2), price) == pytest.approx(0.1375)
+    assert cost(Usage(0, MILLION, reasoning_tokens=MILLION), price) == pytest.approx(2.0)
+
+
+def test_cached_tokens_cost_what_others_do_where_no_price_says_otherwise() -> None:
+    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), Price(0.25, 2.0)) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("usage", [Usage(), Usage(input_tokens=5), Usage(output_tokens=5)])
+def test_what_was_not_counted_has_no_cost(usage: Usage) -> None:
+    assert cost(usage, Price(1, 1)) is None
+
+
+def test_an_unknown_price_is_none_and_not_zero() -> None:
+    assert cost(Usage(1, 1), None) is None
+
+
+def test_a_long_prompt_can_have_another_price() -> None:
+    price = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0, 20.0))))
+    assert cost(Usage(200_000, 0), price) == pytest.approx(0.2)
+    assert cost(Usage(200_001, 0), price) == pytest.approx(0.400002)
+    assert cost(Usage(MILLION, MILLION), price) == pytest.approx(24.0)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**10))
+def test_a_cost_is_never_negative(given_tokens: int, made: int, cached: int) -> None:
+    found = cost(Usage(given_tokens, made, cached), Price(0.25, 2.0, 0.025))
+    assert found is not None
+    assert found >= 0
+
+
+def test_agac_ymls_price_wins_over_the_library() -> None:
+    own = Provider("openai", "openai-chat", "https://h/v1", prices={"gpt-4o": Price(1, 2)}, price_id="openai")
+    assert price_of(own, "gpt-4o") == Price(1, 2)
+    library = price_of(OPENAI, "gpt-4o")
+    assert library is not None
+    assert library != Price(1, 2)
+
+
+def test_the_library_knows_what_a_hosted_model_costs() -> None:
+    # a price that has not changed since 2024
+    found = price_of(OPENAI, "gpt-4o-mini-2024-07-18")
+    assert found is not None
+    assert (found.input, found.cached_input, found.output) == (0.15, 0.075, 0.6)
+
+
+def test_a_price_by_size_of_the_prompt_is_read_from_the_library() -> None:
+    found = price_of(SHIPPED["gemini"], "gemini-2.5-pro")
+    assert found is not None
+    [(start, above)] = found.above
+    assert start == 200_001
+    assert (found.input, above.input) == (1.25, 2.5)
+
+
+def test_a_service_tier_has_its_own_price() -> None:
+    normal, flex = price_of(OPENAI, "gpt-5.4-mini"), price_of(OPENAI, "gpt-5.4-mini", "flex")
+    assert normal is not None
+    assert flex is not None
+    assert flex.input < normal.input
+
+
+def test_a_model_that_nobody_has_heard_of_has_no_price() -> None:
+    assert price_of(OPENAI, "gpt-nonsense") is None
+    assert price_of(Provider("local", "openai-chat", "http://127.0.0.1/v1"), "gpt-4o") is None
+
+
+def test_a_price_that_the_library_lacks_is_none() -> None:
+    found = price_of(OPENAI, "gpt-4-turbo")
+    assert found is not None
+    assert found.cached_input is None
+    assert price_of(OPENAI, "tts-1") is None  # paid by the character
+
+
+def test_every_simulated_model_has_the_same_small_price() -> None:
+    assert price_of(SIMULATOR, "small") == price_of(SIMULATOR, "anything") == Price(0.25, 2.0, 0.025, 0.5)
+
+
+@pytest.mark.parametrize("name", [name for name, row in SHIPPED.items() if row.price_id])
+def test_the_library_knows_each_provider_that_the_table_names(name: str) -> None:
+    from genai_prices.data_snapshot import get_snapshot
+
+    assert SHIPPED[name].price_id in {provider.id for provider in get_snapshot().providers}

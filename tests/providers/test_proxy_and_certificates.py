@@ -1,0 +1,195 @@
+"""The road to a provider as the environment describes it: proxies, exceptions from them, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from wire_servers import AUTHORITY, always, http, server_tls, serving
+from yarl import URL
+
+from agac.core.errors import UsageError
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers.http import HttpReply, Sender
+from agac.providers.table import Provider
+from agac.providers.transport import proxy_for, tls_context
+
+PASSWORD = "proxy-password-1"
+
+
+def sender(base_url: str, env: dict[str, str]) -> Sender:
+    return Sender(Provider("far", "openai-chat", base_url, api_key="sk-key-123456"), Redactor(), env=env)
+
+
+@dataclass
+class Tunnel:
+    port: int = 0
+    asked: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def tunnelling(target: int, refusal: str | None = None) -> AsyncIterator[Tunnel]:
+    """A proxy for CONNECT that leads everywhere to one port of loopback, or refuses."""
+    tunnel = Tunnel()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while piece := await reader.read(65536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tunnel.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        if refusal:
+            writer.write(f"HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n".encode())
+            writer.close()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", target)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    listening = await asyncio.start_server(connection, "127.0.0.1", 0)
+    tunnel.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield tunnel
+    finally:
+        listening.close()
+
+
+def test_plain_http_goes_through_the_proxy_with_its_credentials() -> None:
+    async def check() -> None:
+        async with serving(always(http(b'{"by": "proxy"}'))) as proxy:
+            env = {"HTTP_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}"}
+            async with sender("http://api.example.test/v1", env) as sending:
+                answer = await sending.send(b"{}")
+        assert isinstance(answer, HttpReply)
+        assert answer.body == b'{"by": "proxy"}'
+        [seen] = proxy.seen
+        assert seen.line == "POST http://api.example.test/v1/chat/completions HTTP/1.1"
+        expected = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+        assert seen.headers["proxy-authorization"] == f"Basic {expected}"
+        assert seen.headers["authorization"] == "Bearer sk-key-123456"
+
+    asyncio.run(check())
+
+
+def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
+    async def check() -> None:
+        async with serving(always(http()), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
+            env = {"https_proxy": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}", "SSL_CERT_FILE": AUTHORITY}
+            async with sender("https://api.example.test/v1", env) as sending:
+                answer = await sending.send(b"{}")
+            assert isinstance(answer, HttpReply)
+            [asked] = tunnel.asked
+            assert asked.startswith("CONNECT api.example.test:443 ")
+            assert "Proxy-Authorization: Basic " in asked
+            assert "sk-key" not in asked
+            assert server.seen[0].headers["authorization"] == "Bearer sk-key-123456"
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ("407 Proxy Authentication Required", FaultKind.FATAL),
+        ("403 Forbidden", FaultKind.FATAL),
+        ("502 Bad Gateway", FaultKind.RETRY),
+    ],
+)
+def test_a_proxy_that_refuses_is_named_without_its_password(refusal: str, kind: FaultKind) -> None:
+    async def check() -> None:
+        async with tunnelling(0, refusal) as tunnel:
+            env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
+            async with sender("https://api.example.test/v1", env) as sending:
+                found = await sending.send(b"{}")
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (kind, False)
+        assert PASSWORD not in found.message
+        assert "proxy" in found.message
+
+    asyncio.run(check())
+
+
+def test_a_proxy_that_is_not_there_is_named() -> None:
+    async def check() -> None:
+        async with tunnelling(0) as tunnel:
+            pass
+        env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
+        async with sender("https://api.example.test/v1", env) as sending:
+            found = await sending.send(b"{}")
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
+        assert found.message.startswith(f"the proxy 127.0.0.1:{tunnel.port} cannot be reached: ")
+        assert PASSWORD not in found.message
+
+    asyncio.run(check())
+
+
+PROXY = "http://proxy.test:3128"
+
+
+@pytest.mark.parametrize(
+    ("url", "env", "expected"),
+    [
+        ("https://api.test/v1", {"HTTPS_PROXY": PROXY}, PROXY),
+        ("https://api.test/v1", {"https_proxy": PROXY, "HTTPS_PROXY": "http://upper.test"}, PROXY),
+        ("https://api.test/v1", {"HTTP_PROXY": PROXY}, None),
+        ("http://api.test/v1", {"HTTP_PROXY": PROXY}, PROXY),
+        ("https://api.test/v1", {"ALL_PROXY": PROXY}, PROXY),
+        ("https://api.test/v1", {"HTTPS_PROXY": "proxy.test:3128"}, PROXY),
+        ("https://api.test/v1", {"HTTPS_PROXY": ""}, None),
+        ("https://api.test/v1", {"HTTPS_PROXY": PROXY, "NO_PROXY": "api.test"}, None),
+        ("https://api.test/v1", {"HTTPS_PROXY": PROXY, "no_proxy": "other.test,.test"}, None),
+        ("https://api.test/v1", {"HTTPS_PROXY": PROXY, "NO_PROXY": "*"}, None),
+        ("https://api.test/v1", {"HTTPS_PROXY": PROXY, "NO_PROXY": "other.test"}, PROXY),
+        ("http://127.0.0.1:8000/v1", {"HTTP_PROXY": PROXY}, None),
+        ("http://[::1]:8000/v1", {"HTTP_PROXY": PROXY}, None),
+        ("http://localhost:8000/v1", {"ALL_PROXY": PROXY}, None),
+        ("https://api.test/v1", {}, None),
+    ],
+)
+def test_which_proxy_is_taken(url: str, env: dict[str, str], expected: str | None) -> None:
+    assert proxy_for(URL(url), env) == (URL(expected) if expected else None)
+
+
+def test_a_socks_proxy_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="ALL_PROXY names a socks5 proxy") as caught:
+        proxy_for(URL("https://api.test/v1"), {"ALL_PROXY": "socks5://127.0.0.1:1080"})
+    assert "NO_PROXY" in str(caught.value.remedy)
+
+
+def test_the_first_named_file_of_certificates_counts(tmp_path: Path) -> None:
+    context = tls_context({"SSL_CERT_FILE": AUTHORITY, "REQUESTS_CA_BUNDLE": str(tmp_path / "missing")})
+    assert [dict(pair[0] for pair in found["subject"]) for found in context.get_ca_certs()] == [
+        {"commonName": "agac test authority"}
+    ]
+
+
+def test_servers_are_verified_whatever_the_environment_says() -> None:
+    for env in ({}, {"SSL_CERT_FILE": AUTHORITY}):
+        context = tls_context(env)
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
+
+
+def test_a_folder_of_certificates_is_taken_too(tmp_path: Path) -> None:
+    assert tls_context({"SSL_CERT_FILE": str(tmp_path)}).verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("no certificate", "holds no certificates")])
+def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path, content: str | None, reason: str) -> None:
+    file = tmp_path / "certificates.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        tls_context({"REQUESTS_CA_BUNDLE": str(file)})
+    assert caught.value.message.startswith(f"REQUESTS_CA_BUNDLE: {file}")

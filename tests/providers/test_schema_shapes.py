@@ -1,0 +1,162 @@
+"""How a schema travels, by the provider's ability, and what keeps one from OpenAI's strict mode."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agac.core.types import Message, Request, Schema
+from agac.providers import openai_chat
+from agac.providers.structured import shape_of, strict_obstacles
+from agac.providers.table import OPENAI, Provider, Structured
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+STRING = {"type": "string"}
+STRICT = closed(
+    sentiment={"type": "string", "enum": ["good", "bad"], "description": "How it sounds."},
+    score={"type": ["number", "null"], "minimum": 0, "maximum": 1},
+    tags={"type": "array", "items": STRING, "minItems": 1},
+    when={"type": "string", "format": "date"},
+    who={"anyOf": [{"$ref": "#/$defs/person"}, {"type": "null"}]},
+) | {
+    "$defs": {"person": closed(name=STRING)},
+    "title": "Verdict",
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+}
+
+
+def provider(structured: Structured, *, strict: bool = False) -> Provider:
+    return Provider("p", "openai-chat", "http://127.0.0.1/v1", structured=structured, strict_schema=strict)
+
+
+def wire(schema: dict[str, Any], to: Provider, *messages: Message) -> dict[str, Any]:
+    asked = messages or (Message.of("system", "Classify."), Message.of("user", "Great!"))
+    return openai_chat.build(Request(asked, Schema("verdict", schema)), "m", to)
+
+
+def test_a_schema_within_the_strict_subset_is_enforced() -> None:
+    built = wire(STRICT, OPENAI)
+    assert built["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "verdict", "schema": STRICT, "strict": True},
+    }
+    assert [message["content"] for message in built["messages"]] == ["Classify.", "Great!"]
+
+
+def test_a_schema_outside_the_strict_subset_is_sent_without_strict() -> None:
+    loose = {**STRICT, "required": []}
+    assert "strict" not in wire(loose, OPENAI)["response_format"]["json_schema"]
+
+
+def test_strict_is_said_only_to_those_who_know_it() -> None:
+    assert "strict" not in wire(STRICT, provider("json_schema"))["response_format"]["json_schema"]
+
+
+@pytest.mark.parametrize("structured", ["json_object", "none"])
+def test_a_provider_that_knows_no_schemas_is_told_at_the_end_of_the_system_message(structured: Structured) -> None:
+    built = wire(STRICT, provider(structured))
+    [system, user] = built["messages"]
+    assert user["content"] == "Great!"
+    assert system["content"].startswith("Classify.\n\nAnswer with one JSON value")
+    *_, heading, schema = system["content"].splitlines()
+    assert heading == "JSON Schema:"
+    assert json.loads(schema) == STRICT
+    assert built.get("response_format") == ({"type": "json_object"} if structured == "json_object" else None)
+
+
+def test_the_instruction_gets_a_system_message_where_there_is_none() -> None:
+    built = wire(STRICT, provider("none"), Message.of("user", "Great!"))
+    assert [message["role"] for message in built["messages"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("structured", ["json_schema", "json_object", "none"])
+@pytest.mark.parametrize("root", [{"type": "array", "items": STRING}, STRING, {"anyOf": [STRICT, STRING]}, {}])
+def test_what_is_no_object_is_only_told(structured: Structured, root: dict[str, Any]) -> None:
+    built = wire(root, provider(structured, strict=True))
+    assert "response_format" not in built
+    assert built["messages"][0]["content"].endswith(f"JSON Schema:\n{json.dumps(root, separators=(',', ':'))}")
+
+
+def test_what_is_sent_depends_on_the_schema_and_not_on_the_one_before() -> None:
+    for number in range(600):  # more than are kept
+        body = closed(**{f"field{number}": STRING})
+        assert shape_of(Schema("s", body), OPENAI).response_format == {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": body, "strict": True},
+        }
+
+
+def test_one_schema_has_a_shape_for_each_ability() -> None:
+    schema = Schema("s", STRICT)
+    shapes = [shape_of(schema, provider(each)) for each in ("json_schema", "json_object", "none")]
+    assert len({str(shape) for shape in shapes}) == 3
+    assert (
+        shape_of(schema, replace(OPENAI, strict_schema=False)).response_format
+        != shape_of(schema, OPENAI).response_format
+    )
+    assert shape_of(None, OPENAI).response_format is None
+
+
+def test_a_strict_schema_has_no_obstacles() -> None:
+    assert strict_obstacles(STRICT) == []
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = STRING
+    for _ in range(levels):
+        schema = closed(inner=schema)
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "obstacle"),
+    [
+        ({"type": "array", "items": STRING}, "the root is not an object"),
+        ({**closed(), "anyOf": [closed()]}, "the root has `anyOf`"),
+        ({**closed(a=STRING), "required": []}, "optional properties: a"),
+        ({**closed(a=STRING), "additionalProperties": True}, "`additionalProperties` is not false"),
+        ({"type": "object", "properties": {"a": STRING}, "required": ["a"]}, "`additionalProperties` is not false"),
+        (closed(a={"type": "string", "minLength": 1}), "properties.a: `minLength` is not in the strict subset"),
+        (closed(a={"type": "string", "default": "x"}), "properties.a: `default` is not in the strict subset"),
+        (closed(a={"oneOf": [STRING]}), "properties.a: `oneOf` is not in the strict subset"),
+        (closed(a={"enum": ["x"]}), "properties.a: has no `type`"),
+        (closed(a={"type": "string", "format": "uri"}), 'properties.a: format "uri" is not in the strict subset'),
+        (closed(a=True), "properties.a: `true` is no schema with a type"),
+        (closed(a={"type": "array", "items": {}}), "properties.a.items: has no `type`"),
+        (
+            closed(a={"type": "array", "items": {"type": "object"}}),
+            "properties.a.items: `additionalProperties` is not false",
+        ),
+        (closed(a={"anyOf": [STRING, {"not": {}}]}), "properties.a.anyOf[1]: `not` is not in the strict subset"),
+        (
+            closed(a={"$ref": "#/$defs/b", "title": "A"}) | {"$defs": {"b": STRING}},
+            "properties.a: `$ref` has other keywords beside it",
+        ),
+        (closed() | {"$defs": {"b": {"type": "object"}}}, "$defs.b: `additionalProperties` is not false"),
+        (deep(11), f"{'.'.join(['properties.inner'] * 11)}: deeper than 10 levels"),
+        (closed(**{f"p{n}": STRING for n in range(5001)}), "more than 5000 properties"),
+        (closed(a={"type": "string", "enum": [str(n) for n in range(1001)]}), "more than 1000 enum values"),
+    ],
+)
+def test_each_obstacle_is_named_with_its_place(schema: dict[str, Any], obstacle: str) -> None:
+    assert obstacle in strict_obstacles(schema)
+
+
+def test_ten_levels_are_no_obstacle() -> None:
+    assert strict_obstacles(deep(10)) == []
+
+
+def test_a_schema_that_holds_itself_ends() -> None:
+    assert strict_obstacles(closed(again={"$ref": "#"})) == []

@@ -1,0 +1,175 @@
+"""Time, slots and rates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.simulator.latency import Bucket, RateLimits, clock_text, parse_latency
+from agac.simulator.settings import Settings, SimulatorError
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high", "middle"),
+    [
+        ("0.5", 0.5, 0.5, 0.5),
+        ("constant:0.5", 0.5, 0.5, 0.5),
+        ("uniform:0.1,0.3", 0.1, 0.3, 0.2),
+        ("normal:1,0.1", 0, 2, 1),
+        ("normal:0,5", 0, 100, 0),
+        ("lognormal:2,0.3", 0, 100, 2),
+        ("99999", 3600, 3600, 3600),
+    ],
+)
+def test_latency_is_drawn_from_what_was_asked(text: str, low: float, high: float, middle: float) -> None:
+    latency = parse_latency(text)
+    random = Random(7)
+    drawn = sorted(latency.seconds(random) for _ in range(2001))
+    assert low <= drawn[0] <= drawn[-1] <= high
+    assert drawn[1000] == pytest.approx(middle, rel=0.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "-1", "nan", "inf", "normal:1", "uniform:3,1", "lognormal:0,1", "gamma:1,2"]
+)
+def test_other_latencies_are_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(SimulatorError, match="lognormal:MEDIAN,SIGMA"):
+        parse_latency(text)
+
+
+def test_latency_of_a_request_follows_from_seed_and_content(served: Any) -> None:
+    async def finished(texts: list[str]) -> list[str]:
+        order: list[str] = []
+        async with served(latency="uniform:0,0.4") as client:
+
+            async def one(text: str) -> None:
+                await client.ask(text)
+                order.append(text)
+
+            await asyncio.gather(*(one(text) for text in texts))
+        return order
+
+    texts = [f"row {i}" for i in range(4)]
+    assert asyncio.run(finished(texts)) == asyncio.run(finished(texts[::-1]))
+
+
+def test_reply_takes_as_long_as_said(served: Any) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with served(latency="0.2") as client:
+            before = loop.time()
+            await asyncio.gather(*(client.ask(f"row {i}") for i in range(5)))
+            assert loop.time() - before >= 0.19
+            assert (await client.account())["max_in_flight"] == 5
+
+    asyncio.run(scenario())
+
+
+def test_requests_beyond_the_slots_wait(served: Any) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with served(latency="0.1", slots=2) as client:
+            before = loop.time()
+            await asyncio.gather(*(client.ask(f"row {i}") for i in range(6)))
+            assert loop.time() - before >= 0.29
+
+    asyncio.run(scenario())
+
+
+def test_requests_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(rpm=3) as client:
+            replies = [await client.ask(f"row {i}") for i in range(4)]
+            assert [status for status, _, _ in replies] == [200, 200, 200, 429]
+            _, headers, data = replies[-1]
+            assert data["error"]["type"] == "requests"
+            assert data["error"]["code"] == "rate_limit_exceeded"
+            assert headers["x-ratelimit-limit-requests"] == "3"
+            assert headers["x-ratelimit-remaining-requests"] == "0"
+            assert headers["x-ratelimit-reset-requests"].endswith("s")
+            assert 0 < int(headers["retry-after-ms"]) <= 20_000
+            assert int(headers["retry-after"]) == math.ceil(int(headers["retry-after-ms"]) / 1000)
+            assert replies[0][1]["x-ratelimit-remaining-requests"] == "2"
+            assert "x-ratelimit-limit-tokens" not in headers
+            account = await client.account()
+            assert (account["refused"], account["limited"], account["charged"]) == (1, 1, 3)
+
+    asyncio.run(scenario())
+
+
+def test_tokens_over_the_rate_are_refused(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(tpm=100) as client:
+            status, headers, _ = await client.ask("x" * 40, max_tokens=50)
+            assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "40")
+            status, headers, data = await client.ask("x" * 40, max_tokens=50)
+            assert (status, data["error"]["type"]) == (429, "tokens")
+            assert "Please try again in" in data["error"]["message"]
+            status, headers, data = await client.ask("x" * 4000)
+            assert status == 429
+            assert "Request too large" in data["error"]["message"]
+            assert "retry-after" not in headers
+
+    asyncio.run(scenario())
+
+
+def test_without_limits_no_header_speaks_of_them(served: Any) -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            _, headers, _ = await client.ask()
+            assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
+
+    asyncio.run(scenario())
+
+
+@given(st.integers(1, 600), st.lists(st.floats(0, 5), min_size=1, max_size=60))
+def test_no_more_is_given_than_a_bucket_and_its_refill(per_minute: int, pauses: list[float]) -> None:
+    limits = RateLimits(Bucket(per_minute), None)
+    now, taken = 0.0, 0
+    for pause in pauses:
+        now += pause
+        while taken < 2000 and limits.take(0, now) is None:
+            taken += 1
+        assert taken <= per_minute + now * per_minute / 60 + 1e-6
+
+
+def test_waiting_as_long_as_told_is_enough() -> None:
+    limits = RateLimits.of(rpm=7, tpm=None)
+    now = 0.0
+    while limits.take(0, now) is None:
+        pass
+    refusal = limits.take(0, now)
+    assert refusal is not None
+    assert limits.take(0, now + refusal.wait) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0ms"), (0.1201, "121ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (361.25, "6m1.25s")]
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert clock_text(seconds) == text
+
+
+def test_settings_that_make_no_sense_are_said_at_once() -> None:
+    settings = Settings(host="0.0.0.0", port=70000, slots=0, rpm=-1, tpm=0)
+    problems = settings.problems()
+    assert [problem.split()[0] for problem in problems] == ["host", "port", "slots", "rpm", "tpm"]
+    assert "loopback" in problems[0]
+    assert Settings(host="localhost").problems() == []
+    assert Settings(host="::1").problems() == []
+
+
+def test_flags_carry_every_setting(tmp_path: Any) -> None:
+    from agac.simulator.__main__ import parse_arguments
+
+    settings = Settings("localhost", 1, -2, "normal:1,2", 3, 4, 5, tmp_path / "f.yml")
+    assert parse_arguments(settings.arguments())[0] == settings
+    assert parse_arguments([])[0] == Settings()
+    assert json.dumps(settings.arguments())

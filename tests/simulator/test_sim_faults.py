@@ -1,0 +1,386 @@
+"""Every fault over real HTTP, when rules apply, and what a wrong faults file is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from jsonschema import Draft202012Validator
+
+from agac.simulator.faults import ERROR_KINDS, KINDS, FaultPlan, Rule
+from agac.simulator.rulesfile import load_rules, parse_rules
+from agac.simulator.settings import SimulatorError
+
+OPEN_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+CLOSED_SCHEMA = {**OPEN_SCHEMA, "additionalProperties": False, "required": ["a"]}
+
+STATUSES = [
+    ({"kind": "rate_limit"}, 429, "requests", "rate_limit_exceeded"),
+    ({"kind": "quota"}, 429, "insufficient_quota", "insufficient_quota"),
+    ({"kind": "server_error"}, 500, "server_error", None),
+    ({"kind": "server_error", "status": 502}, 502, "server_error", None),
+    ({"kind": "server_error", "status": 503}, 503, "server_error", "server_is_overloaded"),
+    ({"kind": "unauthorized"}, 401, "invalid_request_error", "invalid_api_key"),
+    ({"kind": "not_found"}, 404, "invalid_request_error", "model_not_found"),
+    ({"kind": "bad_request"}, 400, "invalid_request_error", None),
+    (
+        {"kind": "bad_request", "code": "context_length_exceeded"},
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "status", "kind", "code"), STATUSES)
+def test_error_faults_answer_in_the_providers_form(served: Any, rule: Any, status: int, kind: str, code: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[rule]) as client:
+            got, headers, data = await client.ask()
+            assert got == status
+            assert (data["error"]["type"], data["error"]["code"]) == (kind, code)
+            assert data["error"]["message"]
+            assert headers["x-agac-simulated"] == "true"
+            assert "retry-after" not in headers
+            account = await client.account()
+            assert account["faults"] == {rule["kind"]: 1}
+            assert (account["charged"], account["refused"], account["answered"]) == (0, 1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_every_error_kind_is_covered() -> None:
+    assert {rule["kind"] for rule, *_ in STATUSES} == ERROR_KINDS
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"retry_after": 2}, {"retry-after": "2"}),
+        ({"retry_after": 0.25}, {"retry-after": "0.25"}),
+        ({"retry_after": 0.25, "in_ms": True}, {"retry-after-ms": "250"}),
+        ({"retry_after": None}, {}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rate_limit", "server_error"])
+def test_retry_after_is_told_as_the_rule_says(served: Any, kind: str, more: Any, expected: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": kind, **more}]) as client:
+            _, headers, _ = await client.ask()
+            assert {name.lower(): value for name, value in headers.items() if "retry" in name.lower()} == expected
+
+    asyncio.run(scenario())
+
+
+def test_message_of_a_rule_is_the_errors_message(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "quota", "message": "no money"}]) as client:
+            _, _, data = await client.ask()
+            assert data["error"]["message"] == "no money"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after_bytes", [None, 0, 40])
+def test_cut_drops_the_connection_and_is_charged(served: Any, stream: bool, after_bytes: int | None) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "cut", "after_bytes": after_bytes}]) as client:
+            with pytest.raises(aiohttp.ClientError) as caught:
+                await client.ask(stream=stream)
+            assert isinstance(caught.value, aiohttp.ServerDisconnectedError) == (after_bytes is None)
+            account = await client.account()
+            assert (account["charged"], account["answered"], account["in_flight"]) == (1, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_cut_after_bytes_sends_just_these(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "cut", "after_bytes": 12}]) as client:
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+            host, port = client.root.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            raw = await reader.read()
+            writer.close()
+            assert raw.partition(b"\r\n\r\n")[2] == b'{"id": "chat'
+
+    asyncio.run(scenario())
+
+
+def test_invalid_body_is_no_json(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "invalid_body"}]) as client:
+            status, headers, raw = await client.post({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+            assert (status, headers.getall("content-type")) == (200, ["application/json"])
+            with pytest.raises(ValueError):
+                json.loads(raw)
+            assert (await client.account())["charged"] == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("schema", [None, OPEN_SCHEMA, {"type": "integer"}, {"type": "string"}, {"type": "array"}])
+def test_malformed_json_is_no_json(served: Any, with_schema: Any, schema: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "malformed_json"}]) as client:
+            more = {} if schema is None else {"response_format": with_schema(schema)}
+            with pytest.raises(ValueError):
+                json.loads(await client.content(**more))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [OPEN_SCHEMA, CLOSED_SCHEMA, {"type": "integer"}, {"type": ["string", "null"]}, {"type": "array", "minItems": 1}],
+)
+def test_wrong_schema_is_json_that_the_schema_refuses(served: Any, with_schema: Any, schema: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "wrong_schema"}]) as client:
+            value = json.loads(await client.content(response_format=with_schema(schema)))
+            assert not Draft202012Validator(schema).is_valid(value)
+
+    asyncio.run(scenario())
+
+
+def test_wrong_schema_without_a_schema_is_some_object(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "wrong_schema"}]) as client:
+            assert json.loads(await client.content()) == {"unexpected": True}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "finish", "content", "refusal"),
+    [
+        ("length", "length", "one tw", None),
+        ("refusal", "stop", None, "I'm sorry, I can't help with that."),
+        ("filter", "content_filter", "", None),
+        ("empty", "stop", "", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_faults_end_in_their_own_way(
+    served: Any, kind: str, finish: str, content: Any, refusal: Any, stream: bool
+) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": kind}]) as client:
+            body = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}], "stream": stream}
+            status, _, raw = await client.post(body)
+            message, ended = streamed(raw) if stream else plain(raw)
+            assert (status, ended, message.get("content"), message.get("refusal")) == (200, finish, content, refusal)
+            assert (await client.account())["charged"] == 1
+
+    asyncio.run(scenario())
+
+
+def plain(raw: bytes) -> tuple[dict[str, Any], str]:
+    choice = json.loads(raw)["choices"][0]
+    return choice["message"], choice["finish_reason"]
+
+
+def streamed(raw: bytes) -> tuple[dict[str, Any], str]:
+    """The message that a client builds from chunks; content that never came is None beside a refusal."""
+    choices = [json.loads(line[6:])["choices"][0] for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    refusal = "".join(choice["delta"].get("refusal") or "" for choice in choices) or None
+    return {"content": None if refusal else content, "refusal": refusal}, choices[-1]["finish_reason"]
+
+
+def test_slow_first_byte_holds_back_the_whole_response(served: Any) -> None:
+    async def scenario() -> None:
+        rules = [{"kind": "slow_first_byte", "seconds": 3600, "match": "slow"}]
+        async with served(faults=rules) as client:
+            slow = asyncio.create_task(client.ask("slow one"))
+            await client.ask("quick one")
+            assert not slow.done()
+            slow.cancel()
+            account = await client.account()
+            assert account["faults"] == {"slow_first_byte": 1}
+
+    asyncio.run(scenario())
+
+
+def test_slow_first_byte_answers_in_the_end(served: Any) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with served(faults=[{"kind": "slow_first_byte", "seconds": 0.2}]) as client:
+            before = loop.time()
+            assert await client.content()
+            assert loop.time() - before >= 0.19
+
+    asyncio.run(scenario())
+
+
+def test_hang_never_answers_until_the_client_leaves(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "hang", "at": 1}]) as client:
+            hanging = asyncio.create_task(client.ask("one"))
+            while not (await client.account())["faults"]:
+                assert not hanging.done()
+            await client.ask("two")
+            hanging.cancel()
+            while (await client.account())["in_flight"]:
+                pass
+            account = await client.account()
+            assert (account["requests"], account["answered"], account["charged"]) == (2, 1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_server_stops_although_a_client_hangs(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "hang"}]) as client:
+            hanging = asyncio.create_task(client.ask())
+            while not (await client.account())["faults"]:
+                assert not hanging.done()
+        with pytest.raises((aiohttp.ClientError, ValueError, asyncio.CancelledError, RuntimeError)):
+            await hanging
+
+    asyncio.run(scenario())
+
+
+def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: int = 0) -> list[int]:
+    async def scenario() -> list[int]:
+        async with served(faults=rules, seed=seed) as client:
+            return [(await client.ask(text))[0] for text in texts]
+
+    return asyncio.run(scenario())
+
+
+def test_at_counts_requests_from_one(served: Any) -> None:
+    rules = [{"kind": "server_error", "at": [2, 4]}]
+    assert outcomes(rules, served, ["a", "b", "c", "d", "e"]) == [200, 500, 200, 500, 200]
+
+
+def test_first_fails_each_question_so_often(served: Any) -> None:
+    rules = [{"kind": "server_error", "first": 2}]
+    assert outcomes(rules, served, ["a", "a", "b", "a", "b", "b"]) == [500, 500, 500, 200, 500, 200]
+    assert outcomes([{"kind": "server_error", "attempts": 1}], served, ["a", "a", "b"]) == [500, 200, 500]
+
+
+def test_match_looks_into_all_messages(served: Any) -> None:
+    rules = [{"kind": "server_error", "match": "needle"}]
+    assert outcomes(rules, served, ["a needle here", "none"]) == [500, 200]
+
+
+def test_conditions_must_all_hold_and_the_first_rule_wins(served: Any) -> None:
+    rules = [
+        {"kind": "server_error", "match": "a", "at": [2, 3]},
+        {"kind": "rate_limit", "match": "a"},
+        {"kind": "unauthorized", "always": True},
+    ]
+    assert outcomes(rules, served, ["a", "a", "b"]) == [429, 500, 401]
+
+
+def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
+    rules = [{"kind": "server_error", "rate": 0.2}]
+    texts = [f"row {i}" for i in range(400)]
+    one = outcomes(rules, served, texts)
+    assert outcomes(rules, served, texts[::-1])[::-1] == one
+    assert 50 <= one.count(500) <= 110
+    assert outcomes(rules, served, texts, seed=1) != one
+
+
+def test_rate_is_drawn_anew_for_each_attempt() -> None:
+    plan = FaultPlan([Rule("server_error", rate=0.5)])
+    drawn = [plan.pick(number, b"same", "") is None for number in range(200)]
+    assert 60 < sum(drawn) < 140
+
+
+def test_re_ask_that_quotes_the_answer_is_the_same_question(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "malformed_json", "first": 1}]) as client:
+            messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+            form = {"type": "json_object"}
+            bad = await client.content(messages=messages, response_format=form)
+            again = [*messages, {"role": "assistant", "content": bad}, {"role": "user", "content": "That is no JSON."}]
+            assert json.loads(await client.content(messages=again, response_format=form))
+            account = await client.account()
+            assert (account["faults"], account["duplicates"]) == ({"malformed_json": 1}, 0)
+
+    asyncio.run(scenario())
+
+
+def test_reset_forgets_what_was_asked(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "server_error", "first": 1}]) as client:
+            assert [(await client.ask("a"))[0] for _ in range(2)] == [500, 200]
+            async with client.session.post(f"{client.root}/account/reset") as response:
+                assert (await response.json())["requests"] == 2
+            assert (await client.ask("a"))[0] == 500
+
+    asyncio.run(scenario())
+
+
+def test_rules_are_read_from_yaml_and_json(tmp_path: Path) -> None:
+    yaml_file = tmp_path / "faults.yml"
+    yaml_file.write_text("faults:\n  - {kind: rate_limit, rate: 0.05, retry_after: 1.5}\n  - kind: cut\n    at: 3\n")
+    assert load_rules(yaml_file) == [
+        Rule("rate_limit", rate=0.05, retry_after=1.5),
+        Rule("cut", at=frozenset({3})),
+    ]
+    json_file = tmp_path / "faults.json"
+    json_file.write_text('\ufeff[{"kind": "hang", "first": 1}]')
+    assert load_rules(json_file) == [Rule("hang", first=1)]
+    (tmp_path / "empty.yml").write_text("")
+    assert load_rules(tmp_path / "empty.yml") == []
+
+
+def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
+    rules = [
+        {"kind": "rate_limt"},
+        {"kind": "cut", "rat": 0.5},
+        {"kind": "quota", "retry_after": 3},
+        {"kind": "cut", "rate": 1.5},
+        {"kind": "cut", "at": [0]},
+        {"kind": "server_error", "status": 404},
+        {"kind": "cut", "first": 1, "attempts": 1},
+        {"kind": "rate_limit", "in_ms": True},
+        {"rate": 0.1},
+        "cut",
+        {"kind": "cut", "always": False},
+    ]
+    with pytest.raises(SimulatorError) as caught:
+        parse_rules(rules, "f.yml")
+    known, selectors = ", ".join(KINDS), "rate, at, match, first, attempts, always"
+    assert caught.value.problems == [
+        f"f.yml: faults[0].kind: 'rate_limt' is none; did you mean 'rate_limit'?; known: {known}",
+        f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",
+        "f.yml: faults[2].retry_after: a quota takes no such key; only: rate_limit, server_error",
+        "f.yml: faults[3].rate: must be a share from 0 to 1, not 1.5",
+        "f.yml: faults[4].at: must be a list of request numbers, counted from 1, not [0]",
+        "f.yml: faults[5].status: must be a status from 500 to 599, not 404",
+        "f.yml: faults[6]: `first` and `attempts` mean the same; write one of them",
+        "f.yml: faults[7].in_ms: says how `retry_after` is told, which is missing; add it",
+        f"f.yml: faults[8].kind: is missing; known: {known}",
+        "f.yml: faults[9]: a rule is a mapping with a `kind`, not 'cut'",
+        "f.yml: faults[10].always: must be true (or left out), not False",
+    ]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("f.json", "{", "not valid JSON"),
+        ("f.yml", "a: [", "not valid YAML"),
+        ("f.yml", "kind: cut", "a faults file is a list of rules"),
+        ("f.yml", None, "cannot be read"),
+    ],
+)
+def test_unreadable_faults_file_is_named(tmp_path: Path, name: str, text: str | None, problem: str) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SimulatorError, match=problem) as caught:
+        load_rules(path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,224 @@
+"""The simulator as a process: it says where it is, and never outlives its user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agac.simulator.embedded import embedded_simulator
+from agac.simulator.settings import Settings, SimulatorError
+
+COMMAND = [sys.executable, "-m", "agac.simulator"]
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A child and its ready line."""
+    command = [*COMMAND, "--ready-line", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def account(base_url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(base_url.removesuffix("/v1") + "/account", timeout=10) as response:
+        return dict(json.load(response))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process ended; one that nobody waited for yet counts as ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z" if Path("/proc/self").exists() else False
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pid: int, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_gone(pid)
+
+
+def test_ready_line_names_a_server_that_answers() -> None:
+    with started("--seed", "3") as (process, ready):
+        assert ready["pid"] == process.pid
+        assert ready["base_url"].startswith("http://127.0.0.1:")
+        assert account(ready["base_url"])["requests"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_it_cleanly(number: signal.Signals) -> None:
+    with started() as (process, _):
+        process.send_signal(number)
+        assert process.wait(20) == 0
+
+
+def test_end_of_standard_input_stops_it() -> None:
+    with started("--exit-with-stdin") as (process, _):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def test_without_the_flag_standard_input_is_left_alone() -> None:
+    with started() as (process, ready):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert account(ready["base_url"])["requests"] == 0
+
+
+PARENT = """
+import asyncio, sys
+from agac.simulator.embedded import embedded_simulator
+
+async def main():
+    async with embedded_simulator() as base_url:
+        print(base_url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def child_of(pid: int) -> int:
+    """The only child of a process."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    return int(listed.stdout.split()[0])
+
+
+def test_killed_parent_leaves_no_orphan() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        base_url = parent.stdout.readline().strip()
+        assert account(base_url)["requests"] == 0
+        child = child_of(parent.pid)
+        parent.kill()
+        parent.wait(20)
+    assert wait_until_gone(child)
+    with pytest.raises(urllib.error.URLError):
+        account(base_url)
+
+
+def test_ctrl_c_reaches_the_parent_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        child = child_of(parent.pid)
+        assert os.getsid(child) == child
+        parent.kill()
+    assert wait_until_gone(child)
+
+
+def test_taken_port_is_said_and_exits_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = subprocess.run([*COMMAND, "--port", str(port)], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "--port 0" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.yml"
+    faults.write_text("- {kind: cutt}\n- {kind: hang, rte: 1}\n")
+    flags = ["--host", "192.0.2.1", "--latency", "soon", "--faults", str(faults)]
+    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 4
+    assert "192.0.2.1" in lines[0]
+    assert "'soon'" in lines[1]
+    assert "did you mean 'cut'?" in lines[2]
+    assert "did you mean 'rate'?" in lines[3]
+
+
+def test_embedded_simulator_is_there_within_the_block_only(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.json"
+    faults.write_text('[{"kind": "quota"}]')
+
+    async def scenario() -> str:
+        async with embedded_simulator(Settings(faults=faults)) as base_url:
+            found = await asyncio.to_thread(account, base_url)
+            assert found["simulated"] is True
+            return base_url
+
+    base_url = asyncio.run(scenario())
+    with pytest.raises(urllib.error.URLError):
+        account(base_url)
+
+
+def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with embedded_simulator(Settings(latency="soon", faults=tmp_path / "none.yml")):
+            raise AssertionError("it started")
+
+    with pytest.raises(SimulatorError) as caught:
+        asyncio.run(scenario())
+    assert caught.value.exit_code == 2
+    assert len(caught.value.problems) == 2
+    assert "'soon'" in caught.value.problems[0]
+    assert "none.yml" in caught.value.problems[1]
+
+
+def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.json"
+    faults.write_text('[{"kind": "hang"}]')
+    request = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+
+    async def scenario() -> None:
+        async with embedded_simulator(Settings(faults=faults)) as base_url:
+            host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
+            writer.write(head.encode() + request)
+            while not (await asyncio.to_thread(account, base_url))["faults"]:
+                pass
+        await reader.read()
+        writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:
+    script = (
+        "import sys, agac.simulator.embedded; print([m for m in ('aiohttp', 'yaml', 'jsonschema') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "aiohttp.py").write_text("raise RuntimeError('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        async with embedded_simulator() as base_url:
+            assert (await asyncio.to_thread(account, base_url))["requests"] == 0
+
+    asyncio.run(scenario())

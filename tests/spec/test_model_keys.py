@@ -1,0 +1,117 @@
+"""Every mapping of every file refuses a key that it does not know, wherever it stands."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.modelwords import known_keys, validate
+from agac.spec.yamlfile import Document, Path_, key_path, parse_yaml
+
+
+def _bare(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _bare(next(arg for arg in get_args(annotation) if arg is not type(None)))
+    return annotation
+
+
+def _mappings(model: type[BaseModel], path: Path_ = ()) -> list[tuple[type[BaseModel], Path_]]:
+    """Each model that a file may hold, with a path at which it stands."""
+    found = [(model, path)]
+    for name, field in model.model_fields.items():
+        kind = _bare(field.annotation)
+        here: Path_ = (*path, name)
+        if get_origin(kind) is list:
+            kind, here = _bare(get_args(kind)[0]), (*here, 0)
+        elif get_origin(kind) is dict:
+            kind, here = _bare(get_args(kind)[1]), (*here, "thing")
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += _mappings(kind, here)
+    return found
+
+
+ALL = [
+    pytest.param(top, model, path, id=f"{top.__name__}-{key_path(path) or 'top'}")
+    for top in (ProjectFile, WorkflowFile, CardFile)
+    for model, path in _mappings(top)
+]
+FIELDS = [
+    pytest.param(top, path, name, id=f"{top.__name__}-{key_path((*path, name))}")
+    for top in (ProjectFile, WorkflowFile, CardFile)
+    for model, path in _mappings(top)
+    for name in model.model_fields
+]
+
+
+def _file(path: Path_, key: str, value: str) -> Document:
+    """A file that holds `key: value` at `path`, one key or list item a line."""
+    lines: list[str] = []
+    indent, dash = "", ""
+    for part in path:
+        if isinstance(part, int):
+            dash = "- "
+            continue
+        lines.append(f"{indent}{dash}{part}:")
+        indent, dash = indent + "  " * (1 + bool(dash)), ""
+    return parse_yaml("\n".join([*lines, f"{indent}{dash}{key}: {value}"]) + "\n", "f.yml")
+
+
+def _of(problems: list[Any], path: Path_) -> list[str]:
+    return [problem.message for problem in problems if problem.path == key_path(path)]
+
+
+@pytest.mark.parametrize(("top", "model", "path"), ALL)
+def test_a_junk_key_is_refused_with_the_keys_that_exist(
+    top: type[BaseModel], model: type[BaseModel], path: Path_
+) -> None:
+    document = _file(path, "qqqqqq", "1")
+    _, problems = validate(top, document)
+    assert _of(problems, (*path, "qqqqqq")) == [f"unknown key; known keys: {', '.join(model.model_fields)}"]
+    [problem] = [problem for problem in problems if problem.path.endswith("qqqqqq")]
+    assert problem.where == document.where((*path, "qqqqqq"), key=True)
+
+
+@pytest.mark.parametrize(("top", "path", "name"), FIELDS)
+def test_a_transposed_key_is_refused_with_the_one_that_was_meant(top: type[BaseModel], path: Path_, name: str) -> None:
+    typo = name[0] + name[2] + name[1] + name[3:] if len(name) > 2 and name[1] != name[2] else name + "x"
+    known = known_keys(top, path)
+    assert name in known
+    assert typo not in known
+    _, problems = validate(top, _file(path, typo, "1"))
+    [message] = _of(problems, (*path, typo))
+    assert message.startswith("unknown key; did you mean '")
+    assert message == f"unknown key; did you mean {name!r}?" or typo in ("dri", "inptu", "inptus", "rpmx", "tpmx")
+
+
+@pytest.mark.parametrize(("top", "path", "name"), FIELDS)
+def test_a_key_without_a_value_is_refused(top: type[BaseModel], path: Path_, name: str) -> None:
+    document = _file(path, name, "")
+    _, problems = validate(top, document)
+    assert _of(problems, (*path, name)) == ["has no value; give one or remove the key"]
+
+
+@pytest.mark.parametrize(("top", "model", "path"), ALL)
+def test_every_key_is_described(top: type[BaseModel], model: type[BaseModel], path: Path_) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(("top", "model", "path"), ALL)
+def test_every_model_is_strict_and_frozen(top: type[BaseModel], model: type[BaseModel], path: Path_) -> None:
+    assert issubclass(model, FileModel)
+    assert (model.model_config["strict"], model.model_config["frozen"], model.model_config["extra"]) == (
+        True,
+        True,
+        "forbid",
+    )
+
+
+@pytest.mark.parametrize("top", [ProjectFile, WorkflowFile, CardFile])
+def test_a_json_schema_for_editors_can_be_derived(top: type[BaseModel]) -> None:
+    schema = top.model_json_schema()
+    assert set(schema["properties"]) == set(top.model_fields)

@@ -1,0 +1,302 @@
+"""The words of each kind of Problem that models and loading can find. They are product text: change them on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+INPUT = "input: {path: data/reviews.csv}\n"
+STAGES = "stages:\n  - {name: a}\n"
+
+WORKFLOWS = [
+    # keys and types
+    (
+        "stages:\n  - name: a\n    promt: x\n",
+        "workflows/w.yml:3:5: stages[0].promt: unknown key; did you mean 'prompt'?",
+    ),
+    (
+        "qqq: 1\n" + INPUT + STAGES,
+        "workflows/w.yml:1:1: qqq: unknown key; known keys: description, input, inputs, defaults, vars, stages, output",
+    ),
+    (INPUT, "workflows/w.yml:1:1: missing key 'stages'"),
+    (INPUT + "stages:\n  - prompt: x\n", "workflows/w.yml:3:5: stages[0]: missing key 'name'"),
+    (INPUT + "stages:\n", "workflows/w.yml:2:1: stages: has no value; give one or remove the key"),
+    (INPUT + "stages: []\n", "workflows/w.yml:2:9: stages: is empty; give a value or remove the key"),
+    (INPUT + "stages:\n  -\n", "workflows/w.yml:3:4: stages[0]: has no value; give one or remove the key"),
+    (INPUT + "stages: {a: 1}\n", "workflows/w.yml:2:9: stages: expected a list, got a mapping"),
+    (INPUT + "stages: [x]\n", 'workflows/w.yml:2:10: stages[0]: expected a mapping, got the text "x"'),
+    ("description: 5\n" + INPUT + STAGES, "workflows/w.yml:1:14: description: expected text, got the number 5"),
+    ("- a\n", "workflows/w.yml:1:1: expected a mapping of keys at the top, got a list"),
+    ("hello\n", 'workflows/w.yml:1:1: expected a mapping of keys at the top, got the text "hello"'),
+    ("", "workflows/w.yml: is empty; a workflow has at least input and stages"),
+    ("# nothing\n", "workflows/w.yml: is empty; a workflow has at least input and stages"),
+    # input
+    (STAGES, "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"),
+    (
+        INPUT + "inputs: {path: data/reviews.csv}\n" + STAGES,
+        "workflows/w.yml:2:1: inputs: input and inputs are two spellings of one key; keep input",
+    ),
+    (
+        "input: {path: data/revews.csv}\n" + STAGES,
+        "workflows/w.yml:1:15: input.path: no such file: 'data/revews.csv'; did you mean 'data/reviews.csv'?",
+    ),
+    ("input: {path: data}\n" + STAGES, "input.path: 'data' is not a file"),
+    (
+        "input: {path: ../x.csv}\n" + STAGES,
+        "input.path: '../x.csv' leads out of the project; name a path inside it, or use --input",
+    ),
+    (
+        "input: {path: /etc/passwd}\n" + STAGES,
+        "'/etc/passwd' is not relative; paths are relative to the project's root and stay inside it, or use --input",
+    ),
+    ("input: {path: 'hf://datasets/x'}\n" + STAGES, "hf:// is not supported yet; name a csv, tsv, json or jsonl file"),
+    (
+        "input: {path: 'data/*.csv'}\n" + STAGES,
+        "'data/*.csv': several files at a time are not supported yet; name one file",
+    ),
+    (
+        "input: {path: data/rows.xlsx}\n" + STAGES,
+        "cannot tell the format of 'data/rows.xlsx'; add format: csv or tsv or json or jsonl",
+    ),
+    (
+        "input: {path: data/reviews.csv, format: cvs}\n" + STAGES,
+        "input.format: unknown value 'cvs'; did you mean 'csv'?",
+    ),
+    (
+        "input: {path: data/reviews.csv, format: parquet}\n" + STAGES,
+        "input.format: unknown value 'parquet'; choose csv, tsv, json, jsonl",
+    ),
+    (
+        "input: {path: data/reviews.csv, on_duplicate_id: fist}\n" + STAGES,
+        "input.on_duplicate_id: unknown value 'fist'; did you mean 'first'?",
+    ),
+    # output
+    (
+        INPUT + STAGES + "output: {dir: .}\n",
+        "output.dir: is the project's root; results need a folder of their own, as output/reviews",
+    ),
+    (
+        INPUT + STAGES + "output: {dir: workflows}\n",
+        "output.dir: workflows holds the project's own files (workflows); results need a folder of their own, as output/reviews",
+    ),
+    (INPUT + STAGES + "output: {dir: data}\n", "output.dir: data holds the project's own files (data); "),
+    (INPUT + STAGES + "output: {dir: .agac/x}\n", "output.dir: .agac/x belongs to agac or git; "),
+    (INPUT + STAGES + "output: {dir: ../x}\n", "output.dir: '../x' leads out of the project; name a path inside it"),
+    (INPUT + STAGES + "output: {dir: agac.yml}\n", "output.dir: agac.yml is a file; "),
+    (
+        INPUT + STAGES + "output: {include_input: yes}\n",
+        'output.include_input: expected true or false, got the text "yes"',
+    ),
+    # vars
+    (
+        INPUT + "vars: {a b: 1}\n" + STAGES,
+        "vars.a b: 'a b' is no name for a variable; use letters, digits, _ and -, and start with a letter or _",
+    ),
+    # chains
+    (
+        INPUT + "stages:\n  - {name: a}\n  - {name: a}\n",
+        "workflows/w.yml:4:12: stages[1].name: stages[0] is called 'a' already; names are unique",
+    ),
+    (
+        INPUT + "stages:\n  - {name: classify}\n  - {name: b, needs: clasify}\n",
+        "workflows/w.yml:4:22: stages[1].needs: stage 'b' needs 'clasify', which does not exist; did you mean 'classify'?",
+    ),
+    (
+        INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: a}\n",
+        "stages[2].needs: stages 'b' and 'c' both need 'a'; stages form one chain for now, so let one follow the other",
+    ),
+    (
+        INPUT + "stages:\n  - {name: a}\n  - {name: b, needs: []}\n",
+        "stages[1]: stages 'a' and 'b' both need no stage; stages form one chain for now, so let one follow the other",
+    ),
+    (
+        INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: [a, b]}\n",
+        "stages[2].needs: stage 'c' needs 2 stages; stages form one chain for now, so name one",
+    ),
+    (INPUT + "stages:\n  - {name: a, needs: a}\n", "stage 'a' needs itself; name the stage before it"),
+    (
+        INPUT + "stages:\n  - {name: a, needs: b}\n  - {name: b}\n",
+        "these stages need each other in a circle: a → b; stages form one chain for now, so let one of them start",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WORKFLOWS)
+def test_words_of_a_workflow(tree: Any, text: str, expected: str) -> None:
+    assert any(expected in problem for problem in tree.problems(text)), tree.problems()
+
+
+STAGE = [
+    (
+        "{name: a b}",
+        "stages[0].name: 'a b' is no stage name; use letters, digits, _ and -, and start with a letter or _",
+    ),
+    ("{name: vars}", "stages[0].name: 'vars' has a meaning of its own in templates; choose another name"),
+    ("{name: row_json}", "stages[0].name: 'row_json' has a meaning of its own in templates; choose another name"),
+    ("{name: a, needs: 5}", "stages[0].needs: expected the name of a stage"),
+    ("{name: a, temperature: hot}", 'stages[0].temperature: expected a number, got the text "hot"'),
+    ("{name: a, temperature: true}", "stages[0].temperature: expected a number, got true"),
+    ("{name: a, temperature: 3}", "stages[0].temperature: must be at most 2, not 3"),
+    ("{name: a, max_tokens: 1.5}", "stages[0].max_tokens: expected a whole number, got the number 1.5"),
+    ("{name: a, max_tokens: 0}", "stages[0].max_tokens: must be at least 1, not 0"),
+    ('{name: a, max_tokens: "400"}', 'stages[0].max_tokens: expected a whole number, got the text "400"'),
+    ("{name: a, concurrency: 0}", "stages[0].concurrency: must be at least 1, not 0"),
+    ("{name: a, timeout: 0}", "stages[0].timeout.total: must be more than 0, not 0"),
+    (
+        "{name: a, timeout: 30s}",
+        "stages[0].timeout: expected a number of seconds or a mapping with connect, first_byte, total",
+    ),
+    ("{name: a, timeout: {conect: 3}}", "stages[0].timeout.conect: unknown key; did you mean 'connect'?"),
+    ("{name: a, run_mode: snyc}", "stages[0].run_mode: unknown value 'snyc'; did you mean 'sync'?"),
+    ("{name: a, run_mode: batch}", "stages[0].run_mode: batch mode is not available yet; write `run_mode: sync`"),
+    ('{name: a, prompt: ""}', "stages[0].prompt: is empty; give a value or remove the key"),
+    ("{name: a, prompt: x, template: y}", "stages[0].template: give either prompt or template, not both"),
+    ("{name: a, prompt: prompts/x.md}", "stages[0].prompt: no such file: 'prompts/x.md'; files in ./: agac.yml"),
+    ("{name: a, template: text}", "stages[0].template: no such file: 'text'; files in ./: agac.yml"),
+    ("{name: a, template: ../x.md}", "stages[0].template: '../x.md' leads out of the project; name a path inside it"),
+    ("{name: a, prompt: ../x.md}", "stages[0].prompt: '../x.md' leads out of the project; name a path inside it"),
+    (
+        "{name: a, instructions: ~/x}",
+        "stages[0].instructions: '~/x' is not relative; paths are relative to the project's root",
+    ),
+    (
+        '{name: a, prompt: "a ${"}',
+        "stages[0].prompt: placeholder is never closed: '${'; add the } or write $${ for the text ${",
+    ),
+    (
+        '{name: a, prompt: "${ }"}',
+        "stages[0].prompt: empty placeholder ${}; name a field, or write $${} for the text ${}",
+    ),
+    ('{name: a, instructions: "${review}"}', "instructions are the same for every row; move ${review} into prompt"),
+    (
+        '{name: a, instructions: "${vars.tone}"}',
+        "stages[0].instructions: unknown variable ${vars.tone}; variables: none",
+    ),
+    ("{name: a, agent: suport}", "stages[0].agent: no agent 'suport'; agents in agentcards/: none"),
+    ("{name: a, output_schema: 5}", "expected a file, a JSON Schema, {field: type, …} or python:module.Class"),
+    ("{name: a, output_schema: {}}", "stages[0].output_schema: is empty; name a file or list the fields of the result"),
+    ("{name: a, output_schema: x.json}", "stages[0].output_schema: no such file: 'x.json'; in schemas/: none"),
+    (
+        '{name: a, output_schema: "yes|no"}',
+        "stages[0].output_schema: no such file: 'yes|no'; a result has named fields: write {answer: \"yes|no\"}",
+    ),
+    ("{name: a, output_schema: {s: str}}", "stages[0].output_schema.s: unknown type 'str'; did you mean 'string'?"),
+    (
+        "{name: a, output_schema: {s: sentiment}}",
+        "unknown type 'sentiment'; types: string, integer, number, boolean, object, array; a choice is written a|b|c",
+    ),
+    (
+        "{name: a, output_schema: {s: 'string|null'}}",
+        "'string|null' mixes texts to choose from with the type 'string'; write an optional field as 'string?'",
+    ),
+    ("{name: a, output_schema: {s: 'a||b'}}", "'a||b' has an empty choice; write the choices as a|b|c"),
+    ("{name: a, output_schema: {s: 'a|b|a'}}", "'a|b|a' names 'a' twice"),
+    ("{name: a, output_schema: {s: 5}}", 'expected a type such as string, "a|b|c", "string[]", or a mapping of fields'),
+    ("{name: a, output_schema: {type: objct, properties: {}}}", "unknown type 'objct'; did you mean 'object'?"),
+    (
+        "{name: a, output_schema: {type: object, required: x}}",
+        "output_schema.required: not a valid JSON Schema: 'x' is not of type 'array'",
+    ),
+    (
+        "{name: a, output_schema: {$ref: 'http://x/y'}}",
+        "'http://x/y' points outside this schema; only #/… is followed, nothing is ever fetched",
+    ),
+    (
+        "{name: a, output_schema: {$ref: '#/$defs/A', $defs: {B: {}}}}",
+        "'#/$defs/A' does not exist; did you mean '#/$defs/B'?",
+    ),
+    ("{name: a, output_schema: {$ref: '#'}}", "'#' leads back to itself"),
+    (
+        "{name: a, output_schema: {type: string, pattern: '('}}",
+        "output_schema.pattern: '(' is not a regular expression: ",
+    ),
+    ("{name: a, output_schema: 'python:x'}", "'python:x' is not python:module.Class, as python:tools.models.Review"),
+    (
+        "{name: a, output_schema: 'python:tools.m.X'}",
+        "no module 'tools.m' in the project; it would be the file tools/m.py",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stage", "expected"), STAGE)
+def test_words_of_a_stage(tree: Any, stage: str, expected: str) -> None:
+    assert any(expected in problem for problem in tree.stage_problems(stage)), tree.problems()
+
+
+PROJECTS = [
+    ("- a\n", "agac.yml:1:1: expected a mapping of keys at the top, got a list"),
+    ("defalts: {}\n", "agac.yml:1:1: defalts: unknown key; did you mean 'defaults'?"),
+    ("providers:\n", "agac.yml:1:1: providers: has no value; give one or remove the key"),
+    ("providers: {x: }\n", "agac.yml:1:13: providers.x: has no value; give one or remove the key"),
+    (
+        "providers: {a.b: {}}\n",
+        "providers.a.b: 'a.b' is no provider name; use letters, digits, _ and -, and start with a letter",
+    ),
+    (
+        "providers: {x: {dialect: anthropic}}\n",
+        "providers.x.dialect: dialect 'anthropic' is not supported yet; openai-chat is",
+    ),
+    (
+        "providers: {x: {dialect: openai-responses}}\n",
+        "dialect 'openai-responses' is not supported yet; openai-chat is",
+    ),
+    (
+        "providers: {x: {dialect: openai-caht}}\n",
+        "providers.x.dialect: unknown value 'openai-caht'; did you mean 'openai-chat'?",
+    ),
+    ("providers: {x: {base_url: localhost}}\n", "'localhost' is no address; it starts with http:// or https://"),
+    (
+        "providers: {x: {base_url: 'https://me:pw@host/v1'}}\n",
+        "has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}",
+    ),
+    (
+        "providers: {x: {api_key: sk-abc}}\n",
+        "providers.x.api_key: looks like a secret; write ${MY_KEY} and put the key in .env",
+    ),
+    (
+        "providers: {x: {api_key: 0a1b2c3d4e5f60718293}}\n",
+        "api_key: looks like a secret; write ${MY_KEY} and put the key in .env",
+    ),
+    (
+        "providers: {x: {api_key: '${my key}'}}\n",
+        "${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}",
+    ),
+    ('providers: {x: {api_key: "a\\nb"}}\n', "providers.x.api_key: must be a single line"),
+    (
+        "providers: {x: {headers: {Authorization: Bearer abc}}}\n",
+        "headers.Authorization: looks like a secret; write ${MY_KEY}",
+    ),
+    (
+        "providers: {x: {headers: {x-key: 0123456789abcdef0123456789abcdef}}}\n",
+        "headers.x-key: looks like a secret; write ${MY_KEY}",
+    ),
+    ("providers: {x: {headers: {a b: c}}}\n", "providers.x.headers.a b: 'a b' is no header name"),
+    ("providers: {x: {prices: {m: {input: 1}}}}\n", "providers.x.prices.m: missing key 'output'"),
+    ("providers: {x: {prices: {m: {input: -1, output: 1}}}}\n", "prices.m.input: must be at least 0, not -1"),
+    ("providers: {x: {structured: json}}\n", "structured: unknown value 'json'; choose json_schema, json_object, none"),
+    (
+        "paths: {workflows: ../x}\n",
+        "agac.yml:1:20: paths.workflows: '../x' leads out of the project; name a path inside it",
+    ),
+    (
+        "defaults: {model: '${MODEL}'}\n",
+        "defaults.model: the environment variable MODEL is not set; set it or add it to .env",
+    ),
+    (
+        "defaults: {stages: 1}\n",
+        "defaults.stages: unknown key; known keys: model, run_mode, temperature, max_tokens, timeout, concurrency",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), PROJECTS)
+def test_words_of_agac_yml(tree: Any, text: str, expected: str) -> None:
+    tree.write("agac.yml", text)
+    assert any(expected in problem for problem in tree.problems()), tree.problems()
+
+
+def test_a_secret_is_never_repeated(tree: Any) -> None:
+    tree.write("agac.yml", "providers: {x: {api_key: sk-canary-4711, headers: {Authorization: Bearer canary-4711}}}\n")
+    assert len(tree.problems()) == 2
+    assert not [problem for problem in tree.problems() if "4711" in problem]

@@ -1,0 +1,260 @@
+"""Strict YAML: what is read, what is refused, and where the finger points."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.spec.yamlfile import LOADER, MAX_DEPTH, Document, parse_yaml, read_yaml
+
+LOADERS = [pytest.param(LOADER, id="libyaml"), pytest.param(yaml.SafeLoader, id="pure")]
+
+
+def words(document: Document) -> list[str]:
+    return [str(problem) for problem in document.problems]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("off", "off"),
+        ("y", "y"),
+        ("true", True),
+        ("False", False),
+        ("'true'", "true"),
+        ("1e-3", 0.001),
+        ("1E5", 100000.0),
+        (".5", 0.5),
+        ("-3", -3),
+        ("+3", 3),
+        ("0", 0),
+        ("0o14", 12),
+        ("0x1f", 31),
+        ("'012'", "012"),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("1:30", "1:30"),
+        ("12:30:45", "12:30:45"),
+        ("2024-01-31", "2024-01-31"),
+        ("2024-01-31T10:00:00Z", "2024-01-31T10:00:00Z"),
+        ("1.2.3", "1.2.3"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("'~'", "~"),
+        ("=", "="),
+        ("nope", "nope"),
+        ("- x", ["x"]),
+        ("é 中 😀", "é 中 😀"),
+    ],
+)
+def test_plain_scalars_follow_yaml_1_2(loader: type, text: str, value: object) -> None:
+    document = parse_yaml(
+        f"a: {text}\n" if not text.startswith("-") or text == "-3" else f"a:\n  {text}\n", "f", loader=loader
+    )
+    assert words(document) == []
+    assert document.data == {"a": value}
+    assert type(document.data["a"]) is type(value)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("key", ["on", "yes", "1", "true", "null", "2024-01-01", "1.5"])
+def test_keys_are_the_text_that_was_written(loader: type, key: str) -> None:
+    assert parse_yaml(f"{key}: x\n", "f", loader=loader).data == {key: "x"}
+
+
+REFUSED = [
+    ("a: 1\nb: 2\na: 3\n", "f:3:1: a: duplicate key, first given on line 1; keep one of them"),
+    ("x:\n  - {a: 1, a: 2}\n", "f:2:12: x[0].a: duplicate key, first given on line 2; keep one of them"),
+    ("a: 012\n", 'f:1:4: a: 012 has a leading zero; write "012" in quotes to keep it as text, or 12 for the number'),
+    (
+        "a: [-007]\n",
+        'f:1:5: a[0]: -007 has a leading zero; write "-007" in quotes to keep it as text, or 7 for the number',
+    ),
+    ("a: 00\n", 'f:1:4: a: 00 has a leading zero; write "00" in quotes to keep it as text, or 0 for the number'),
+    (
+        "a: .nan\n",
+        "f:1:4: a: .nan is not a number that can be used; give a finite number, or quote it to mean the text",
+    ),
+    (
+        "a: -.inf\n",
+        "f:1:4: a: -.inf is not a number that can be used; give a finite number, or quote it to mean the text",
+    ),
+    ("a: 1e999\n", "f:1:4: a: 1e999 is too large for a number; quote it to mean the text"),
+    ("a: " + "9" * 5000, "f:1:4: a: this number has 5000 digits; quote it to mean the text"),
+    ("a: &x {b: 1}\nc:\n  <<: *x\n", "f:3:3: c: merge keys (<<) are not supported; write the keys out"),
+    ("a: *nope\n", "f:1:4: a: alias *nope has no anchor &nope before it"),
+    ("a: &a [*a]\n", "f:1:8: a[0]: alias *a stands inside its own anchor and would never end"),
+    (
+        "a: !!python/object/apply:os.system [ls]\n",
+        "f:1:4: a: tags are not supported; remove !!python/object/apply:os.system and quote the value if needed",
+    ),
+    ("a: !!str 5\n", "f:1:4: a: tags are not supported; remove !!str and quote the value if needed"),
+    ("a: !env X\n", "f:1:4: a: tags are not supported; remove !env and quote the value if needed"),
+    ("a: !e!x 5\n", "f:1:4: tags are not supported; remove the '!…' and quote the value if needed"),
+    ("!!map a: 1\n", "f:1:1: tags are not supported; remove !!map"),
+    ("a:\n\tb: 1\n", "f:2:1: a tab cannot indent in YAML; use spaces"),
+    ("a: 1\n\tb: 2\n", "f:2:1: a tab cannot indent in YAML; use spaces"),
+    ("a: 'abc\nb: 2\n", "f:3:1: the file ends inside a quoted text; the quote was opened on line 1"),
+    ("a: {b: 1\nc: 2", "f:2:2: expected ',' or '}' here; the '{' was opened on line 1"),
+    ("a: [1, 2\nb: 3", "f:2:2: expected ',' or ']' here; the '[' was opened on line 1"),
+    ("a: b: c\n", "f:1:5: a ':' is not allowed here; put quotes around text that contains ': '"),
+    ("a: @x\n", "f:1:4: a value cannot start with '@'; put quotes around it"),
+    ("a: - b\n", "f:1:4: a '-' is not allowed here; start the list on a line of its own"),
+    ("a: 1\n---\nb: 2\n", "f:2:1: a second document starts here; put one document into each file"),
+    ("? [a]\n: 1\n", "f:1:3: a key must be plain text, not a list, a mapping or an alias"),
+    ("a: \x07\n", "f:1:4: control character U+0007 is not allowed; remove it or write it as an escape in quotes"),
+    ("a: x\n\x00", "f:2:1: control character U+0000 is not allowed; remove it or write it as an escape in quotes"),
+    ("%YAML 3.0\n---\na: 1\n", "f:1:1: only YAML 1.1 and 1.2 are read; remove the %YAML line"),
+    (
+        "{a: 1}}\n",
+        "f:1:7: something is left over after the end of the document; check the brackets and quotes before it",
+    ),
+    ("'': 1\n", "f:1:1: a key is empty; write a name before the ':'"),
+    ("a:\n  - x\n - y\n", "f:3:2: expected a key here; check the indentation and the quotes of the lines above"),
+]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(("text", "expected"), REFUSED)
+def test_every_trap_is_refused_at_its_place(loader: type, text: str, expected: str) -> None:
+    assert expected in words(parse_yaml(text, "f", loader=loader))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_several_mistakes_of_one_file_come_together(loader: type) -> None:
+    document = parse_yaml("a: 012\nb: !x 1\nc: 1\nc: 2\nd: .nan\n", "f", loader=loader)
+    assert [problem.where.line for problem in document.problems] == [1, 2, 4, 5]
+
+
+def test_an_unknown_escape_in_quotes_says_what_to_write() -> None:
+    assert words(parse_yaml('a: "\\d"\n', "f")) == [
+        "f:1:5: unknown escape in double quotes; write \\\\ for a backslash, or use single quotes; "
+        "the quote was opened on line 1"
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n"])
+def test_an_empty_file_is_empty_and_no_mistake(text: str) -> None:
+    document = parse_yaml(text, "f")
+    assert document.empty
+    assert document.data is None
+    assert document.problems == []
+
+
+def test_a_written_null_is_not_an_empty_file() -> None:
+    document = parse_yaml("null\n", "f")
+    assert not document.empty
+
+
+def test_anchors_and_aliases_give_equal_values() -> None:
+    document = parse_yaml("a: &x {k: [1, 2]}\nb: *x\nc: [*x, *x]\n", "f")
+    assert words(document) == []
+    assert document.data == {"a": {"k": [1, 2]}, "b": {"k": [1, 2]}, "c": [{"k": [1, 2]}] * 2}
+
+
+def test_an_alias_bomb_is_refused_before_it_expands() -> None:
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    lines += [f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]" for i in range(15)]
+    [problem] = parse_yaml("\n".join(lines), "f").problems
+    assert problem.message == "aliases expand to more than 100,000 values; write the content out"
+    assert problem.where.line == 6
+
+
+def test_a_long_text_that_is_repeated_by_aliases_counts_by_its_length() -> None:
+    text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
+    assert "aliases expand" in words(parse_yaml(text, "f"))[0]
+
+
+@pytest.mark.parametrize("opener", ["[", "{a: "])
+def test_deep_nesting_is_refused(opener: str) -> None:
+    document = parse_yaml(opener * 5000, "f")
+    assert f"nested more than {MAX_DEPTH} levels deep" in words(document)[0]
+
+
+def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: |\r\n  x\r\n  y\r\nb2: 3\r\n")
+    document = read_yaml(file, "f.yml")
+    assert words(document) == []
+    assert document.data == {"a": 1, "b": "x\ny\n", "b2": 3}
+    assert str(document.where(("b2",), key=True)) == "f.yml:5:1"
+
+
+def test_bytes_that_are_not_utf8_are_refused_with_their_place(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n")
+    assert words(read_yaml(file, "f.yml")) == ["f.yml:2:5: byte 0xff is not valid UTF-8; save the file as UTF-8"]
+
+
+def test_utf16_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    file.write_bytes("a: 1\n".encode("utf-16"))
+    assert words(read_yaml(file, "f.yml")) == ["f.yml:1:1: this is UTF-16; save the file as UTF-8"]
+
+
+def test_a_file_of_100_mb_is_refused_without_being_read(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    with file.open("wb") as out:
+        out.write(b"a: ")
+        out.truncate(100_000_000)
+    [text] = words(read_yaml(file, "f.yml"))
+    assert text == "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file"
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.yml")
+    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == ["f.yml: not a regular file"]
+
+
+def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
+    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == ["f.yml: cannot be read: No such file or directory"]
+
+
+def test_places_of_keys_values_and_missing_things() -> None:
+    document = parse_yaml("stages:\n  - name: a\n    prompt: x\n  - name: b\n", "w.yml")
+    assert str(document.where(("stages", 0, "prompt"))) == "w.yml:3:13"
+    assert str(document.where(("stages", 0, "prompt"), key=True)) == "w.yml:3:5"
+    assert str(document.where(("stages", 1))) == "w.yml:4:5"
+    assert str(document.where(("stages", 1, "model"))) == "w.yml:4:5"
+    assert str(document.where(("nothing", "here"))) == "w.yml:1:1"
+
+
+def test_front_matter_counts_lines_of_its_file() -> None:
+    document = parse_yaml("a: 1\na: 2\n", "card.md", first_line=2)
+    assert words(document) == ["card.md:3:1: a: duplicate key, first given on line 2; keep one of them"]
+
+
+# libyaml keeps YAML 1.1's idea of what breaks a line
+_text = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="\u2028\u2029\ufffe\uffff"))
+_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _text
+_values = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_text.filter(bool), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(_text.filter(bool), _values, max_size=5))
+def test_json_is_read_as_what_it_means(data: dict[str, object]) -> None:
+    document = parse_yaml(json.dumps(data, ensure_ascii=False), "f")
+    assert words(document) == []
+    assert document.data == data
+
+
+@given(st.text())
+def test_no_text_makes_the_reader_raise(text: str) -> None:
+    document = parse_yaml(text, "f")
+    for problem in document.problems:
+        assert problem.where.line is not None
+        assert problem.message
