@@ -19,12 +19,18 @@ FORMAT_VERSION = 1
 
 DIGEST_BYTES = 16
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=True).encode
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+_in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def canonical(value: JSONValue) -> str:
     """The one text of a JSON value: keys sorted, no spaces, not ASCII-escaped."""
     return _compact(value)
+
+
+def snapshot(data: JSONValue) -> str:
+    """A row's fields as the store keeps them and as exports show them: in the order of the input."""
+    return _in_order(data)
 
 
 def digest(text: str) -> bytes:
@@ -73,5 +79,5 @@ class Fingerprinter:
         """
         hasher = self._prefix.copy()
         content = [[m.role, *((p.kind, p.text) for p in m.parts)] for m in messages]
-        hasher.update(_compact([content, replica, salt]).encode("utf-8", "surrogatepass"))
+        hasher.update(_in_order([content, replica, salt]).encode("utf-8", "surrogatepass"))
         return hasher.digest()

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import NamedTuple
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
-from agac.core.keys import canonical, row_hash
+from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
 from agac.engine.settle import Flight
@@ -253,7 +253,7 @@ def read_chunk(rows: Iterator[Row]) -> list[NewRow]:
     chunk: list[NewRow] = []
     characters = 0
     for row in rows:
-        data = canonical(row.data)
+        data = snapshot(row.data)
         error = row.error
         digest = row_hash(f"{error.type}:{error.message}:{data}" if error else data)
         chunk.append(NewRow(row, 0, digest, data, State.FAILED if error else State.PENDING))

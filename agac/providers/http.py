@@ -71,8 +71,8 @@ class Sender:
         limit: int = 0,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """`timeout` holds for calls that bring none; bounds that it lacks are DEFAULT_TIMEOUT's. `limit` bounds open connections (0: does not): the number of calls
-        at once, or more, so that nobody waits for a connection.
+        """`timeout` holds for calls that bring none; bounds that it lacks are DEFAULT_TIMEOUT's. `limit` bounds open
+        connections (0: does not): the number of calls at once, or more, so that nobody waits for one.
 
         Raises:
             UsageError: the address, a header, a proxy or the certificates cannot be used.

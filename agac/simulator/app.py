@@ -87,7 +87,7 @@ class Simulator:
         """A reply, or what a fault makes of it; raises ApiError."""
         ask = chat.read_ask(await request.read(), self.settings.seed)
         self.admit(request, ask)
-        rule = self.faults.pick(number, ask.question, ask.all_text if self.faults.reads_text else "")
+        rule = self.faults.pick(number, ask) if self.faults.rules else None
         if rule is not None:
             self.ledger.faults[rule.kind] += 1
             if rule.kind in ERROR_KINDS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal
 
 Finish = Literal["stop", "length", "content_filter"]
@@ -34,24 +36,31 @@ class ApiError(Exception):
 class Ask:
     """One request for one reply.
 
-    `digest` (16 bytes) names seed and whole content: the reply follows from it. `question` is the same for a retry and
-    for a re-ask that quotes an unusable answer. `schema` is what the reply must conform to; None with `wants_json`
-    is any object. `user_text` is the last message of the user, `prompt_tokens` an estimate.
+    `digest` (16 bytes) names seed and whole content: the reply follows from it. `schema` is what the reply must conform
+    to, `schema_key` a text that is different for different schemas, `strict_name` set where OpenAI's strict mode was
+    asked for; no schema with `wants_json` is any object. `prompt_tokens` is an estimate.
     """
 
     model: str
     messages: tuple[tuple[str, str], ...]
     digest: bytes
-    question: bytes
     prompt_tokens: int
     schema: Any = None
     schema_key: str = ""
+    strict_name: str | None = None
     wants_json: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> bytes:
+        """16 bytes that stay the same when this is asked again, be it with an unusable answer quoted."""
+        roles = [role for role, _ in self.messages]
+        told = self.messages[: roles.index("assistant")] if "assistant" in roles else self.messages
+        return content_digest(0, [self.model, told])
 
     @property
     def user_text(self) -> str:
@@ -76,6 +85,15 @@ class Answer:
     def tokens(self) -> int:
         """An estimate of what it cost to write."""
         return token_count(self.content or self.refusal or "")
+
+
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""JSON that is the same whatever the order of keys."""
+
+
+def content_digest(seed: int, content: Any) -> bytes:
+    """16 bytes for a content, whatever the order of its keys."""
+    return blake2b(canonical(content).encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)).digest()
 
 
 def token_count(text: str) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from agac.simulator.asks import Answer, ApiError, Ask, token_count
+from agac.simulator.asks import Answer, ApiError, Ask, canonical, content_digest, token_count
 from agac.simulator.words import names
 
 FINGERPRINT = "agac-simulator"
@@ -26,7 +25,6 @@ PARAMETERS = names(
     "top_logprobs modalities prompt_cache_key prompt_cache_retention safety_identifier verbosity prediction tools "
     "tool_choice parallel_tool_calls"
 )
-RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 UNSUPPORTED: dict[str, Any] = {"n": 1, "tools": [], "logprobs": False, "top_logprobs": 0}
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
@@ -41,17 +39,17 @@ def read_ask(body: bytes, seed: int) -> Ask:
     messages = tuple(read_message(index, message) for index, message in enumerate(read_list(data, "messages")))
     stream = data.pop("stream", None) or False
     stream_options = data.pop("stream_options", None) or {}
-    prefix = data["messages"][: first_reply(messages)]
-    schema, key = read_schema(data.get("response_format"), messages)
+    form = data.get("response_format")
+    schema, key = read_schema(form, messages)
     return Ask(
         model=data["model"],
         messages=messages,
-        digest=digest(seed, data),
-        question=digest(seed, [data["model"], prefix]),
+        digest=content_digest(seed, data),
         prompt_tokens=max(1, sum(token_count(text) for _, text in messages)),
         schema=schema,
         schema_key=key,
-        wants_json=response_kind(data) != "text",
+        strict_name=strict_name(form),
+        wants_json=form is not None and form["type"] != "text",
         max_tokens=data.get("max_completion_tokens") or data.get("max_tokens"),
         stop=read_stop(data.get("stop")),
         stream=stream,
@@ -60,17 +58,11 @@ def read_ask(body: bytes, seed: int) -> Ask:
     )
 
 
-def digest(seed: int, content: Any) -> bytes:
-    """16 bytes for a content, whatever the order of its keys."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return blake2b(text.encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)).digest()
-
-
 def read_object(body: bytes) -> dict[str, Any]:
     """The body as a JSON object."""
     try:
         data = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"We could not parse the JSON body of your request: {error}") from error
     if not isinstance(data, dict):
         raise ApiError(400, "We expected a JSON object as the body of your request.")
@@ -85,24 +77,39 @@ def check_values(data: dict[str, Any]) -> None:
     for name, harmless in UNSUPPORTED.items():
         if data.get(name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported by the simulator: leave it out.", param=name)
-    for name, (low, high) in RANGES.items():
-        value = data.get(name)
-        if value is not None and not (is_number(value) and low <= value <= high):
-            raise ApiError(400, f"Invalid '{name}': expected a number from {low} to {high}.", param=name)
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = data.get(name)
-        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-            raise ApiError(400, f"Invalid '{name}': expected an integer of at least 1.", param=name)
-    for name, form in (("stream", bool), ("stream_options", dict)):
-        if data.get(name) is not None and not isinstance(data[name], form):
-            raise ApiError(400, f"Invalid type for '{name}': expected {form.__name__}.", param=name)
+    for name, (fits, wanted) in VALUES.items():
+        if data.get(name) is not None and not fits(data[name]):
+            raise ApiError(400, f"Invalid '{name}': expected {wanted}.", param=name)
     if data.get("stream_options") and not data.get("stream"):
         raise ApiError(400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream")
+
+
+def between(low: float, high: float) -> tuple[Callable[[Any], bool], str]:
+    """What a number parameter must be."""
+    return lambda value: is_number(value) and low <= value <= high, f"a number from {low} to {high}"
 
 
 def is_number(value: Any) -> bool:
     """Whether a JSON value is a number: true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a JSON value is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": between(0, 2),
+    "top_p": between(0, 1),
+    "presence_penalty": between(-2, 2),
+    "frequency_penalty": between(-2, 2),
+    "max_tokens": (is_count, "an integer of at least 1"),
+    "max_completion_tokens": (is_count, "an integer of at least 1"),
+    "stream": (lambda value: isinstance(value, bool), "true or false"),
+    "stream_options": (lambda value: isinstance(value, dict), "an object"),
+}
+"""What a parameter must be when it is there, and the words for it."""
 
 
 def read_list(data: dict[str, Any], name: str) -> list[Any]:
@@ -134,11 +141,6 @@ def is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def first_reply(messages: tuple[tuple[str, str], ...]) -> int:
-    """Where the first message of the assistant stands: what comes before it is the question."""
-    return next((index for index, (role, _) in enumerate(messages) if role == "assistant"), len(messages))
-
-
 def read_stop(value: Any) -> tuple[str, ...]:
     """The texts before which a reply ends."""
     stops = [value] if isinstance(value, str) else value or []
@@ -147,10 +149,10 @@ def read_stop(value: Any) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def response_kind(data: dict[str, Any]) -> str:
-    """`text`, `json_object` or `json_schema`."""
-    form = data.get("response_format")
-    return "text" if form is None else str(form["type"])
+def strict_name(form: Any) -> str | None:
+    """The name of a schema that is to be held to strict mode."""
+    named = form.get("json_schema") if isinstance(form, dict) else None
+    return named["name"] if isinstance(named, dict) and named.get("strict") else None
 
 
 def read_schema(form: Any, messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
@@ -175,9 +177,7 @@ def read_schema(form: Any, messages: tuple[tuple[str, str], ...]) -> tuple[Any, 
             param="response_format.json_schema.name",
         )
     schema = named.get("schema", {})
-    if named.get("strict"):
-        check_strict(schema, named["name"])
-    return schema, json.dumps(schema, sort_keys=True)
+    return schema, f"{strict_name(form)}:{canonical(schema)}"
 
 
 def prompted_schema(messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
@@ -190,48 +190,6 @@ def prompted_schema(messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
             except ValueError:
                 return None, ""
     return None, ""
-
-
-def check_strict(schema: Any, name: str, path: str = "()") -> None:
-    """Refuses, as OpenAI does in strict mode, objects that are open or have properties that are not required."""
-    if path == "()" and not (isinstance(schema, dict) and schema.get("type") == "object"):
-        raise schema_error(name, "schema must be a JSON Schema of 'type: \"object\"'")
-    if isinstance(schema, list):
-        for item in schema:
-            check_strict(item, name, path + " ")
-    if not isinstance(schema, dict):
-        return
-    if schema.get("type") == "object" or "properties" in schema:
-        if schema.get("additionalProperties") is not False:
-            raise schema_error(name, f"In context={path}, 'additionalProperties' is required to be false")
-        required = schema.get("required")
-        missing = [key for key, _ in items_of(schema.get("properties")) if key not in (required or ())]
-        if missing:
-            raise schema_error(
-                name,
-                f"In context={path}, 'required' is required to be supplied and to be an array including every key in "
-                f"properties. Missing '{missing[0]}'",
-            )
-    for keyword in ("properties", "$defs", "definitions"):
-        for key, part in items_of(schema.get(keyword)):
-            check_strict(part, name, f"{path}.{keyword}.{key}")
-    for keyword in ("items", "anyOf", "prefixItems"):
-        check_strict(schema.get(keyword), name, f"{path}.{keyword}")
-
-
-def items_of(value: Any) -> list[tuple[str, Any]]:
-    """The members of what should be an object; what is none has no members."""
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def schema_error(name: str, message: str) -> ApiError:
-    """A schema that the provider refuses, for every row alike."""
-    return ApiError(
-        400,
-        f"Invalid schema for response_format '{name}': {message}.",
-        code="invalid_json_schema",
-        param="response_format",
-    )
 
 
 def error_body(error: ApiError) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from agac.simulator.asks import Ask
+
 KINDS: dict[str, tuple[str, ...]] = {
     "rate_limit": ("retry_after", "in_ms", "message"),
     "quota": ("message",),
@@ -70,15 +72,11 @@ class FaultPlan:
         self.counts_attempts = any(rule.rate is not None or rule.first is not None for rule in self.rules)
         self.reads_text = any(rule.match is not None for rule in self.rules)
 
-    def pick(self, number: int, question: bytes, text: str) -> Rule | None:
-        """The fault of the request with this number, or None.
-
-        `question` stays the same when a question is asked again, be it as a retry or with the unusable answer quoted.
-        """
-        if not self.rules:
-            return None
-        attempt = 1
+    def pick(self, number: int, ask: Ask) -> Rule | None:
+        """The fault of the request with this number, or None."""
+        question, text, attempt = b"", ask.all_text if self.reads_text else "", 1
         if self.counts_attempts:
+            question = ask.question
             attempt = self.asked[question] = self.asked.get(question, 0) + 1
         for index, rule in enumerate(self.rules):
             if self._applies(rule, index, number, question, attempt, text):

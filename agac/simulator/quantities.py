@@ -39,8 +39,9 @@ class Number:
     def ends(self) -> tuple[Fraction, Fraction]:
         """From where to where values are taken."""
         grid = self.grid() or Fraction(1)
-        reach = max(Fraction(SPAN), grid * 4)
         low, high = self.low, self.high
+        known = low if low is not None else high or Fraction(0)
+        reach = max(Fraction(SPAN), grid * 4, abs(known) / 10**6)  # at 1e300, a hundred more is the same float
         if low is None and high is None:
             return Fraction(0), reach
         if low is None:

@@ -12,8 +12,10 @@ from typing import Any
 from agac.simulator.asks import Answer, ApiError, Ask
 from agac.simulator.merging import SchemaError
 from agac.simulator.patterns import NoMatch
-from agac.simulator.schemas import Compiler, validity
+from agac.simulator.schemas import Compiler
 from agac.simulator.shapes import Properties, Shape
+from agac.simulator.strict import check_strict
+from agac.simulator.validity import validity
 from agac.simulator.words import Draft
 
 KEPT_SCHEMAS = 256
@@ -24,12 +26,20 @@ ECHO = "echo"
 """The model, and the property, that say the user's text again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compiled:
-    """A schema ready for use. `valid` is None where the shape alone makes sure."""
+    """A schema ready for use. Where it is not `unsure`, what its shape writes is valid without a look."""
 
+    schema: Any
     shape: Shape
-    valid: Callable[[Any], bool] | None
+    unsure: bool
+    _validity: Callable[[Any], bool] | None = None
+
+    def valid(self, value: Any) -> bool:
+        """Whether the value satisfies the schema; raises SchemaError for a schema that is wrong in itself."""
+        if self._validity is None:
+            self._validity = validity(self.schema)
+        return self._validity(value)
 
 
 @dataclass(slots=True)
@@ -63,8 +73,8 @@ class Author:
                 value = compiled.shape.write(draft_for(ask, attempt), 0, "")
             except NoMatch:
                 continue
-            value = echoed(value, compiled.shape, ask)
-            if compiled.valid is None or compiled.valid(value):
+            value = echoed(value, compiled, ask)
+            if not compiled.unsure or compiled.valid(value):
                 return value
         raise refused("the simulator found no value that satisfies it")
 
@@ -73,8 +83,12 @@ class Author:
         found = self.kept.get(ask.schema_key)
         if found is None:
             try:
+                if ask.strict_name is not None:
+                    check_strict(ask.schema, ask.strict_name)
                 compiler = Compiler(ask.schema)
-                found = Compiled(compiler.root, validity(ask.schema) if compiler.unsure else None)
+                found = Compiled(ask.schema, compiler.root, compiler.unsure)
+                if compiler.unsure:
+                    found.valid(None)
             except (SchemaError, RecursionError) as error:
                 raise refused(str(error)) from error
             self.kept[ask.schema_key] = found
@@ -94,15 +108,15 @@ def draft_for(ask: Ask, attempt: int) -> Draft:
     return Draft(Random(int.from_bytes(ask.digest) + attempt), ask.user_text)  # noqa: S311 (nothing to guess)
 
 
-def echoed(value: Any, shape: Shape, ask: Ask) -> Any:
+def echoed(value: Any, compiled: Compiled, ask: Ask) -> Any:
     """The value with the user's text under `echo`, for the model of that name, where the schema lets it."""
     if ask.model != ECHO or not isinstance(value, dict):
         return value
-    target = getattr(shape, "target", shape)
+    target = getattr(compiled.shape, "target", None)
     if not isinstance(target, Properties) or ECHO not in target.named:
         return value
     changed = {**value, ECHO: ask.user_text}
-    return changed if validity(ask.schema)(changed) else value
+    return changed if compiled.valid(changed) else value
 
 
 def ended(text: str, stops: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from agac.simulator.asks import Answer, ApiError, Ask
 from agac.simulator.faults import Rule
 from agac.simulator.latency import Refusal
-from agac.simulator.schemas import validity
+from agac.simulator.validity import validity
 
 
 def error_of(rule: Rule, ask: Ask) -> ApiError:

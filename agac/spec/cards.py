@@ -139,8 +139,7 @@ def _type_problems(document: Document) -> list[Problem]:
     known = ("agent", *TYPES_LATER)
     if kind.lower() in TYPES_LATER:
         return [Problem(where, f"`type: {kind}` is not supported yet; agent is", "type")]
-    match = nearest(kind, known)
-    remedy = f"did you mean {match!r}?" if match else f"types: {', '.join(known)}"
+    remedy = "did you mean 'agent'?" if nearest(kind, ["agent"]) else f"types: {', '.join(known)}"
     return [Problem(where, f"unknown type {kind!r}; {remedy}", "type")]
 
 

@@ -211,7 +211,7 @@ class CardFile(FileModel):
     request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
         default=RequestParamsFile(), description="Sampling and service parameters."
     )
-    schema_version: Literal[1] = Field(default=1, description="Version of the card format.")
+    schema_version: int = Field(default=1, ge=1, le=1, description="Version of the card format.")
     default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")
     tool_only: Annotated[bool, AfterValidator(check.not_tool_only)] = Field(default=False, description="Must be false.")
     use_history: bool = Field(default=False, description="Rows share no history; true only warns.")

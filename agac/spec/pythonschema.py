@@ -78,6 +78,8 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
             yield node.name
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
         elif isinstance(node, ast.Assign):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, (ast.If, ast.Try, ast.With)):

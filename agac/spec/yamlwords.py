@@ -19,6 +19,7 @@ _BY_PROBLEM = {
     "expected ',' or '}'": "expected ',' or '}' here",
     "did not find expected ',' or ']'": "expected ',' or ']' here",
     "expected ',' or ']'": "expected ',' or ']' here",
+    "node content": "expected a value here; check the brackets and the '-' signs",
     "unexpected end of stream": "the file ends inside a quoted text",
     "unknown escape character": "unknown escape in double quotes; write \\\\ for a backslash, or use single quotes",
     "undefined tag handle": "tags are not supported; remove the '!…' and quote the value if needed",

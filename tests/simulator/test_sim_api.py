@@ -8,6 +8,13 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agac.simulator.asks import ApiError
+from agac.simulator.chat import PARAMETERS, read_ask
+from agac.simulator.keywords import HINTS
+from agac.simulator.replies import Author
 
 USER: Any = [{"role": "user", "content": "The lamp broke after two days and the shop was rude about it"}]
 STRICT = {
@@ -128,6 +135,8 @@ def ask_body(**more: Any) -> dict[str, Any]:
     return {"model": "small", "messages": [{"role": "user", "content": "x"}], **more}
 
 
+KEYWORDS = sorted({"type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "$ref", "$defs"}.union(*HINTS.values()))
+
 MALFORMED = {
     "no JSON": (b"{", "could not parse the JSON body", None),
     "no object": (b"[]", "expected a JSON object", None),
@@ -175,6 +184,39 @@ def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -
     asyncio.run(scenario())
 
 
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.sampled_from(["object", "string", "#", "a", "("])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bool, strict: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": strict, "schema": schema}}
+    body = more if whole else {**ask_body(), "response_format": form}
+    try:
+        answer = Author().answer(read_ask(json.dumps(body).encode(), 0))
+    except ApiError as refusal:
+        status = refusal.status
+    else:
+        status = 200
+        assert answer.content is not None
+    assert status in (200, 400)
+
+
+def test_deep_body_is_refused(served: Any) -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
+            assert status == 400
+
+    asyncio.run(scenario())
+
+
 def test_parameters_that_change_nothing_are_taken(served: Any) -> None:
     async def scenario() -> None:
         async with served() as client:
@@ -200,7 +242,7 @@ def test_parts_and_quoted_replies_are_read(served: Any) -> None:
     ("schema", "words"),
     [
         ({"type": "array", "items": {"type": "string"}}, "'type: \"object\"'"),
-        ({"type": "object", "properties": {}}, "'additionalProperties' is required to be false"),
+        ({"type": "object", "properties": {}}, "'additionalProperties' is required to be supplied and to be false"),
         (
             {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"], "additionalProperties": False},
             "Missing 'b'",
@@ -212,7 +254,7 @@ def test_parts_and_quoted_replies_are_read(served: Any) -> None:
                 "required": ["a"],
                 "additionalProperties": False,
             },
-            "'additionalProperties' is required to be false",
+            "'additionalProperties' is required to be supplied and to be false",
         ),
     ],
 )

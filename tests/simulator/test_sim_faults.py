@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
+from agac.simulator.asks import Ask
 from agac.simulator.faults import ERROR_KINDS, KINDS, FaultPlan, Rule
 from agac.simulator.rulesfile import load_rules, parse_rules
 from agac.simulator.settings import SimulatorError
@@ -146,6 +147,15 @@ def test_wrong_schema_is_json_that_the_schema_refuses(served: Any, with_schema: 
         async with served(faults=[{"kind": "wrong_schema"}]) as client:
             value = json.loads(await client.content(response_format=with_schema(schema)))
             assert not Draft202012Validator(schema).is_valid(value)
+
+    asyncio.run(scenario())
+
+
+def test_wrong_schema_of_a_cut_answer_is_still_json(served: Any, with_schema: Any) -> None:
+    async def scenario() -> None:
+        async with served(faults=[{"kind": "wrong_schema"}]) as client:
+            value = json.loads(await client.content(response_format=with_schema(CLOSED_SCHEMA), max_tokens=1))
+            assert not Draft202012Validator(CLOSED_SCHEMA).is_valid(value)
 
     asyncio.run(scenario())
 
@@ -292,7 +302,8 @@ def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
 
 def test_rate_is_drawn_anew_for_each_attempt() -> None:
     plan = FaultPlan([Rule("server_error", rate=0.5)])
-    drawn = [plan.pick(number, b"same", "") is None for number in range(200)]
+    ask = Ask(model="m", messages=(("user", "same"),), digest=b"", prompt_tokens=1)
+    drawn = [plan.pick(number, ask) is None for number in range(200)]
     assert 60 < sum(drawn) < 140
 
 

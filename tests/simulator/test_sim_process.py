@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agac.simulator import embedded
 from agac.simulator.embedded import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 
@@ -92,6 +93,7 @@ def test_without_the_flag_standard_input_is_left_alone() -> None:
 
 PARENT = """
 import asyncio, sys
+from agac.simulator import embedded
 from agac.simulator.embedded import embedded_simulator
 
 async def main():
@@ -105,8 +107,11 @@ asyncio.run(main())
 
 def child_of(pid: int) -> int:
     """The only child of a process."""
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
-    return int(listed.stdout.split()[0])
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as listing:
+        rows = [line.split() for line in listing.communicate()[0].splitlines()]
+        children = [int(child) for child, parent in rows if int(parent) == pid and int(child) != listing.pid]
+    assert len(children) == 1
+    return children[0]
 
 
 def test_killed_parent_leaves_no_orphan() -> None:
@@ -130,6 +135,11 @@ def test_ctrl_c_reaches_the_parent_alone() -> None:
         assert os.getsid(child) == child
         parent.kill()
     assert wait_until_gone(child)
+
+
+def test_localhost_is_served_by_name() -> None:
+    with started("--host", "localhost") as (_, ready):
+        assert account(ready["base_url"])["requests"] == 0
 
 
 def test_taken_port_is_said_and_exits_1() -> None:
@@ -203,6 +213,30 @@ def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> Non
         writer.close()
 
     asyncio.run(scenario())
+
+
+def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.1)
+
+    async def scenario() -> int:
+        async with embedded_simulator():
+            child = child_of(os.getpid())
+            os.kill(child, signal.SIGSTOP)
+            return child
+
+    assert is_gone(asyncio.run(scenario()))
+
+
+def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.001)
+
+    async def scenario() -> None:
+        async with embedded_simulator():
+            raise AssertionError("it started")
+
+    with pytest.raises(SimulatorError, match="was not ready after") as caught:
+        asyncio.run(scenario())
+    assert caught.value.exit_code == 1
 
 
 def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:

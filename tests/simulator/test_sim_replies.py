@@ -164,6 +164,12 @@ def test_echo_says_the_users_text_again(served: Any, with_schema: WithSchema) ->
             }
             long = json.loads(await client.content("Row 7 is too long", model="echo", response_format=form))
             assert len(long["echo"]) <= 9
+            for other in (
+                {"type": "integer"},
+                {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
+            ):
+                value = json.loads(await client.content("Row 7", model="echo", response_format=with_schema(other)))
+                assert "Row 7" not in str(value)
             form = {"type": "json_object"}
             assert json.loads(await client.content("Row 7", model="echo", response_format=form)) == {"echo": "Row 7"}
 

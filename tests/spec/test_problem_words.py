@@ -78,7 +78,7 @@ WORKFLOWS = [
     ),
     (
         INPUT + STAGES + "output: {dir: workflows}\n",
-        "output.dir: workflows holds the project's own files (workflows); results need a folder of their own, as output/reviews",
+        "output.dir: workflows holds the project's own files (workflows); results need a folder of their own",
     ),
     (INPUT + STAGES + "output: {dir: data}\n", "output.dir: data holds the project's own files (data); "),
     (INPUT + STAGES + "output: {dir: .agac/x}\n", "output.dir: .agac/x belongs to agac or git; "),
@@ -100,7 +100,7 @@ WORKFLOWS = [
     ),
     (
         INPUT + "stages:\n  - {name: classify}\n  - {name: b, needs: clasify}\n",
-        "workflows/w.yml:4:22: stages[1].needs: stage 'b' needs 'clasify', which does not exist; did you mean 'classify'?",
+        "w.yml:4:22: stages[1].needs: stage 'b' needs 'clasify', which does not exist; did you mean 'classify'?",
     ),
     (
         INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: a}\n",

@@ -139,8 +139,10 @@ def test_several_mistakes_of_one_file_come_together(loader: type) -> None:
 
 def test_an_unknown_escape_in_quotes_says_what_to_write() -> None:
     assert words(parse_yaml('a: "\\d"\n', "f")) == [
-        "f:1:5: unknown escape in double quotes; write \\\\ for a backslash, or use single quotes; "
-        "the quote was opened on line 1"
+        (
+            "f:1:5: unknown escape in double quotes; write \\\\ for a backslash, or use single quotes; "
+            "the quote was opened on line 1"
+        )
     ]
 
 

@@ -143,9 +143,7 @@ class DelimitedSource:
         names = tuple(cell.strip() for cell in cells)
         problem = _bad_bytes(names, names) or _bad_names(names)
         if problem:
-            raise UsageError(
-                f"{where}: {problem}", remedy="Give every column its own name, in UTF-8."
-            )
+            raise UsageError(f"{where}: {problem}", remedy="Give every column its own name, in UTF-8.")
         return names
 
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:

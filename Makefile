@@ -1,0 +1,73 @@
+# make demo   run the shipped example on the embedded simulator: no key, no cost
+# make test   everything that CI checks: lint, types, import rules, tests
+# Both make a virtual environment in .venv the first time, and are quick after that.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PARALLEL ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types imports unit coverage test-all bench clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "agac needs Python 3.11 or newer"; exit 1; }
+	@echo "Installing agac into $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## Run the example workflow on the embedded simulator
+	@echo "Running the workflow product_reviews (workflows/product_reviews.yml) on the embedded simulator ..."
+	@$(BIN)/agac run -a product_reviews
+	@echo
+	@echo "One line a row, in input order: output/product_reviews/results.jsonl"
+	@echo "Run it again and nothing is asked twice: $(BIN)/agac run -a product_reviews"
+
+test: lint types imports unit ## Everything that CI checks
+
+lint: $(VENV)/.installed-dev ## Style
+	@echo "ruff ..."
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+
+types: $(VENV)/.installed-dev ## Types, strictly
+	@echo "mypy ..."
+	@$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev ## Imports go down
+	@echo "import-linter ..."
+	@$(BIN)/lint-imports --no-cache > .import-lint.log 2>&1 || { cat .import-lint.log; exit 1; }
+	@rm -f .import-lint.log
+
+unit: $(VENV)/.installed-dev ## Tests
+	@echo "pytest ..."
+	@$(BIN)/pytest -n $(PARALLEL)
+
+coverage: $(VENV)/.installed-dev ## Line coverage of agac/, subprocesses and killed ones included
+	@rm -f .coverage .coverage.*
+	@COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/coverage run -m pytest -n $(PARALLEL)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered --fail-under=90
+
+test-all: ## The tests on every Python from 3.11 to 3.13 that is here
+	@for v in 3.11 3.12 3.13; do \
+	  p=$$(ls $$(pyenv root 2>/dev/null)/versions/$$v.*/bin/python 2>/dev/null | tail -1); p=$${p:-$$(command -v python$$v)}; \
+	  if [ -n "$$p" ]; then echo "== Python $$v"; $(MAKE) --no-print-directory test VENV=.venv-$$v PYTHON=$$p || exit 1; \
+	  else echo "== Python $$v is not here"; fi; \
+	done
+
+bench: $(VENV)/.installed-dev ## Measure against a raw client; docs/benchmarks.md says how to read it
+	@$(BIN)/python bench/run.py
+
+clean: ## Remove what was installed and cached; your state in .agac and output stays
+	@rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

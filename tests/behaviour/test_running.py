@@ -1,0 +1,45 @@
+"""A workflow over rows, from the first run to the tenth."""
+
+from __future__ import annotations
+
+from support.project import ProjectFolder
+from support.server import Server
+
+
+def test_every_row_gets_an_envelope_in_input_order(project: ProjectFolder, server: Server) -> None:
+    project.numbered(30)
+    report = project.run(project.workflow())
+    assert report.exit_code == 0
+    envelopes = project.envelopes()
+    assert [e["id"] for e in envelopes] == [f"r-{i}" for i in range(1, 31)]
+    assert [list(e) for e in envelopes] == [["id", "row_number", "ok", "result", "error"]] * 30
+    assert project.output() == [e["result"] for e in envelopes]
+    assert server.account()["charged"] == 30
+    project.assert_sound()
+
+
+def test_a_finished_run_asks_nothing_and_writes_no_row_again(project: ProjectFolder, server: Server) -> None:
+    project.numbered(30)
+    project.run(project.workflow())
+    before = project.query("SELECT * FROM row"), project.query("SELECT * FROM task"), project.query("SELECT * FROM result")
+    stamp = (project.root / "output/reviews/results.jsonl").stat().st_mtime_ns
+    server.reset()
+    report = project.run()
+    assert report.invocation["rows_unchanged"] == 30
+    assert server.account()["requests"] == 0
+    after = project.query("SELECT * FROM row"), project.query("SELECT * FROM task"), project.query("SELECT * FROM result")
+    assert after == before
+    assert (project.root / "output/reviews/results.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_one_changed_cell_costs_one_call(project: ProjectFolder, server: Server) -> None:
+    project.numbered(30)
+    project.run(project.workflow())
+    server.reset()
+    text = (project.root / "data/rows.csv").read_text().replace("number 7\n", "number seven\n")
+    project.write("data/rows.csv", text)
+    report = project.run()
+    assert server.account()["requests"] == 1
+    assert report.summary["run"] == 1
+    assert report.summary["rows"]["done"] == 30
+    project.assert_sound()

@@ -1,0 +1,72 @@
+"""What no test may do, and what all may use."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+from support.server import Server, simulator
+
+
+class NetworkInTest(AssertionError):
+    """A test tried to leave this machine."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _only_loopback() -> Iterator[None]:
+    """No test reaches the internet, and none finds a key of the machine."""
+    patch = pytest.MonkeyPatch()
+    for name in list(os.environ):
+        if re.search(r"API_KEY|_TOKEN|_PROXY", name, re.IGNORECASE):
+            patch.delenv(name)
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not str(host).startswith(("127.", "::1", "localhost")):
+            raise NetworkInTest(f"a test connects to {host}")
+        connect(self, address)
+
+    patch.setattr(socket.socket, "connect", guarded)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def _shared_server() -> Iterator[Server]:
+    with simulator() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_shared_server: Server) -> Server:
+    """A simulator without latency or faults, its account at zero."""
+    _shared_server.reset()
+    return _shared_server
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: Server) -> ProjectFolder:
+    """A project whose stages ask `server`."""
+    folder = ProjectFolder(tmp_path / "project")
+    folder.configure(server.base_url)
+    return folder
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts simulators with faults: `faulty([{"kind": "server_error", "at": [1]}], "--rpm", "60")`."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def start(faults: list[dict[str, Any]], *flags: str) -> Server:
+            return stack.enter_context(simulator(*flags, faults=faults, folder=tmp_path / "faults"))
+
+        yield start

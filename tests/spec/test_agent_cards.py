@@ -1,0 +1,229 @@
+"""AgentCards: what is read, what is refused by the name of its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agac.spec.cards import Card, card_names, find_card, load_card
+from agac.spec.cardwords import FIELDS_LATER, PARAMS_LATER, TYPES_LATER
+
+
+def load(tree: Any, content: str, name: str = "agentcards/c.md", **variables: Any) -> tuple[Card | None, list[str]]:
+    path = tree.write(name, content)
+    card, problems = load_card(path, tree.project(), variables)
+    return card, [str(problem) for problem in problems]
+
+
+def good(tree: Any, content: str, name: str = "agentcards/c.md", **variables: Any) -> Card:
+    card, problems = load(tree, content, name, **variables)
+    assert card is not None, problems
+    assert problems == []
+    return card
+
+
+def test_front_matter_and_instruction(tree: Any) -> None:
+    card = good(
+        tree,
+        "---\nname: my tagger\ndescription: Tags.\nmodel: openai/gpt-4.1-mini\n"
+        "request_params: {max_tokens: 200, temperature: 0, topP: 0.5, stopSequences: [END], service_tier: fast}\n"
+        "---\n\n"
+        "Assign one\ntopic label.\n\n",
+    )
+    assert card.info.name == "my_tagger"
+    assert card.info.description == "Tags."
+    assert card.info.file == "agentcards/c.md"
+    assert card.info.instruction == "Assign one\ntopic label."
+    assert card.info.model == "openai/gpt-4.1-mini"
+    assert card.info.params == {
+        "max_tokens": 200,
+        "temperature": 0,
+        "top_p": 0.5,
+        "stop": ("END",),
+        "service_tier": "priority",
+    }
+    assert str(card.where["model"]) == "agentcards/c.md:4:8"
+
+
+def test_a_yaml_card_is_one_mapping(tree: Any) -> None:
+    card = good(tree, "name: grader\ninstruction: Grade from 1 to 5.\nuse_history: false\n", "agentcards/g.yaml")
+    assert (card.info.name, card.info.instruction) == ("grader", "Grade from 1 to 5.")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "---\n---\nText.",
+        "\n\n---\nmodel: a/b\n---\nText.",
+        "\ufeff---\r\nmodel: a/b\r\n---\r\nText.\r\n",
+        "---\ntype: AGENT\n---\n---SYSTEM\nText.",
+        "---\ntype: agent\nschema_version: 1\ndefault: true\ntool_only: false\nhuman_input: false\n---\nText.",
+        "---\nshell: false\nskills: []\nsubagents: false\n---\nText.",
+        "---\ninstruction: Text.\n---\n",
+    ],
+)
+def test_cards_to_accept(tree: Any, content: str) -> None:
+    assert good(tree, content).info.instruction == "Text."
+
+
+def test_a_card_without_instruction_has_none(tree: Any) -> None:
+    assert good(tree, "---\nmodel: a/b\n---\n").info.instruction is None
+
+
+def test_the_file_gives_the_name(tree: Any) -> None:
+    assert good(tree, "---\n---\nI am {{agentName}}.", "agentcards/two words.md").info.instruction == "I am two_words."
+
+
+REFUSED = [
+    ("Just text.", "agentcards/c.md:1:1: no front matter; a card starts with a line ---, its keys (model: …), and"),
+    ("", "agentcards/c.md:1:1: no front matter; "),
+    ("+++\na = 1\n+++\n", "agentcards/c.md:1:1: no front matter; "),
+    ("---\nmodel: x\n", "agentcards/c.md:1:1: the front matter is never closed; write a line --- below it"),
+    ("---\n- a\n---\n", "agentcards/c.md:2:1: expected a mapping, got a list; the front matter is a mapping with name"),
+    ("---\na: [\n---\n", "agentcards/c.md:3:1: expected a value here; check the brackets"),
+    (
+        "---\nname: a\nname: b\n---\n",
+        "agentcards/c.md:3:1: name: duplicate key, first given on line 2; keep one of them",
+    ),
+    ("---\ntype: swarm\n---\n", "agentcards/c.md:2:7: type: unknown type 'swarm'; types: agent, chain, parallel, "),
+    ("---\ntype: agnet\n---\n", "agentcards/c.md:2:7: type: unknown type 'agnet'; did you mean 'agent'?"),
+    ("---\ntype: chain\nsequence: [a]\n---\n", "type: `type: chain` is not supported yet; agent is"),
+    ("---\ntype: MAKER\n---\n", "type: `type: MAKER` is not supported yet; agent is"),
+    (
+        "---\ntemperature: 0.2\n---\n",
+        "agentcards/c.md:2:1: temperature: unknown key; did you mean `request_params.temperature`?",
+    ),
+    ("---\nmodle: x\n---\n", "agentcards/c.md:2:1: modle: unknown key; did you mean 'model'?"),
+    ("---\nmodel:\n---\n", "model: has no value; give one or remove the key"),
+    ("---\ndescription: ''\n---\n", "description: is empty; give a value or remove the key"),
+    ("---\nschema_version: 2\n---\n", "schema_version: must be at most 1, not 2"),
+    ("---\nschema_version: true\n---\n", "schema_version: expected a whole number, got true"),
+    ("---\nhuman_input: true\n---\n", "human_input: `human_input: true` is not supported: a run cannot ask a person"),
+    (
+        "---\ntool_only: true\n---\n",
+        "a card with `tool_only: true` is only for other agents to call and cannot run a stage",
+    ),
+    ("---\ndefault: 'yes'\n---\n", 'default: expected true or false, got the text "yes"'),
+    ("---\nrequest_params: {max_tokens: true}\n---\n", "request_params.max_tokens: expected a whole number, got true"),
+    (
+        "---\nrequest_params: {tmperature: 1}\n---\n",
+        "request_params.tmperature: unknown key; did you mean 'temperature'?",
+    ),
+    ("---\nrequest_params: {top_p: 1, topP: 0.5}\n---\n", "request_params.topP: unknown key; did you mean 'top_p'?"),
+    ("---\nrequest_params: {model: x}\n---\n", "request_params.model: unknown key; the card's own `model` says which"),
+    (
+        "---\nrequest_params: {service_tier: slow}\n---\n",
+        "service_tier: unknown value 'slow'; choose auto, default, flex",
+    ),
+    ("---\ninstruction: a\n---\nb", "agentcards/c.md:2:1: instruction: the instruction is given twice: here and below"),
+    (
+        "---\n---\na\n---USER\nhi\n",
+        "agentcards/c.md:4:1: ---USER blocks in the instruction are not supported; a card holds",
+    ),
+    ("---\n---\nUse {{policy}}.", "agentcards/c.md:3:1: unknown placeholder {{policy}}; known: agentName, agentType"),
+    (
+        "---\n---\nUse {{agentNmae}}.",
+        "unknown placeholder {{agentNmae}}; did you mean 'agentName'? Declare it in vars, or",
+    ),
+    ("---\n---\n{{currentDate}}", "{{currentDate}} is not supported yet; write \\{{currentDate}} to keep the text"),
+    ("---\n---\n{{file:x.md}}", "{{file:x.md}} is not supported yet"),
+    (
+        "---\n---\n\nUse ${review}.",
+        "agentcards/c.md:4:5: instructions are the same for every row; move ${review} into prompt",
+    ),
+    ("---\n---\nUse ${vars.tnoe}.", "unknown variable ${vars.tnoe}; did you mean 'vars.tone'?"),
+    (
+        "---\nmodel: a/${MODEL}\n---\n",
+        (
+            "agentcards/c.md:2:8: model: the environment variable MODEL is not set; set it, add it to .env, "
+            "or write ${MODEL:default}"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), REFUSED)
+def test_cards_to_refuse(tree: Any, content: str, expected: str) -> None:
+    card, problems = load(tree, content, tone="x") if "tnoe" in content else load(tree, content)
+    assert card is None
+    assert any(expected in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS_LATER))
+def test_a_card_that_asks_for_more_is_refused_by_the_name_of_its_field(tree: Any, field: str) -> None:
+    card, [problem] = load(tree, f"---\nmodel: a/b\n{field}: [x]\n---\nText.")
+    assert card is None
+    assert problem == (
+        f"agentcards/c.md:3:1: {field}: `{field}` is not supported yet; "
+        "remove it from the card, or use another card for this stage"
+    )
+
+
+@pytest.mark.parametrize("field", sorted(PARAMS_LATER))
+def test_a_request_parameter_for_later_is_refused_by_its_name(tree: Any, field: str) -> None:
+    card, problems = load(tree, f"---\nrequest_params: {{{field}: 1}}\n---\nText.")
+    assert card is None
+    assert f"`{field}` is not supported yet" in problems[0]
+
+
+@pytest.mark.parametrize("kind", TYPES_LATER)
+def test_every_other_type_is_refused_by_its_name(tree: Any, kind: str) -> None:
+    assert f"`type: {kind}` is not supported yet; agent is" in load(tree, f"---\ntype: {kind}\n---\n")[1][0]
+
+
+def test_all_problems_of_a_card_come_together(tree: Any) -> None:
+    _, problems = load(tree, "---\nmodle: x\nshell: true\nname: ${NOBODY}\n---\n{{x}} ${y}")
+    assert len(problems) == 5
+
+
+def test_history_only_warns(tree: Any) -> None:
+    card, [problem] = load(tree, "---\nuse_history: true\n---\nText.")
+    assert card is not None
+    assert problem == "agentcards/c.md:2:1: warning: use_history: rows share no history; this has no effect"
+
+
+def test_variables_fill_the_instruction_in_both_spellings(tree: Any) -> None:
+    content = "---\n---\n{{tone}} {{ agentType }} ${vars.tone} ${vars.deep.x} \\{{tone}} $${vars.tone}"
+    card = good(tree, content, tone="kind", deep={"x": 1})
+    assert card.info.instruction == "kind agent kind 1 {{tone}} ${vars.tone}"
+
+
+def test_what_is_filled_in_is_never_filled_again(tree: Any) -> None:
+    card = good(tree, "---\n---\n{{a}} ${vars.b}", a="${vars.b}", b="{{a}}")
+    assert card.info.instruction == "${vars.b} {{a}}"
+
+
+def test_environment_variables_fill_front_matter_once_and_not_the_body(tree: Any) -> None:
+    tree.env = {"WHO": "${NOT} {{x}}", "MODEL": "m"}
+    card = good(tree, "name: n\nmodel: a/${MODEL}\ndescription: ${NONE:x}\ninstruction: I am ${WHO}.\n", "c.yml")
+    assert card.info.model == "a/m"
+    assert card.info.description == "x"
+    assert card.info.instruction == "I am ${NOT} {{x}}."
+    _, problems = load(tree, "---\n---\nI am ${WHO}.")
+    assert "move ${WHO} into prompt" in problems[0]
+
+
+def test_finding_a_card(tree: Any, tmp_path_factory: Any) -> None:
+    for name in ("support.md", "grader.yaml", "SKILL.md", "notes.txt"):
+        tree.write(f"agentcards/{name}", "---\n---\nText.")
+    tree.write("other/extra.md", "---\n---\nText.")
+    project = tree.project()
+    assert card_names(project) == ["grader", "support"]
+    assert find_card("support", project)[0] == tree.root / "agentcards/support.md"
+    assert find_card("support.md", project)[0] == tree.root / "agentcards/support.md"
+    assert find_card("other/extra.md", project)[0] == tree.root / "other/extra.md"
+    assert find_card("suport", project) == (None, "no agent 'suport'; did you mean 'support'?")
+    assert find_card("zzz", project) == (None, "no agent 'zzz'; agents in agentcards/: grader, support")
+    assert find_card("SKILL", project) == (None, "SKILL.md describes a skill, not an agent")
+    assert "leads out of the project" in find_card("../../x", project)[1]
+    outside = tmp_path_factory.mktemp("outside") / "x.md"
+    outside.write_text("---\n---\nText.")
+    (tree.root / "agentcards/linked.md").symlink_to(outside)
+    assert "leads out of the project" in find_card("linked", project)[1]
+
+
+def test_a_broken_card_of_two_stages_is_told_once(tree: Any) -> None:
+    tree.write("agentcards/c.md", "---\nmodle: x\n---\n")
+    text = "input: {path: data/reviews.csv}\nstages:\n  - {name: a, agent: c}\n  - {name: b, agent: c}\n"
+    assert tree.problems(text) == ["agentcards/c.md:2:1: modle: unknown key; did you mean 'model'?"]

@@ -1,0 +1,338 @@
+"""Loading: what a workflow becomes, who wins where several say the same, and that all problems come at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agac.core.errors import UsageError, Where
+from agac.spec.load import find_workflow, load_all, load_project, workflow_names
+from agac.spec.root import find_project
+from agac.spec.workflow import Overrides, Timeout
+
+INPUT = "input: {path: data/reviews.csv}\n"
+
+
+def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: str) -> None:
+    workflow = tree.workflow(good_workflow)
+    assert (workflow.name, workflow.file, workflow.description, workflow.vars) == ("w", "workflows/w.yml", None, {})
+    assert workflow.input.path == tree.root / "data/reviews.csv"
+    assert (workflow.input.shown, workflow.input.format) == ("data/reviews.csv", "csv")
+    assert (workflow.input.id_field, workflow.input.on_duplicate_id) == ("id", "error")
+    assert workflow.input.where == Where("workflows/w.yml", 1, 15)
+    assert (workflow.output.dir, workflow.output.include_input) == (tree.root / "output/w", False)
+    [stage] = workflow.stages
+    assert (stage.name, stage.index, stage.upstream, stage.path) == ("classify", 0, None, "stages[0]")
+    assert (stage.model, stage.model_level, stage.run_mode) == ("simulator/small", "project", "sync")
+    assert (stage.instructions, stage.schema, stage.card, stage.timeout, stage.concurrency) == (None,) * 5
+    assert stage.prompt.text == "Review: ${review}"
+    assert str(stage.at("prompt")) == "workflows/w.yml:4:13"
+    assert str(stage.at("model")) == "agac.yml:1:19"
+    assert str(stage.at("temperature")) == "workflows/w.yml:3:5"
+
+
+MUST_ACCEPT = [
+    INPUT + "stages: [{name: a}]\n",
+    "inputs: {path: data/reviews.csv, format: csv, id_field: id, on_duplicate_id: suffix}\nstages: [{name: a}]\n",
+    INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: b}\n",
+    INPUT + "stages:\n  - {name: b, needs: a}\n  - {name: a, needs: []}\n",
+    INPUT + "stages: [{name: a, needs: []}]\n",
+    INPUT + "stages: [{name: a, timeout: 2.5}]\n",
+    INPUT + "stages: [{name: a, timeout: {connect: 1, first_byte: 2, total: 3}}]\n",
+    INPUT + "stages: [{name: a, temperature: 0, max_tokens: 1, concurrency: 1, run_mode: sync}]\n",
+    INPUT + "stages: [{name: A_b-9, prompt: 'costs $5 and \"$ref\" and {{x}}'}]\n",
+    INPUT + "vars: {a: null, b: [1, {c: d}], c-d: 2024-01-31}\nstages: [{name: a, prompt: '${vars.b.1.c}'}]\n",
+    INPUT + "stages: [{name: a}]\noutput: {dir: data/out, include_input: true}\n",
+    INPUT + "stages: [{name: a}]\noutput: {dir: results/./x/../y}\n",
+    INPUT
+    + "x: &p {name: a}\n".replace("x: &p {name: a}\n", "")
+    + "stages: [&s {name: a, prompt: &p hello}]\ndescription: *p\n",
+    "description: |\n  several\n  lines\n" + INPUT + "defaults: {}\nvars: {}\noutput: {}\nstages: [{name: a}]\n",
+    "# comment\n---\n" + INPUT + "stages:\n- name: a\n  prompt: >-\n    folded\n    text\n...\n",
+    INPUT + "stages: [{name: a, prompt: no such file.md in here}]\n",
+    INPUT + "stages: [{name: a, prompt: 'see ../x.md please'}]\n",
+    INPUT + "stages: [{name: a, prompt: data}]\n",
+    INPUT + "stages: [{name: a, output_schema: {type: string}}]\n",
+]
+
+
+@pytest.mark.parametrize("text", MUST_ACCEPT)
+def test_workflows_to_accept(tree: Any, text: str) -> None:
+    assert tree.problems(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# all defaults\n",
+        "{}\n",
+        "paths: {workflows: flows, agentcards: cards, schemas: s, output: out}\n",
+        "defaults: {model: a/b, run_mode: sync, temperature: 0.5, max_tokens: 5, timeout: 3, concurrency: 8}\n",
+        "providers: {local: {base_url: 'http://127.0.0.1:8000/v1', api_key: '${KEY}', dialect: openai-chat}}\n",
+        "providers: {local: {api_key: none, structured: none, limits: {rpm: 5, tpm: 5, concurrency: 5}}}\n",
+        "providers: {local: {base_url: '${URL}', batch: openai}}\n",
+        "providers: {local: {headers: {Authorization: 'Bearer ${KEY}', x-team: data-engineering-2024}}}\n",
+        "providers: {local: {prices: {my-model: {input: 0.25, cached_input: 0.025, output: 2, batch: 0.5}}}}\n",
+    ],
+)
+def test_projects_to_accept(tree: Any, text: str) -> None:
+    tree.write("agac.yml", text)
+    assert tree.problems() == []
+
+
+def test_secrets_stay_as_they_are_written(tree: Any) -> None:
+    tree.env = {"KEY": "canary-4711"}
+    tree.write("agac.yml", "providers: {local: {api_key: '${KEY}'}}\n")
+    project = tree.project()
+    assert project.providers["local"].api_key == "${KEY}"
+    assert "canary-4711" not in repr(project)
+    assert str(project.where["providers.local.api_key"]) == "agac.yml:1:30"
+
+
+def test_a_default_model_may_come_from_the_environment(tree: Any, good_workflow: str) -> None:
+    tree.env = {"MODEL": "openai/x"}
+    tree.write("agac.yml", "defaults: {model: '${MODEL}'}\n")
+    assert tree.workflow(good_workflow).stages[0].model == "openai/x"
+
+
+LEVELS = [
+    ("project", "agac.yml", "defaults: {model: m/project, temperature: 0.1, timeout: 1, concurrency: 1}\n"),
+    ("defaults", "workflow", "defaults: {model: m/defaults, temperature: 0.2, timeout: 2, concurrency: 2}\n"),
+    ("card", "agentcards/c.md", "---\nmodel: m/card\nrequest_params: {temperature: 0.3}\n---\nText.\n"),
+    ("stage", "stage", "model: m/stage, temperature: 0.4, timeout: 4, concurrency: 4"),
+    ("override", "", ""),
+]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_the_strongest_level_wins(tree: Any, count: int) -> None:
+    said = {place: text for _, place, text in LEVELS[:count]}
+    tree.write("agac.yml", said["agac.yml"])
+    tree.write("agentcards/c.md", said.get("agentcards/c.md", "---\n---\nText.\n"))
+    overrides = Overrides(model="m/override", concurrency=5) if count == 5 else Overrides()
+    stage = f"  - {{name: a, agent: c, {said.get('stage', 'prompt: x')}}}\n"
+    workflow = tree.workflow(said.get("workflow", "") + INPUT + "stages:\n" + stage, overrides)
+    [found] = workflow.stages
+    level = LEVELS[count - 1][0]
+    assert (found.model, found.model_level) == (f"m/{level}", level)
+    assert found.timeout == Timeout(total={1: 1, 2: 2, 3: 2, 4: 4, 5: 4}[count])
+    assert found.concurrency == {1: 1, 2: 2, 3: 2, 4: 4, 5: 5}[count]
+    temperatures = {"project": 0.1, "defaults": 0.2, "card": 0.3, "stage": 0.4}
+    known = [name for name, _, _ in LEVELS[:count] if name in temperatures]
+    assert list(found.params) == list(temperatures)  # weakest first
+    assert {name: found.params[name] for name in known} == {name: {"temperature": temperatures[name]} for name in known}
+    files = {1: "agac.yml", 2: "workflows/w.yml", 3: "agentcards/c.md", 4: "workflows/w.yml", 5: "--model"}
+    assert found.at("model").file == files[count]
+
+
+def test_a_stage_without_any_model_is_left_to_the_check_of_models(tree: Any, good_workflow: str) -> None:
+    tree.write("agac.yml", "")
+    [stage] = tree.workflow(good_workflow).stages
+    assert (stage.model, stage.model_level) == (None, None)
+
+
+def test_stages_own_instructions_win_over_the_cards(tree: Any) -> None:
+    tree.write("agentcards/c.md", "---\n---\nFrom the card.\n")
+    assert tree.stage("{name: a, agent: c}").instructions == "From the card."
+    assert tree.stage("{name: a, agent: c, instructions: Own.}").instructions == "Own."
+
+
+@pytest.mark.parametrize("key", ["prompt", "instructions", "template"])
+def test_a_text_may_be_a_file_of_the_project(tree: Any, key: str) -> None:
+    tree.write("prompts/p q.md", b"\xef\xbb\xbfFirst\r\n${vars.x} $5\r\n\r\n")
+    stage = tree.stage(f"{{name: a, {key}: prompts/p q.md}}", head="vars: {x: y}\n")
+    if key == "instructions":
+        assert stage.instructions == "First\ny $5"
+    else:
+        assert stage.prompt.text == "First\n${vars.x} $5"
+        assert str(stage.prompt.placeholders[0].where) == "prompts/p q.md:2:1"
+
+
+def test_problems_of_a_prompt_file_are_shown_there(tree: Any) -> None:
+    tree.write("prompts/p.md", "one\ntwo ${\n")
+    tree.write("prompts/i.md", "one\n${review}\n")
+    tree.write("prompts/empty.md", "\n\n")
+    tree.write("prompts/latin.md", b"caf\xe9")
+    assert [
+        p.split(": ")[0] for p in tree.stage_problems("{name: a, prompt: prompts/p.md, instructions: prompts/i.md}")
+    ] == [
+        "prompts/i.md:2:1",
+        "prompts/p.md:2:5",
+    ]
+    assert "prompts/empty.md is empty" in tree.stage_problems("{name: a, prompt: prompts/empty.md}")[0]
+    assert tree.stage_problems("{name: a, template: prompts/latin.md}") == [
+        "prompts/latin.md:1:4: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
+    ]
+
+
+def test_a_misspelt_prompt_file_is_no_prompt(tree: Any) -> None:
+    tree.write("prompts/classify.md", "x")
+    [problem] = tree.stage_problems("{name: a, prompt: prompts/clasify.md}")
+    assert problem.endswith("no such file: 'prompts/clasify.md'; did you mean 'prompts/classify.md'?")
+
+
+def test_links_out_of_the_project_are_refused_wherever_a_file_is_named(tree: Any, tmp_path_factory: Any) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "x.md").write_text("secret")
+    (outside / "x.csv").write_text("id\n1\n")
+    (tree.root / "link").symlink_to(outside)
+    (tree.root / "secret").symlink_to(outside / "x.md")
+    text = (
+        "input: {path: link/x.csv}\nstages:\n"
+        "  - {name: a, prompt: link/x.md, instructions: secret}\n"
+        "  - {name: b, template: link/x.md, agent: link/x.md, output_schema: link/x.json}\n"
+        "output: {dir: link/out}\n"
+    )
+    problems = tree.problems(text)
+    assert len(problems) == 7
+    assert all("leads out of the project" in problem for problem in problems)
+
+
+def test_the_chain_follows_needs_whatever_the_order_of_the_file(tree: Any) -> None:
+    workflow = tree.workflow(INPUT + "stages:\n  - {name: c, needs: b}\n  - {name: a, needs: []}\n  - {name: b}\n")
+    assert [(stage.name, stage.index, stage.upstream, stage.path) for stage in workflow.stages] == [
+        ("a", 0, None, "stages[1]"),
+        ("b", 1, "a", "stages[2]"),
+        ("c", 2, "b", "stages[0]"),
+    ]
+
+
+def test_a_stage_without_a_prompt_sends_the_row_and_what_came_before(tree: Any) -> None:
+    workflow = tree.workflow(INPUT + "stages: [{name: a}, {name: b}]\n")
+    assert [stage.prompt.text for stage in workflow.stages] == ["${row_json}", "${row_json}\n\n${a}"]
+
+
+def test_vars_can_be_changed_and_only_declared_ones(tree: Any) -> None:
+    text = "vars: {tone: kind, n: 1}\n" + INPUT + "stages: [{name: a, instructions: 'Be ${vars.tone} ${vars.n}.'}]\n"
+    workflow = tree.workflow(text, Overrides(vars={"tone": "curt"}))
+    assert workflow.vars == {"tone": "curt", "n": 1}
+    assert workflow.stages[0].instructions == "Be curt 1."
+    with pytest.raises(
+        UsageError, match=r"--var tnoe: workflows/w.yml declares no such variable; did you mean 'tone'\?"
+    ):
+        tree.load(text, Overrides(vars={"tnoe": "x"}))
+
+
+def test_the_command_lines_input_may_lie_anywhere(tree: Any, tmp_path_factory: Any, good_workflow: str) -> None:
+    rows = tmp_path_factory.mktemp("elsewhere") / "rows.jsonl"
+    rows.write_text("")
+    workflow = tree.workflow(good_workflow, Overrides(input=rows))
+    assert (workflow.input.path, workflow.input.format, workflow.input.id_field) == (rows, "jsonl", "id")
+    assert workflow.input.shown == str(rows)
+    assert tree.workflow("stages: [{name: a}]\n", Overrides(input=rows)).input.path == rows
+    with pytest.raises(UsageError, match=r"--input .*nope\.csv: no such file"):
+        tree.load(good_workflow, Overrides(input=rows.parent / "nope.csv"))
+    odd = rows.with_suffix(".rows")
+    odd.write_text("")
+    with pytest.raises(UsageError, match="cannot tell the format"):
+        tree.load(good_workflow, Overrides(input=odd))
+    declared = "input: {path: data/reviews.csv, format: tsv}\nstages: [{name: a}]\n"
+    assert tree.workflow(declared, Overrides(input=odd)).input.format == "tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a.csv", "csv"), ("a.TSV", "tsv"), ("a.json", "json"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl")],
+)
+def test_the_suffix_says_the_format(tree: Any, name: str, found: str) -> None:
+    tree.write(f"data/{name}", "")
+    assert tree.workflow(f"input: {{path: data/{name}}}\nstages: [{{name: a}}]\n").input.format == found
+
+
+def test_results_never_go_where_the_input_lies(tree: Any) -> None:
+    tree.write("rows/in/r.csv", "id\n")
+    for folder in ("rows", "rows/in"):
+        [problem] = tree.problems(f"input: {{path: rows/in/r.csv}}\nstages: [{{name: a}}]\noutput: {{dir: {folder}}}\n")
+        assert f"output.dir: {folder} holds the input file; " in problem
+
+
+@pytest.mark.parametrize("folder", [".git", ".git/x", ".agac", "workflows", "agentcards", "schemas", "data", "prompts"])
+def test_results_never_go_where_the_projects_own_files_are(tree: Any, folder: str) -> None:
+    tree.write("input.csv", "id\n")
+    [problem] = tree.problems(f"input: {{path: input.csv}}\nstages: [{{name: a}}]\noutput: {{dir: {folder}}}\n")
+    assert "output.dir: " in problem
+
+
+def test_every_problem_of_every_file_comes_at_once_in_file_order(tree: Any) -> None:
+    tree.write("agac.yml", "defalts: {}\ndefaults: {model: m/x}\n")
+    tree.write("agentcards/c.md", "---\nshell: true\n---\n${row}\n")
+    tree.write("schemas/s.json", '{"type": "objct"}')
+    tree.write("prompts/p.md", "a ${\n")
+    tree.write("workflows/v.yml", INPUT + "stages:\n  - {name: a, agent: c}\n")
+    text = (
+        "input: {pth: data/reviews.csv}\nstages:\n"
+        "  - {nmae: a, prompt: prompts/p.md, agent: c}\n"
+        "  - {name: b, needs: a, output_schema: s.json, temperature: hot}\n"
+        "outptu: {}\n"
+    )
+    assert [line.rpartition(": ")[0] for line in tree.problems(text)] == [
+        "agac.yml:1:1: defalts",
+        "agentcards/c.md:2:1: shell",
+        "agentcards/c.md:4:1",
+        "prompts/p.md:1:3: placeholder is never closed",
+        "schemas/s.json:1:10: type",
+        "workflows/w.yml:1:9: input.pth",
+        "workflows/w.yml:3:6: stages[0].nmae",
+        "workflows/w.yml:4:61: stages[1].temperature",
+        "workflows/w.yml:5:1: outptu",
+    ]
+
+
+def test_a_broken_agac_yml_gives_no_project(tree: Any) -> None:
+    tree.write("agac.yml", "defalts: {}\n")
+    project, problems = load_project(tree.root, {})
+    assert project is None
+    assert len(problems) == 1
+    assert load_all(tree.root, {}, [])[0] is not None  # what could be read, to find more problems with
+
+
+@pytest.mark.parametrize(
+    "text", ["stages: [{name: 5}]\n", "stages: [5, {name: a}]\n", "stages: [[]]\n", "vars: []\n", "[]"]
+)
+def test_nothing_in_a_file_makes_loading_raise(tree: Any, text: str) -> None:
+    assert tree.problems(text)
+
+
+def test_workflows_are_found_by_name_and_by_path(tree: Any, good_workflow: str) -> None:
+    for path in ("workflows/reviews.yml", "workflows/b.yaml", "flows/c.yml", "workflows/notes.txt"):
+        tree.write(path, good_workflow)
+    project = tree.project()
+    assert workflow_names(project) == ["b", "reviews"]
+    for name, path in (
+        ("reviews", "workflows/reviews.yml"),
+        ("b", "workflows/b.yaml"),
+        ("reviews.yml", "workflows/reviews.yml"),
+        ("workflows/reviews.yml", "workflows/reviews.yml"),
+        ("flows/c.yml", "flows/c.yml"),
+    ):
+        assert find_workflow(project, name) == tree.root / path
+    with pytest.raises(UsageError, match=r"no workflow 'reviws'; did you mean 'reviews'\?") as caught:
+        find_workflow(project, "reviws")
+    assert caught.value.remedy == "Workflows in workflows/: b, reviews."
+    with pytest.raises(UsageError, match="leads out of the project"):
+        find_workflow(project, "../../etc/x.yml")
+    tree.write("workflows/b.yml", good_workflow)
+    with pytest.raises(UsageError, match=r"workflow 'b' is there twice: workflows/b.yml and workflows/b.yaml"):
+        find_workflow(project, "b")
+
+
+def test_a_project_without_workflows_says_so(tree: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_workflow(tree.project(), "x")
+    assert caught.value.remedy == "Workflows in workflows/: none."
+
+
+def test_the_project_is_found_from_any_folder_below(tree: Any, tmp_path_factory: Any) -> None:
+    deep = tree.root / "a/b"
+    deep.mkdir(parents=True)
+    assert find_project(deep) == tree.root
+    assert find_project(Path("/"), tree.root) == tree.root
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(UsageError, match=r"no agac.yml in") as caught:
+        find_project(empty)
+    assert "agac init" in str(caught.value.remedy)
+    with pytest.raises(UsageError, match=r"has no agac.yml"):
+        find_project(tree.root, empty)

@@ -1,0 +1,304 @@
+"""`output_schema` in its four forms."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from agac.core.errors import UsageError
+from agac.spec.pythonschema import resolve_schema
+from agac.spec.schemabody import property_names, schema_faults
+from agac.spec.schemas import schema_name
+from agac.spec.shorthand import TYPES, expand_shorthand, is_json_schema
+from agac.spec.workflow import JsonSchema, PythonSchema
+
+
+def body(tree: Any, schema: str) -> dict[str, Any]:
+    spec = tree.stage(f"{{name: classify, output_schema: {schema}}}").schema
+    assert isinstance(spec, JsonSchema)
+    return spec.schema.body
+
+
+def test_the_shorthand_makes_a_closed_object(tree: Any) -> None:
+    assert body(tree, '{sentiment: "positive|neutral|negative", reason: string, tags: "string[]?"}') == {
+        "type": "object",
+        "properties": {
+            "sentiment": {"type": "string", "enum": ["positive", "neutral", "negative"]},
+            "reason": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["sentiment", "reason"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_word_is_that_type(name: str) -> None:
+    assert expand_shorthand({"a": name})[0]["properties"]["a"] == {"type": name}
+
+
+def test_lists_choices_and_objects_nest(tree: Any) -> None:
+    found = body(
+        tree, '{who: {name: string, age: "integer?"}, kinds: "(a | b)[]", rows: "number[][]", all: [{x: boolean}]}'
+    )
+    properties = found["properties"]
+    assert properties["who"]["required"] == ["name"]
+    assert properties["kinds"] == {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}
+    assert properties["rows"] == {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+    assert properties["all"]["items"]["properties"] == {"x": {"type": "boolean"}}
+    assert schema_faults(found) == []
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({"type": "object", "properties": {}}, True),
+        ({"type": "string"}, True),
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [{"type": "string"}]}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, True),
+        ({"enum": [1, 2]}, True),
+        ({"type": "string", "reason": "string"}, False),
+        ({"type": "bug|feature", "title": "string"}, False),
+        ({"title": "string", "description": "string"}, False),
+        ({"items": "string[]"}, False),
+        ({"properties": "string"}, False),
+    ],
+)
+def test_json_schema_and_shorthand_are_told_apart(mapping: dict[str, Any], expected: bool) -> None:
+    assert is_json_schema(mapping) is expected
+
+
+def test_an_inline_schema_is_called_after_its_stage_and_a_file_after_itself(tree: Any) -> None:
+    tree.write("schemas/my result.json", '{"type": "object"}')
+    assert tree.stage("{name: classify, output_schema: {a: string}}").schema.schema.name == "classify"
+    assert tree.stage("{name: classify, output_schema: my result.json}").schema.schema.name == "my_result"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("a b/c", "a_b_c"), ("x" * 99, "x" * 64), ("日本", "result"), ("a-b_1", "a-b_1")]
+)
+def test_schema_names_are_what_every_provider_takes(text: str, name: str) -> None:
+    assert schema_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["schemas/s.json", "s.json", "s", "schemas/s"])
+def test_a_schema_file_is_found_from_the_root_and_in_its_folder(tree: Any, text: str) -> None:
+    tree.write("schemas/s.json", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+    assert body(tree, text)["properties"] == {"a": {"type": "string"}}
+
+
+def test_a_yaml_schema_file_may_be_shorthand(tree: Any) -> None:
+    tree.write("schemas/s.yml", "sentiment: good|bad\n")
+    assert body(tree, "s.yml")["properties"]["sentiment"]["enum"] == ["good", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{\n  "type": "objct"\n}', "schemas/s.json:2:11: type: unknown type 'objct'; did you mean 'object'?"),
+        (
+            '{"type": "object",\n "properties": {"a": {"$ref": "other.json"}}}',
+            (
+                "schemas/s.json:2:31: properties.a.$ref: 'other.json' points outside this schema; "
+                "only #/… is followed, nothing is ever fetched"
+            ),
+        ),
+        ('{"type": "object",\n}', "schemas/s.json:2:1: not valid JSON: "),
+        ("[1]", "schemas/s.json:1:1: expected a JSON Schema: a mapping with type, properties and the like"),
+        ("", "schemas/s.json: is empty; write a JSON Schema"),
+        ('{"type": "object", "type": "array"}', "schemas/s.json: duplicate key 'type'; keep one of them"),
+        ('{"type": "number", "maximum": NaN}', "schemas/s.json: NaN is not JSON; give a finite number"),
+        ('{"not": ' * 200 + "{}" + "}" * 200, "schemas/s.json: nested more than 50 levels deep"),
+        ('{"not": ' * 200_000, "schemas/s.json: "),
+        ('{"a": "strin"}', "schemas/s.json:1:7: a: unknown type 'strin'; did you mean 'string'?"),
+    ],
+)
+def test_what_is_wrong_in_a_schema_file_is_shown_there(tree: Any, content: str, expected: str) -> None:
+    tree.write("schemas/s.json", content)
+    [problem] = tree.stage_problems("{name: a, output_schema: s.json}")
+    assert problem.startswith(expected)
+
+
+def test_tabs_and_escapes_of_json_are_fine_in_a_json_file(tree: Any) -> None:
+    tree.write("schemas/s.json", '{\n\t"type": "object",\n\t"description": "\\ud83d\\ude00 \\/"\n}')
+    assert body(tree, "s.json")["description"] == "😀 /"
+
+
+def test_a_schema_outside_the_project_is_refused_also_through_a_link(tree: Any, tmp_path_factory: Any) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "s.json"
+    outside.write_text("{}")
+    (tree.root / "link.json").symlink_to(outside)
+    for text in ("../s.json", str(outside), "link.json"):
+        [problem] = tree.stage_problems(f"{{name: a, output_schema: {text}}}")
+        assert "project" in problem
+        assert "{}" not in problem
+
+
+def test_a_near_miss_of_a_schema_file_is_proposed(tree: Any) -> None:
+    tree.write("schemas/sentiment.json", "{}")
+    [problem] = tree.stage_problems("{name: a, output_schema: schemas/sentimnet.json}")
+    assert problem.endswith("no such file: 'schemas/sentimnet.json'; did you mean 'schemas/sentiment.json'?")
+
+
+def test_data_in_a_schema_is_not_read_as_schema() -> None:
+    assert schema_faults({"type": "object", "enum": [{"$ref": "http://x"}], "default": {"$ref": "y"}}) == []
+    assert (
+        schema_faults({"type": "object", "properties": {"$ref": {"type": "string"}, "enum": {"type": "string"}}}) == []
+    )
+
+
+def test_recursive_schemas_are_fine() -> None:
+    tree_schema = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+    assert schema_faults(tree_schema) == []
+    assert property_names(tree_schema, ["children", "0", "children", "1"]) == {"children"}
+
+
+def test_every_fault_of_a_schema_is_found_at_once() -> None:
+    faults = schema_faults({"type": "strin", "required": "a", "properties": {"b": {"minLength": -1, "pattern": "("}}})
+    assert {path for path, _ in faults} == {
+        ("type",),
+        ("required",),
+        ("properties", "b", "minLength"),
+        ("properties", "b", "pattern"),
+    }
+
+
+NAMES = {
+    "type": "object",
+    "properties": {
+        "sentiment": {"type": "string"},
+        "who": {"$ref": "#/$defs/Person"},
+        "either": {"anyOf": [{"$ref": "#/$defs/Person"}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"type": "object", "properties": {"t": {}}}},
+        "open": {"type": "object"},
+        "extra": {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
+        "mixed": {"allOf": [{"properties": {"a": {}}}]},
+    },
+    "$defs": {"Person": {"type": "object", "properties": {"name": {"type": "string"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ([], set(NAMES["properties"])),  # type: ignore[arg-type]
+        (["sentiment"], set()),
+        (["who"], {"name"}),
+        (["either"], {"name"}),
+        (["tags", "0"], {"t"}),
+        (["tags"], None),
+        (["open"], None),
+        (["open", "x"], None),
+        (["extra"], None),
+        (["mixed"], None),
+        (["nope"], set()),
+    ],
+)
+def test_the_fields_that_a_schema_declares(path: list[str], names: set[str] | None) -> None:
+    assert property_names(NAMES, path) == names
+
+
+MODELS = """
+from pydantic import BaseModel, model_validator
+from datetime import date
+from tools.shared import Base
+
+class Review(Base, strict=True):
+    sentiment: str
+    day: date
+    score: int = 0
+
+    @model_validator(mode="after")
+    def check(self):
+        if self.score > 5:
+            raise ValueError("score is at most 5")
+        if self.score < 0:
+            raise KeyError("score")
+        return self
+
+class Plain:
+    pass
+"""
+
+
+@pytest.fixture
+def models(tree: Any) -> Any:
+    tree.write("tools/__init__.py", "")
+    tree.write("tools/shared.py", "from pydantic import BaseModel\nclass Base(BaseModel):\n    pass\n")
+    tree.write("tools/models.py", MODELS)
+    before, known = list(sys.path), set(sys.modules)
+    yield tree
+    assert sys.path == before
+    for name in set(sys.modules) - known:
+        if name.split(".")[0] in ("tools", "broken", "shadow"):
+            del sys.modules[name]
+
+
+def test_a_pydantic_model_of_the_project_is_a_schema(models: Any) -> None:
+    spec = models.stage("{name: a, output_schema: 'python:tools.models.Review'}").schema
+    assert spec == PythonSchema("tools.models", "Review", "Review")
+    assert "tools.models" not in sys.modules  # loading imports nothing of the user's
+    resolved = resolve_schema(spec, models.root)
+    assert resolved.schema.name == "Review"
+    jsonschema.validate({"sentiment": "x", "day": "2024-01-31"}, resolved.schema.body)
+    assert resolved.validate_extra is not None
+    assert resolved.validate_extra({"sentiment": "x", "day": "2024-01-31", "score": 5}) == []
+    assert resolved.validate_extra({"sentiment": "x", "day": "2024-01-31", "score": 6}) == [
+        "result: Value error, score is at most 5"
+    ]
+    assert resolved.validate_extra({"sentiment": 5, "day": "2024-01-31"}) == [
+        "sentiment: Input should be a valid string"
+    ]
+
+
+def test_a_validator_of_the_users_that_breaks_is_a_message(models: Any) -> None:
+    resolved = resolve_schema(PythonSchema("tools.models", "Review", "Review"), models.root)
+    assert resolved.validate_extra is not None
+    assert resolved.validate_extra({"sentiment": "x", "day": "2024-01-31", "score": -1}) == [
+        "python:tools.models.Review raised KeyError: 'score'"
+    ]
+
+
+def test_a_class_that_is_not_there_is_found_without_importing(models: Any) -> None:
+    [problem] = models.stage_problems("{name: a, output_schema: 'python:tools.models.Reviw'}")
+    assert problem.endswith("tools/models.py has no 'Reviw'; did you mean 'Review'?")
+    models.write("broken.py", "class X(:\n")
+    [problem] = models.stage_problems("{name: a, output_schema: 'python:broken.X'}")
+    assert problem.startswith("broken.py:1:9: not valid Python: ")
+
+
+@pytest.mark.parametrize("text", ["from a import *\n", "if True:\n    X = 1\n", "X: type = int\n", "from a import X\n"])
+def test_a_name_that_may_exist_is_left_to_the_import(models: Any, text: str) -> None:
+    models.write("broken.py", text)
+    assert models.stage_problems("{name: a, output_schema: 'python:broken.X'}") == []
+
+
+def test_a_module_that_breaks_says_so_with_a_remedy(models: Any) -> None:
+    models.write("broken.py", "class X: pass\nraise RuntimeError('no')\n")
+    with pytest.raises(UsageError, match=r"python:broken\.X cannot be imported: RuntimeError: no") as caught:
+        resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+    assert caught.value.remedy
+
+
+def test_a_class_that_is_no_pydantic_model_is_refused(models: Any) -> None:
+    with pytest.raises(UsageError, match=r"python:tools\.models\.Plain is not a pydantic model"):
+        resolve_schema(PythonSchema("tools.models", "Plain", "Plain"), models.root)
+
+
+def test_a_module_that_hides_behind_another_is_refused(models: Any) -> None:
+    models.write("json.py", "from pydantic import BaseModel\nclass X(BaseModel):\n    a: int\n")
+    with pytest.raises(UsageError, match=r"the module 'json' that Python knows is .*, not the project's"):
+        resolve_schema(PythonSchema("json", "X", "X"), models.root)
+
+
+def test_a_linked_module_outside_the_project_is_refused(models: Any, tmp_path_factory: Any) -> None:
+    outside: Path = tmp_path_factory.mktemp("outside") / "shadow.py"
+    outside.write_text("class X: pass\n")
+    (models.root / "shadow.py").symlink_to(outside)
+    [problem] = models.stage_problems("{name: a, output_schema: 'python:shadow.X'}")
+    assert "leads out of the project" in problem

@@ -1,0 +1,205 @@
+"""Templates: only `${…}` is a placeholder, values arrive as they are, and nothing is expanded twice."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import Where
+from agac.spec.template import (
+    MissingField,
+    PromptTemplate,
+    Template,
+    compile_template,
+    default_prompt,
+    row_json,
+    visible_row,
+)
+
+HERE = Where("w.yml", 3, 5)
+
+
+def compiled(text: str) -> Template:
+    template, problems = compile_template(text, HERE)
+    assert problems == []
+    assert template is not None
+    return template
+
+
+def rendered(text: str, data: dict[str, Any], results: dict[str, Any] | None = None, **variables: Any) -> str:
+    return compiled(text).render(visible_row(data, results or {}, variables))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["costs $5", '{"$ref": "#/x"}', "$$", "$", "$name", "a $ {b}", "100%", "{braces}", "{{double}}", "é\n\tö"],
+)
+def test_only_dollar_brace_is_a_placeholder(text: str) -> None:
+    assert compiled(text).placeholders == ()
+    assert rendered(text, {"name": "x", "b": "y"}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("$${x}", "${x}"), ("a $${", "a ${"), ("$$${x}", "$${x}"), ("$${x} ${x}", "${x} 1"), ("$$ ${x}", "$$ 1")],
+)
+def test_two_dollars_before_a_brace_escape_it(text: str, expected: str) -> None:
+    assert rendered(text, {"x": "1"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("text", "text"),
+        ("", ""),
+        ("${x}", "${x}"),
+        ("$${", "$${"),
+        (5, "5"),
+        (0.1, "0.1"),
+        (True, "true"),
+        (None, "null"),
+        ([1, "é"], '[1,"é"]'),
+        ({"a": {"b": None}}, '{"a":{"b":null}}'),
+        ("line\nline", "line\nline"),
+    ],
+)
+def test_strings_go_in_verbatim_and_other_values_as_compact_json(value: object, expected: str) -> None:
+    assert rendered("<${x}>", {"x": value}) == f"<{expected}>"
+
+
+def test_names_with_spaces_and_odd_characters_work_and_spaces_around_are_trimmed() -> None:
+    assert (
+        rendered("${ first name }${a-b}${日本}${a'b}", {"first name": "1", "a-b": "2", "日本": "3", "a'b": "4"})
+        == "1234"
+    )
+
+
+def test_dots_go_into_objects_and_arrays() -> None:
+    data = {"user": {"name": "Ada", "tags": ["x", {"y": 1}]}}
+    assert rendered("${user.name} ${user.tags.0} ${user.tags.1.y} ${user.tags}", data) == 'Ada x 1 ["x",{"y":1}]'
+
+
+def test_a_column_with_exactly_the_asked_name_wins_over_dots() -> None:
+    assert rendered("${user.name}", {"user.name": "flat", "user": {"name": "nested"}}) == "flat"
+
+
+def test_stages_vars_and_the_row_are_visible() -> None:
+    text = "${classify} ${classify.sentiment} ${vars.tone} ${review}"
+    results = {"classify": {"sentiment": "good"}}
+    assert rendered(text, {"review": "r"}, results, tone="kind") == '{"sentiment":"good"} good kind r'
+
+
+def test_row_json_is_indented_not_escaped_and_holds_the_row_alone() -> None:
+    data = {"id": 1, "text": "é", "row_json": "own"}
+    assert rendered("${row_json}", data, {"classify": "x"}, tone="y") == json.dumps(data, indent=2, ensure_ascii=False)
+    assert row_json({"a": "é"}) == '{\n  "a": "é"\n}'
+
+
+def test_results_win_over_columns_of_the_same_name() -> None:
+    assert rendered("${classify}", {"classify": "column"}, {"classify": "result"}) == "result"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("revew", {"review": "x"}),
+        ("review.text", {"review": "x"}),
+        ("user.mail", {"user": {"name": "x"}}),
+        ("user.name", {"user": None}),
+        ("tags.2", {"tags": [1, 2]}),
+        ("tags.-1", {"tags": [1, 2]}),
+        ("tags.x", {"tags": [1, 2]}),
+        ("tags." + "9" * 5000, {"tags": [1]}),
+        ("vars.x", {}),
+        ("classify", {}),
+    ],
+)
+def test_what_a_row_lacks_is_named_with_what_is_visible(name: str, data: dict[str, Any]) -> None:
+    with pytest.raises(MissingField) as caught:
+        rendered(f"a ${{{name}}}", data)
+    assert caught.value.name == name
+    assert set(caught.value.visible) == {*data, "row_json"}
+    assert str(caught.value) == f"${{{name}}} is missing; visible are: {', '.join([*data, 'row_json'])}"
+
+
+def test_visible_names_hold_everything_once() -> None:
+    row = visible_row({"a": 1, "classify": 2}, {"classify": 3}, {"x": 1})
+    assert row.names() == ["a", "classify", "vars", "row_json"]
+    assert list(row) == row.names()
+    assert len(row) == 4
+
+
+def test_problems_of_a_file_carry_line_and_column() -> None:
+    template, problems = compile_template("first\nsecond ${\n${ } ${ok}", Where("p.md", 1, 1), positions=True)
+    assert template is None
+    assert [str(problem) for problem in problems] == [
+        "p.md:2:8: placeholder is never closed: '${'; add the } or write $${ for the text ${",
+        "p.md:3:1: empty placeholder ${}; name a field, or write $${} for the text ${}",
+    ]
+
+
+def test_placeholders_of_a_file_know_their_place_and_inline_ones_their_value() -> None:
+    template, _ = compile_template("a\n  ${x}", Where("p.md", 4, 1), positions=True)
+    assert template is not None
+    assert [(p.name, str(p.where)) for p in template.placeholders] == [("x", "p.md:5:3")]
+    assert [(p.offset, p.where) for p in compiled("a\n  ${x}").placeholders] == [(4, HERE)]
+
+
+@pytest.mark.parametrize("text", ["${a{b}}", "${a\nb}", "${", "x ${a"])
+def test_a_placeholder_that_is_not_closed_on_its_line_is_a_problem(text: str) -> None:
+    _, problems = compile_template(text, HERE)
+    assert "placeholder is never closed" in problems[0].message
+    assert problems[0].where == HERE
+
+
+def test_the_default_prompt_is_the_row_and_then_what_the_stage_before_said() -> None:
+    row = visible_row({"a": 1}, {"classify": {"s": "good"}}, {})
+    assert default_prompt(None, HERE).render(row) == '{\n  "a": 1\n}'
+    assert default_prompt("classify", HERE).render(row) == '{\n  "a": 1\n}\n\n{"s":"good"}'
+
+
+def test_the_pattern_is_that_of_a_string_template() -> None:
+    assert issubclass(PromptTemplate, string.Template)
+    assert PromptTemplate("$5 $x ${a b}").substitute({"a b": 1}) == "$5 $x 1"
+
+
+_names = st.text(st.characters(exclude_characters="{}\n", exclude_categories=("Cs",)), min_size=1).filter(
+    lambda name: name == name.strip() and name not in ("vars", "row_json") and name
+)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@given(st.dictionaries(_names, _json, min_size=1, max_size=4), st.text())
+def test_any_value_arrives_as_it_is(data: dict[str, Any], between: str) -> None:
+    between = between.replace("${", "$ {").rstrip("$")
+    text = between.join(f"${{{name}}}" for name in data)
+    assert rendered(text, data) == between.join(_shown(value) for value in data.values())
+
+
+@given(st.text())
+def test_escaped_text_comes_back_as_it_was(text: str) -> None:
+    assert rendered(text.replace("${", "$${"), {}) == text
+
+
+@given(st.text(alphabet="${}a. \n"))
+def test_any_text_compiles_or_says_why(text: str) -> None:
+    template, problems = compile_template(text, HERE)
+    assert (template is None) == bool(problems)
+
+
+@given(st.text())
+def test_a_value_is_never_expanded_again(value: str) -> None:
+    assert rendered("${a}${b}", {"a": "${b}" + value, "b": "B"}) == "${b}" + value + "B"

@@ -1,0 +1,157 @@
+"""A project in a folder of its own, driven through the Python API or as a real process."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import agac
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A process that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+SENTIMENT = {"sentiment": "positive|neutral|negative", "reason": "string"}
+
+
+class ProjectFolder:
+    """A project whose default model is `simulator/small`, or the provider `local` once `serve` told its address."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self.configure()
+
+    def configure(self, base_url: str | None = None, **provider: Any) -> None:
+        """Writes agac.yml: with `base_url` all stages ask that server, as the provider `local`."""
+        if base_url is None:
+            self.write("agac.yml", yaml.safe_dump({"defaults": {"model": "simulator/small"}}))
+            return
+        row = {"dialect": "openai-chat", "base_url": base_url, "structured": "json_schema", **provider}
+        self.write("agac.yml", yaml.safe_dump({"providers": {"local": row}, "defaults": {"model": "local/small"}}))
+
+    def write(self, path: str, text: str) -> Path:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8", newline="")
+        return target
+
+    def rows(self, rows: Iterable[Mapping[str, Any]], path: str = "data/rows.csv") -> Path:
+        """Writes rows as csv, or as jsonl by the suffix."""
+        rows = list(rows)
+        if path.endswith(".jsonl"):
+            return self.write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return self.write(path, text.getvalue())
+
+    def numbered(self, count: int, **columns: str) -> Path:
+        """`count` rows with `id` r-1, r-2, … and a `text` of their own."""
+        return self.rows({"id": f"r-{i}", "text": f"I love number {i}", **columns} for i in range(1, count + 1))
+
+    def workflow(
+        self, name: str = "reviews", *, stages: list[dict[str, Any]] | None = None, path: str = "data/rows.csv", **keys: Any
+    ) -> str:
+        """Writes a workflow; without stages one that classifies `${text}`. Gives its name."""
+        one = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
+        source = {"path": path, "id_field": "id", **keys.pop("input", {})}
+        source = {key: value for key, value in source.items() if value is not None}
+        body = {"input": source, **keys, "stages": stages or [one]}
+        self.write(f"workflows/{name}.yml", yaml.safe_dump(body, sort_keys=False, allow_unicode=True))
+        return name
+
+    def run(self, name: str = "reviews", **options: Any) -> agac.RunReport:
+        """Runs in this process, through the Python API."""
+        return agac.run(name, agac.RunOptions(**options), project=self.root)
+
+    def agac(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ran:
+        """Runs the command as a process of its own and waits for it."""
+        ended = subprocess.run(
+            command(arguments), cwd=cwd or self.root, env=clean_environment(env), capture_output=True, timeout=120
+        )
+        return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Starts the command in a process group of its own, to be signalled or killed."""
+        return subprocess.Popen(
+            command(arguments),
+            cwd=self.root,
+            env=clean_environment(env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def envelopes(self, name: str = "reviews", file: str = "results.jsonl") -> list[dict[str, Any]]:
+        """The lines of an output file."""
+        text = (self.root / "output" / name / file).read_text("utf-8")
+        return [json.loads(line) for line in text.split("\n") if line]
+
+    def output(self, name: str = "reviews", file: str = "results.json") -> Any:
+        return json.loads((self.root / "output" / name / file).read_text("utf-8"))
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Asks the database directly."""
+        connection = sqlite3.connect(f"file:{self.root}/.agac/agac.db?mode=ro", uri=True)
+        try:
+            return connection.execute(sql, values).fetchall()
+        finally:
+            connection.close()
+
+    def assert_sound(self) -> None:
+        """The database is whole, and its roll-ups say what a count of the rows says."""
+        assert self.query("PRAGMA integrity_check") == [("ok",)]
+        counted = self.query(
+            "SELECT run_id, state, count(*) FROM row WHERE ordinal IS NOT NULL AND state > 0 GROUP BY run_id, state"
+        )
+        states = {"done": 1, "failed": 2, "dropped": 3}
+        rolled = self.query("SELECT run_id, outcome, sum(count) FROM counter WHERE stage = '' GROUP BY run_id, outcome")
+        assert sorted(counted) == sorted((run, states[outcome], n) for run, outcome, n in rolled if n)
+        tasks = self.query(
+            "SELECT r.run_id, t.stage, t.outcome, count(*) FROM task t JOIN row r ON r.key = t.row_key "
+            "GROUP BY r.run_id, t.stage, t.outcome"
+        )
+        total = sum(n for *_, n in tasks)
+        rolled_total = self.query("SELECT sum(count) FROM counter WHERE stage <> '' AND outcome <> 'call'")[0][0] or 0
+        assert total == rolled_total
+
+
+def command(arguments: Iterable[str]) -> list[str]:
+    return [sys.executable, "-m", "agac", *arguments]
+
+
+def clean_environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """No key and no proxy of the machine reaches a test."""
+    kept = {key: value for key, value in os.environ.items() if not re.search(r"API_KEY|TOKEN|PROXY", key, re.IGNORECASE)}
+    return {**kept, **(more or {})}
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, to the process alone: what it started has to notice by itself."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate()

@@ -1,0 +1,55 @@
+"""The simulator as a process of its own, shared by runs that are killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class Server:
+    """A running simulator."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self._root = base_url.removesuffix("/v1")
+
+    def account(self, query: str = "") -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self._root}/account{query}", timeout=30) as response:
+            found: dict[str, Any] = json.load(response)
+        return found
+
+    def reset(self) -> None:
+        request = urllib.request.Request(f"{self._root}/account/reset", data=b"", method="POST")
+        urllib.request.urlopen(request, timeout=30).close()
+
+
+@contextmanager
+def simulator(*flags: str, faults: list[dict[str, Any]] | None = None, folder: Path | None = None) -> Iterator[Server]:
+    """Starts a simulator for the block. `faults` are rules, written into `folder`."""
+    if faults is not None:
+        assert folder is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "faults.yml"
+        path.write_text(yaml.safe_dump(faults), encoding="utf-8")
+        flags = (*flags, "--faults", str(path))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agac.simulator", *flags, "--ready-line", "--exit-with-stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Server(json.loads(process.stdout.readline())["base_url"])
+    finally:
+        process.stdin.close()
+        process.wait(timeout=30)
+        process.stdout.close()
