@@ -150,9 +150,9 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def strict_name(form: Any) -> str | None:
-    """The name of a schema that is to be held to strict mode."""
-    named = form.get("json_schema") if isinstance(form, dict) else None
-    return named["name"] if isinstance(named, dict) and named.get("strict") else None
+    """The name of a schema that is to be held to strict mode; of a form that was read already."""
+    asked = form is not None and form["type"] == "json_schema" and form["json_schema"].get("strict")
+    return str(form["json_schema"]["name"]) if asked else None
 
 
 def read_schema(form: Any, messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:

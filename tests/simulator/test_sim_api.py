@@ -227,6 +227,15 @@ def test_parameters_that_change_nothing_are_taken(served: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_schema_beside_another_format_is_ignored(served: Any) -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            form = {"type": "json_object", "json_schema": {"strict": True}}
+            assert json.loads(await client.content(response_format=form))["answer"]
+
+    asyncio.run(scenario())
+
+
 def test_parts_and_quoted_replies_are_read(served: Any) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     messages = [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]
