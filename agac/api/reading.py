@@ -63,7 +63,7 @@ async def _invocation(database: Database, record: runs.RunRecord) -> dict[str, A
     last = record.invocation
     if last is None:
         return None
-    state = "ended"
+    state = "killed" if last.exit_code == runs.KILLED else "ended"
     if last.ended_at is None:
         state = "running" if await holder_of(database, record.workflow) else "killed"
     return {

@@ -225,7 +225,8 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "calls": totals.calls,
         "retries": totals.retries,
         "repairs": totals.repairs,
-        "calls_perhaps_billed_without_answer": totals.ambiguous,
+        "calls_given_up": totals.given_up,
+        "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "cost_usd": round(totals.cost, 6),
     }
 

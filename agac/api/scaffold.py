@@ -31,7 +31,9 @@ def init(folder: Path | str = ".") -> list[Path]:
                 (folder / target).parent.mkdir(parents=True, exist_ok=True)
                 (folder / target).write_bytes(source.read_bytes())
         except OSError as error:
-            raise AgacError(f"{folder}: cannot be written: {error.strerror}", remedy="Choose another folder.") from error
+            raise AgacError(
+                f"{folder}: cannot be written: {error.strerror}", remedy="Choose another folder."
+            ) from error
     return [folder / target for target in targets]
 
 

@@ -154,6 +154,9 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         say(styled("stopped: ", "red") + report.stopped)
         say(f"  Nothing is lost. When it is mended, go on with: {command}")
     elif report.exit_code is ExitCode.INTERRUPTED:
+        if report.invocation["calls_given_up"]:
+            cut = _counted(report.invocation["calls_given_up"], "call")
+            say(f"{cut} in flight were given up: they may have been paid for and are asked again.")
         say(f"Interrupted; every answer is stored. {_counted(open_rows, 'row')} of those read so far are open.")
         say(f"  Go on with: {command}")
 
@@ -207,7 +210,8 @@ def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, An
         example = error["example"]
         place = f" in {error['stage']}" if error["stage"] else ""
         lines.append(
-            f"  {error['type']}{place}: {_counted(error['rows'], 'row')}, e.g. {example['id']!r} (row {example['row_number']}):"
+            f"  {error['type']}{place}: {_counted(error['rows'], 'row')}, "
+            f"e.g. {example['id']!r} (row {example['row_number']}):"
         )
         lines.append(f"    {first_line(example['message'])}")
     lines.append(f"  All of them, with their input: {summary['output']}/errors.jsonl")
@@ -260,7 +264,8 @@ def _advice(run: dict[str, Any]) -> str:
         case "killed" | "stopped":
             return f"Run {run['run']} is not finished. Go on with: {again}"
         case "finished" if run["rows"]["failed"]:
-            return f"{_counted(run['rows']['failed'], 'row')} of run {run['run']} failed: see {run['output']}/errors.jsonl, then: {again}"
+            failed = _counted(run["rows"]["failed"], "row")
+            return f"{failed} of run {run['run']} failed: see {run['output']}/errors.jsonl, then: {again}"
         case "finished":
             return f"Results of run {run['run']}: {run['output']}/results.jsonl"
         case _:

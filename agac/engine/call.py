@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -19,6 +21,8 @@ from agac.providers.http import HttpReply, Sender
 from agac.providers.prices import cost
 from agac.providers.table import Price
 from agac.store.batch import Call, Endpoint, Result
+
+_log = logging.getLogger("agac.call")
 
 NO_USAGE = Usage()
 CHARACTERS_A_TOKEN = 4
@@ -112,6 +116,7 @@ class _Asking:
                     caller._control.fail(got)
                     raise Halted
                 case Again(delay, lane):
+                    _log.info("row %r, stage %s: %s; again in %.2f s", self._row, stage.name, got.message, delay)
                     if lane:
                         self._line.lane.pause(delay)
                     await caller._control.sleep(delay)
@@ -127,6 +132,9 @@ class _Asking:
                 at = caller._wall()
                 try:
                     http = await line.sender.send(wire, line.stage.timeout)
+                except asyncio.CancelledError:
+                    caller._settler.given_up()  # it may have been paid for
+                    raise
                 finally:
                     line.lane.leave()
             except BaseException:
@@ -168,7 +176,7 @@ class _Asking:
             cost=None,
             body=self._clean(http.body) if http else None,
         )
-        self._caller._settler.call(self._flight, stage, self._fingerprint, call)
+        self._keep(call)
 
     def settled(self, replied: _Replied, purpose: str) -> Answer | RowError:
         """Checks a reply and keeps its attempt, with the reply itself, whatever the check says."""
@@ -190,11 +198,25 @@ class _Asking:
             cost=cost(reply.usage, price) if price else None,
             body=self._clean(replied.http.body),
         )
-        self._caller._settler.call(self._flight, stage, self._fingerprint, call)
+        self._keep(call)
         if isinstance(checked, RowError):
             return checked
         text, value = checked
         return Answer(Result(self._fingerprint, text, endpoint, self._caller._wall()), value)
+
+    def _keep(self, call: Call) -> None:
+        self._caller._settler.call(self._flight, self._line.stage, self._fingerprint, call)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
+                self._row, self._line.stage.name, call.number, call.purpose, self._line.stage.lane, call.status,
+                call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
+                call.error.message if call.error else "ok",
+            )  # fmt: skip
+
+    @property
+    def _row(self) -> str | int:
+        return self._flight.new.row.id
 
     def _clean(self, body: bytes) -> bytes:
         """A reply may quote what we sent: no secret enters the store with it."""

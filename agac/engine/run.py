@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -33,7 +34,10 @@ from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import free_lease, take_lease
 from agac.store.ledger import Ledger
+from agac.store.results import newest_result
 from agac.store.rows import count_rows
+
+_log = logging.getLogger("agac.run")
 
 DRAIN_SECONDS = 60.0
 """After the first Ctrl-C calls in flight may take so long to finish; then they are given up."""
@@ -96,6 +100,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     lease = await take_lease(database, plan.workflow, now())
     try:
         await _find_run(database, work, invocation)
+        _log.info("%s run %d", "going on with" if invocation.continued else "beginning", invocation.run)
         event = await runs.begin_invocation(database, invocation.run, _about(invocation), now())
         exposure = Exposure(2 * plan.concurrency)
         ledger = Ledger(
@@ -115,6 +120,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:
     plan, now = work.plan, work.clocks.wall()
+    invocation.lost_calls = await _bury_killed(database, work)
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
     found = None if work.fresh else await runs.newest_run(database, identity)
@@ -125,16 +131,23 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
         return
     invocation.run, invocation.continued = found, True
     await runs.retarget_run(database, found, **where)  # type: ignore[arg-type]
-    record = await runs.read_run(database, found)
+
+
+async def _bury_killed(database: Database, work: Work) -> int:
+    """Ends the workflow's last invocation if it was killed; gives how many calls may have been lost with it.
+
+    The bound is twice its concurrency (`Exposure`), and no more than the tasks of rows without an outcome.
+    """
+    newest = await runs.run_ids(database, work.plan.workflow)
+    record = await runs.read_run(database, newest[0]) if newest else None
     last = record.invocation if record else None
-    if last and last.ended_at is None:
-        invocation.lost_calls = await _lost_calls(database, found, last, len(plan.stages))
-
-
-async def _lost_calls(database: Database, run: int, last: runs.Invocation, stages: int) -> int:
-    """The bound: twice its concurrency (`Exposure`), and no more than the tasks of rows without an outcome."""
-    pending = await count_rows(database, "rows_pending", run)
-    return min(2 * int(last.body["concurrency"]), pending * stages)
+    if record is None or last is None or last.ended_at is not None:
+        return 0
+    pending = await count_rows(database, "rows_pending", record.id)
+    stages = len((await runs.definition_of(database, record.id))["stages"])
+    lost = min(2 * int(last.body["concurrency"]), pending * stages)
+    await runs.end_invocation(database, last.id, runs.KILLED, {**last.body, "lost_after": lost}, work.clocks.wall())
+    return lost
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
@@ -143,6 +156,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 
 async def _end(database: Database, invocation: Invocation, event: int, code: int, now: float) -> None:
     totals = invocation.totals
+    _log.info("run %d ended with exit code %d", invocation.run, code)
     body = _about(invocation) | {
         "rows_seen": totals.seen,
         "rows_done": totals.rows_done,
@@ -150,6 +164,7 @@ async def _end(database: Database, invocation: Invocation, event: int, code: int
         "tasks_done": totals.tasks_done,
         "tasks_reused": totals.tasks_reused,
         "calls": totals.calls,
+        "given_up": totals.given_up,
         "retries": totals.retries,
         "cost_usd": totals.cost,
     }
@@ -163,11 +178,10 @@ async def _work(
     plan, totals, control = work.plan, invocation.totals, invocation.control
     record = await runs.read_run(database, invocation.run)
     assert record is not None
+    newest = await newest_result(database)
     lookup = Lookup(database, record.fresh_since or 0.0)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall)
     places = Places(database, invocation.run, event)
-    if plan.input.on_duplicate_id == "last" and plan.input.id_field:
-        await scan_ids(places, work.rows())
     intake = Intake(
         places, ledger, control, totals,
         on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
@@ -175,7 +189,9 @@ async def _work(
     async with _lines(work, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(lines, settler, exposure, control, wall=work.clocks.wall, spread=work.clocks.spread)
-        segment = Segment(plan.stages, dict(plan.vars), caller, settler, ledger, lookup, totals)
+        segment = Segment(plan.stages, dict(plan.vars), caller, settler, ledger, lookup, totals, newest)
+        if plan.input.on_duplicate_id == "last" and plan.input.id_field:
+            await scan_ids(places, work.rows())
         walking = group.create_task(walk_all(intake.flights(work.rows()), segment, control, plan.concurrency))
         await _ended(walking, control)
         if control.stop is None:

@@ -42,10 +42,12 @@ class Segment:
         ledger: Ledger,
         lookup: Lookup,
         totals: Totals,
+        newest_before: int,
     ) -> None:
+        """`newest_before`: the id of the last result that this invocation found in the store."""
         self._stages, self._vars = stages, variables
         self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
-        self._totals = totals
+        self._totals, self._newest_before = totals, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
         self._systems = tuple(Message.of("system", s.system) if s.system else None for s in stages)
@@ -120,6 +122,7 @@ class Segment:
             earlier = await self._lookup.find(fingerprint)
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
+                self._totals.collapsed += earlier.id > self._newest_before  # another row of this invocation asked it
                 self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
             else:
                 answer = await self._caller.ask(flight, stage, fingerprint, prepared.request)

@@ -51,6 +51,10 @@ class Settler:
         self._count_call(call, cost)
         self._ledger.touch()
 
+    def given_up(self) -> None:
+        """A call was cut off before its answer came: nothing is known of it but that it was sent."""
+        self._totals.given_up += 1
+
     def _count_call(self, call: Call, cost: float | None) -> None:
         totals = self._totals
         totals.calls += 1

@@ -12,7 +12,7 @@ from agac.core.types import RowId
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing.
 
-    `calls` counts requests sent, retries and re-asks included. `cost` in USD, of the calls whose price is known.
+    `calls` counts requests that ended, retries and re-asks included, `given_up` those that a second Ctrl-C cut off. `cost` in USD, of the calls whose price is known.
     """
 
     seen: int = 0
@@ -28,6 +28,7 @@ class Totals:
     retries: int = 0
     repairs: int = 0
     ambiguous: int = 0
+    given_up: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0

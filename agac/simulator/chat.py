@@ -18,7 +18,7 @@ CREATED = 1_735_689_600
 SCHEMA_MARK = "JSON Schema:\n"
 """In a system message, the text after the last of these is the schema that the reply must conform to."""
 
-ROLES = frozenset({"system", "developer", "user", "assistant"})
+ROLES = ("assistant", "developer", "system", "user")
 PARAMETERS = names(
     "model messages stream stream_options response_format max_tokens max_completion_tokens temperature top_p n stop "
     "seed presence_penalty frequency_penalty reasoning_effort service_tier user metadata store logit_bias logprobs "
@@ -124,7 +124,7 @@ def read_message(index: int, message: Any) -> tuple[str, str]:
     """Role and text of a message; parts of a text are joined."""
     param = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        known = ", ".join(sorted(ROLES))
+        known = ", ".join(ROLES)
         raise ApiError(400, f"Invalid '{param}': expected an object whose role is one of {known}.", param=param)
     content = message.get("content")
     if content is None and message["role"] == "assistant":

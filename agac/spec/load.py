@@ -163,9 +163,10 @@ def _names_were_lost(file: WorkflowFile, document: Document) -> bool:
 
 
 def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
-    """Whether a problem only says again what a wrong key of the same mapping said (`pth`, then: no path)."""
-    same = f"{problem.path}."
-    return bool(problem.path) and any(known.path == problem.path or known.path.startswith(same) for known in found)
+    """Whether a problem only says again what was said of the same value, or of a wrong key (`pth`, then: no path)."""
+    if problem.message.startswith("missing key") and any(p.path.startswith(f"{problem.path}.") for p in found):
+        return True
+    return bool(problem.path) and any(known.path == problem.path for known in found)
 
 
 def load_all(

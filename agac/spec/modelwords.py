@@ -73,9 +73,9 @@ def _misspelt(quoted_key: str) -> str:
 def _problem(
     model: type[BaseModel], document: Document, error: Mapping[str, Any], hints: Mapping[str, Hints]
 ) -> Problem:
-    in_key = error["loc"][-1:] == ("[key]",)
-    loc: Path_ = tuple(error["loc"][:-1] if in_key else error["loc"])
     kind: str = error["type"]
+    in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)  # pydantic's mark for a key of a mapping
+    loc: Path_ = tuple(error["loc"][:-1] if in_key else error["loc"])
     where = document.where(loc, key=in_key or kind == "extra_forbidden" or error["input"] is None)
     if kind == "extra_forbidden":
         message = _unknown_key(str(loc[-1]), known_keys(model, loc[:-1]), hints.get(key_path(loc[:-1]), {}))

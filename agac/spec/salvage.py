@@ -38,10 +38,11 @@ def salvage(model: type[Model], data: JSONValue, error: ValidationError) -> Mode
 
 
 def _take_out(data: dict[str, Any], loc: Loc, *, missing: bool) -> None:
-    loc = loc[:-1] if loc[-1:] == ("[key]",) else loc
     if not loc:
         return
     parent = _at(data, loc[:-1])
+    if loc[-1] == "[key]" and (not isinstance(parent, dict) or "[key]" not in parent):  # a key itself is wrong
+        loc, parent = loc[:-1], _at(data, loc[:-2])
     if missing:
         _fill(data, parent, loc)
     elif isinstance(parent, dict):

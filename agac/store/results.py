@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agac.store.db import Database, translated
-from agac.store.sql import padded, sql_many
+from agac.store.sql import padded, sql, sql_many
 
 
 class EarlierResult(NamedTuple):
@@ -23,3 +23,10 @@ async def earlier_results(database: Database, prints: Sequence[bytes], since: fl
         statement = sql_many("results_by_fingerprint", len(values))
         found = await database.reader.execute_fetchall(statement, (since, *values))
     return {fingerprint: EarlierResult(result_id, value) for fingerprint, result_id, value in found}
+
+
+async def newest_result(database: Database) -> int:
+    """The id of the last result, 0 when there is none."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql("result_id_max"))
+    return int(row[0])

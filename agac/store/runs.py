@@ -10,6 +10,9 @@ from agac.core.keys import canonical
 from agac.store.db import Database, translated
 from agac.store.sql import sql
 
+KILLED = 137
+"""The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
+
 
 class Invocation(NamedTuple):
     """One call of `agac run`. `ended_at` is None while it runs, and for ever when it was killed."""

@@ -145,6 +145,7 @@ MALFORMED = {
     "no messages": ({"model": "small"}, "messages", "messages"),
     "empty messages": (ask_body(messages=[]), "at least one element", "messages"),
     "unknown role": (ask_body(messages=[{"role": "robot", "content": "x"}]), "role", "messages[0]"),
+    "role is a list": (ask_body(messages=[{"role": ["user"], "content": "x"}]), "role", "messages[0]"),
     "no content": (ask_body(messages=[{"role": "user"}]), "content", "messages[0]"),
     "image": (ask_body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "text parts", "messages[0]"),
     "unknown argument": (ask_body(temprature=1), "temprature", "temprature"),

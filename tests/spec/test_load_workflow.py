@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agac.core.errors import UsageError, Where
+from agac.spec.inout import output_folder
 from agac.spec.load import find_workflow, load_all, load_project, workflow_names
 from agac.spec.root import find_project
 from agac.spec.workflow import Overrides, Timeout
@@ -336,3 +339,25 @@ def test_the_project_is_found_from_any_folder_below(tree: Any, tmp_path_factory:
     assert "agac init" in str(caught.value.remedy)
     with pytest.raises(UsageError, match=r"has no agac.yml"):
         find_project(tree.root, empty)
+
+
+def test_one_mistake_hides_no_other_of_the_same_stage(tree: Any) -> None:
+    problems = tree.problems(INPUT + "stages:\n  - {name: a, promt: x}\n  - {name: b, promt: x, needs: []}\n")
+    assert [problem.split(": ")[1] for problem in problems] == ["stages[0].promt", "stages[1]", "stages[1].promt"]
+
+
+def test_the_output_flag_is_bound_by_the_same_rules(tree: Any, good_workflow: str) -> None:
+    source, project = tree.workflow(good_workflow).input, tree.project()
+    assert output_folder("elsewhere/x", project, source) == tree.root / "elsewhere/x"
+    for text in (".", "data", "../x", ".git"):
+        with pytest.raises(UsageError, match=r"--output .*: "):
+            output_folder(text, project, source)
+
+
+def test_what_every_command_needs_is_light() -> None:
+    code = (
+        "import sys, agac.spec.root, agac.spec.workflow, agac.spec.template\n"
+        "print([name for name in ('pydantic', 'yaml', 'jsonschema') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

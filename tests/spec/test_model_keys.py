@@ -85,8 +85,7 @@ def test_a_transposed_key_is_refused_with_the_one_that_was_meant(top: type[BaseM
     assert typo not in known
     _, problems = validate(top, _file(path, typo, "1"))
     [message] = _of(problems, (*path, typo))
-    assert message.startswith("unknown key; did you mean '")
-    assert message == f"unknown key; did you mean {name!r}?" or typo in ("dri", "inptu", "inptus", "rpmx", "tpmx")
+    assert message == f"unknown key; did you mean {name!r}?"
 
 
 @pytest.mark.parametrize(("top", "path", "name"), FIELDS)

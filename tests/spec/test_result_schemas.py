@@ -158,6 +158,32 @@ def test_recursive_schemas_are_fine() -> None:
     assert property_names(tree_schema, ["children", "0", "children", "1"]) == {"children"}
 
 
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"$ref": "#/anyOf/1", "anyOf": [{"type": "string"}]}, "'#/anyOf/1' does not exist; there is: no $defs"),
+        ({"$ref": "#/type/x", "type": "object"}, "'#/type/x' does not exist; there is: no $defs"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "leads back to itself",
+        ),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "points outside this schema"),
+    ],
+)
+def test_references_that_lead_nowhere_are_refused(schema: dict[str, Any], fault: str) -> None:
+    assert any(fault in message for _, message in schema_faults(schema))
+
+
+def test_references_follow_pointers_with_escapes_and_indexes() -> None:
+    schema = {
+        "$defs": {"a/b~c": {"properties": {"x": {}}}},
+        "anyOf": [{"$ref": "#/$defs/a~1b~0c"}, {"$ref": "#/anyOf/0"}],
+    }
+    assert schema_faults(schema) == []
+    assert property_names(schema) == {"x"}
+    assert property_names({"$ref": "http://x"}) is None
+
+
 def test_every_fault_of_a_schema_is_found_at_once() -> None:
     faults = schema_faults({"type": "strin", "required": "a", "properties": {"b": {"minLength": -1, "pattern": "("}}})
     assert {path for path, _ in faults} == {
