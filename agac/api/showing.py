@@ -38,7 +38,7 @@ class CardReport:
 
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
-    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError when it is bad."""
+    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
     opened = open_project(project)
     path, message = find_card(name, opened.spec)
     if path is None:

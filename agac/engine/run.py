@@ -169,7 +169,9 @@ async def _end(database: Database, invocation: Invocation, event: int, code: int
         "cost_usd": totals.cost,
     }
     await runs.end_invocation(database, event, code, body, now)
-    await runs.write(database, "run_finish", (now if invocation.complete else None, invocation.run))
+    idle = invocation.complete and totals.settled == totals.unchanged
+    at = now if invocation.complete else None
+    await runs.write(database, "run_finish", {"idle": idle, "at": at, "run": invocation.run})
 
 
 async def _work(

@@ -12,7 +12,8 @@ from agac.core.types import RowId
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing.
 
-    `calls` counts requests that ended, retries and re-asks included, `given_up` those that a second Ctrl-C cut off. `cost` in USD, of the calls whose price is known.
+    `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
+    `cost` is in USD, of the calls whose price is known.
     """
 
     seen: int = 0

@@ -58,7 +58,7 @@ def _upstream(index: int, stages: Sequence[StageFile], document: Document) -> tu
         problems.append(_problem(document, path, message))
     elif stage.needs == [stage.name]:
         problems.append(_problem(document, path, f"stage {stage.name!r} needs itself; name the stage before it"))
-    return (stage.needs[0] if stage.needs else None), problems
+    return next((need for need in stage.needs if need in names), None), problems
 
 
 def _remedy(need: str, names: list[str]) -> str:

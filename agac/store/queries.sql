@@ -64,8 +64,8 @@ UPDATE run SET exported_revision = ? WHERE id = ?;
 UPDATE run SET revision = revision + 1 WHERE id = ?;
 
 -- name: run_finish
--- Whether every row of the input is settled; an end time once it is.
-UPDATE run SET finished_at = ? WHERE id = ?;
+-- When every row of the input was settled; null while some are not. Stays as it is where nothing was done.
+UPDATE run SET finished_at = CASE WHEN :idle THEN coalesce(finished_at, :at) ELSE :at END WHERE id = :run;
 
 -- name: event_make
 -- Something worth telling begins.
