@@ -11,6 +11,7 @@ import csv
 import json
 import sqlite3
 import sys
+from pathlib import Path
 
 import aiohttp
 from jsonschema import Draft202012Validator
@@ -67,7 +68,7 @@ async def main(path: str, base_url: str, concurrency: int, database_path: str) -
     database.execute("CREATE TABLE result (id TEXT PRIMARY KEY, value TEXT)")
     queue: list = []
     wake = asyncio.Event()
-    with open(path, newline="") as file:
+    with Path(path).open(newline="") as file:
         rows = csv.DictReader(file)
         connector = aiohttp.TCPConnector(limit=0)
         headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}

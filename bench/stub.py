@@ -2,7 +2,8 @@
 
     python bench/stub.py --latency 0.5      prints {"port": …} once it listens, ends when its standard input does
 
-GET /account says how many requests came, and when the first and the last one did (seconds since 1970).
+GET /account says how many requests came, when the first and the last one did (seconds since 1970), and how many seconds
+of CPU the server used from the first one on; then it counts anew.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ class Account:
     requests = 0
     first = 0.0
     last = 0.0
+    cpu = 0.0
 
     def note(self) -> None:
         now = time.time()
-        self.first = self.first or now
+        if not self.requests:
+            self.first, self.cpu = now, time.process_time()
         self.last = now
         self.requests += 1
 
     def reply(self) -> bytes:
-        body = json.dumps({"requests": self.requests, "first": self.first, "last": self.last}).encode()
+        cpu = time.process_time() - self.cpu if self.requests else 0.0
+        body = json.dumps({"requests": self.requests, "first": self.first, "last": self.last, "cpu": cpu}).encode()
         self.requests, self.first, self.last = 0, 0.0, 0.0
         return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import Project, open_project
+from agac.api.project import Project, environment, with_providers
 from agac.core.errors import Problem, SpecError, UsageError
 from agac.data.sources import Source, open_source
 from agac.plan.check import check_placeholders, resolve_models
 from agac.plan.plan import ResolvedModel
-from agac.spec.load import in_order, load_workflow, workflow_names
+from agac.spec.load import in_order, load_project, load_workflow, workflow_names
+from agac.spec.root import find_project
 from agac.spec.workflow import Overrides, Workflow
 
 
@@ -59,11 +60,13 @@ class Checked:
 
 def validate(workflow: str | None = None, *, project: Path | str | None = None) -> CheckReport:
     """Checks one workflow, or all of the project, and agac.yml."""
-    try:
-        opened = open_project(project)
-    except SpecError as error:
-        return CheckReport([], error.problems)
-    names = [workflow] if workflow else workflow_names(opened.spec)
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    env = environment(root)
+    spec, problems = load_project(root, env)
+    if spec is None:
+        return CheckReport([], problems)
+    opened = with_providers(spec, problems, env)
+    names = [workflow] if workflow else workflow_names(spec)
     problems = list(opened.problems)
     for name in names:
         _, found = check_workflow(opened, name, Overrides())

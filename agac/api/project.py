@@ -45,8 +45,13 @@ def open_project(project: Path | str | None, *, start: Path | None = None) -> Pr
     root = find_project(start or Path.cwd(), Path(project) if project is not None else None)
     env = environment(root)
     spec, problems = load_project(root, env)
-    if spec is None:
+    if spec is None or problems:
         raise SpecError(problems)
+    return with_providers(spec, problems, env)
+
+
+def with_providers(spec: ProjectSpec, problems: list[Problem], env: Mapping[str, str]) -> Project:
+    """The project of an agac.yml that was read."""
 
     def locate(path: tuple[str, ...]) -> Where:
         key = ".".join(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,20 @@ async def _run_report(database: Database, number: int) -> dict[str, Any]:
     assert record is not None
     summary = await summarise(database, record)
     summary["last_invocation"] = await _invocation(database, record)
+    summary["go_on"] = _go_on(record)
     return summary
+
+
+def _go_on(record: runs.RunRecord) -> str:
+    """The command that goes on with a run: with the same flags, since they are part of what the run is."""
+    given: Mapping[str, Any] = record.invocation.body.get("given", {}) if record.invocation else {}
+    words = ["agac", "run", "-a", record.workflow]
+    for name, value in given.items():
+        if name == "var":
+            words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
+        else:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 async def _invocation(database: Database, record: runs.RunRecord) -> dict[str, Any] | None:
@@ -101,7 +116,7 @@ async def _export(
         if record.finished_at is None and not partial:
             raise UsageError(
                 f"run {record.id} of {record.workflow} is not finished",
-                remedy=f"Finish it with `agac run -a {record.workflow}`, or write what is there with --partial.",
+                remedy=f"Finish it with `{_go_on(record)}`, or write what is there with --partial.",
             )
         summary = await summarise(database, record)
         files = await export_run(database, record, root, summary)

@@ -118,7 +118,7 @@ async def run_async(
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
         raise SpecError(missing)
-    invocation = Invocation()
+    invocation = Invocation(given=_given(options))
     async with AsyncExitStack() as stack:
         if handle_signals:
             stack.enter_context(_interruptible(invocation))
@@ -229,6 +229,20 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "cost_usd": round(totals.cost, 6),
     }
+
+
+def _given(options: RunOptions) -> dict[str, Any]:
+    """What was changed, by the name of its flag. `--fresh` is not part of it: who goes on does not begin anew."""
+    given = {
+        "limit": options.limit,
+        "offset": options.offset,
+        "input": str(options.input) if options.input else None,
+        "model": options.model,
+        "var": options.vars,
+        "concurrency": options.concurrency,
+        "output": options.output,
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def _overrides(options: RunOptions) -> Overrides:

@@ -14,7 +14,8 @@ RENAMED = {"env.example": ".env.example", "gitignore": ".gitignore"}
 def init(folder: Path | str = ".") -> list[Path]:
     """Makes a project in `folder` and gives the files that were made.
 
-    Raises UsageError, and writes nothing, when one of them is there already or the folder lies in another project's.
+    Raises UsageError, and writes nothing, when one of them is there already. A folder inside another project is fine:
+    commands that are given there use the nearest agac.yml.
     """
     folder = Path(folder)
     with as_file(files(__package__) / "template") as template:

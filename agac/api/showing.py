@@ -45,7 +45,7 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         raise UsageError(message)
     card, problems = load_card(path, opened.spec, variables or {})
     if card is None:
-        raise SpecError(problems)
+        raise _unusable(problems)
     info = card.info
     params = dict(info.params)
     if info.model is not None:
@@ -55,3 +55,10 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
             raise SpecError(problems)
         params |= ref.params
     return CardReport(info.name, info.file, info.description, info.model, params, info.instruction, problems)
+
+
+def _unusable(problems: list[Problem]) -> SpecError:
+    error = SpecError(problems)
+    if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
+        error.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+    return error

@@ -61,8 +61,13 @@ def say(text: str) -> None:
 
 
 def command_line() -> str:
-    """The command as it was typed, for messages that say to run it again."""
+    """The command as it was typed, for reports of bugs."""
     return shlex.join(["agac", *sys.argv[1:]])
+
+
+def command_to_go_on() -> str:
+    """The command as it was typed, without what would begin anew instead of going on."""
+    return shlex.join(["agac", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
 def show_error(error: AgacError) -> None:
@@ -157,7 +162,7 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         if report.invocation["calls_given_up"]:
             cut = _counted(report.invocation["calls_given_up"], "call")
             say(f"{cut} in flight were given up: they may have been paid for and are asked again.")
-        say(f"Interrupted; every answer is stored. {_counted(open_rows, 'row')} of those read so far are open.")
+        say(f"Interrupted; every answer is stored. Rows read so far and still open: {open_rows:,}")
         say(f"  Go on with: {command}")
 
 
@@ -179,21 +184,23 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str)
 
 
 def _continued(invocation: dict[str, Any]) -> str:
-    facts = [f"{invocation['rows_unchanged']:,} rows were settled already"]
+    unchanged = invocation["rows_unchanged"]
+    facts = [f"{_counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"]
     if not invocation["calls"]:
         facts.append("nothing had to be asked")
-    if invocation["lost_calls_at_most"]:
+    lost = invocation["lost_calls_at_most"]
+    if lost:
         facts.append(
-            f"the last invocation was killed: at most {_counted(invocation['lost_calls_at_most'], 'call')} "
-            "in flight may have been paid for and are asked again"
+            f"the last invocation was killed: at most {_counted(lost, 'call')} in flight may have been paid for "
+            f"and {'is' if lost == 1 else 'are'} asked again"
         )
     return "Went on: " + "; ".join(facts)
 
 
 def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
     extra = [
-        f"{invocation[key]:,} {name}"
-        for key, name in (("retries", "retries"), ("repairs", "re-asks"))
+        f"{invocation[key]:,} {one if invocation[key] == 1 else many}"
+        for key, one, many in (("retries", "retry", "retries"), ("repairs", "re-ask", "re-asks"))
         if invocation[key]
     ]
     note = f" ({', '.join(extra)} in this invocation)" if extra else ""
@@ -232,10 +239,11 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def print_status(runs: list[dict[str, Any]], database_bytes: int) -> None:
+def print_status(runs: list[dict[str, Any]], database_bytes: int, workflow: str | None) -> None:
     """The newest runs as a table, then what to do next."""
     if not runs:
-        print_text("Nothing was run in this project yet. Start with: agac run -a WORKFLOW")
+        what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
+        print_text(f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}")
         return
     header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
     print_text(table(header, [_status_row(run) for run in runs]))
@@ -259,7 +267,7 @@ def _state(run: dict[str, Any]) -> str:
 
 
 def _advice(run: dict[str, Any]) -> str:
-    again = f"agac run -a {run['workflow']}"
+    again = run["go_on"]
     match _state(run):
         case "killed" | "stopped":
             return f"Run {run['run']} is not finished. Go on with: {again}"

@@ -57,8 +57,10 @@ class Invocation:
     """One invocation while it goes on and after it: what to show, and how it ended.
 
     `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
+    `given` is what its caller changed, by option: what it takes to ask for the same run again.
     """
 
+    given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
     continued: bool = False
     lost_calls: int = 0
@@ -151,7 +153,7 @@ async def _bury_killed(database: Database, work: Work) -> int:
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
-    return {"concurrency": invocation.concurrency, "lost_calls": invocation.lost_calls}
+    return {"concurrency": invocation.concurrency, "lost_calls": invocation.lost_calls, "given": invocation.given}
 
 
 async def _end(database: Database, invocation: Invocation, event: int, code: int, now: float) -> None:

@@ -28,16 +28,22 @@ def resolve_models(
     problems: list[Problem] = []
     for stage in workflow.stages:
         if stage.model is None:
-            problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), f"stages[{stage.index}]"))
+            problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
         ref, messages = parse_model(stage.model, providers)
-        problems += [Problem(stage.at("model"), message, f"stages[{stage.index}].model") for message in messages]
+        problems += [Problem(stage.at("model"), message, _model_key(stage)) for message in messages]
         if ref is None:
             continue
         params, found = _params(stage, ref)
         problems += found
         resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params)
     return resolved, problems
+
+
+def _model_key(stage: Stage) -> str:
+    """The stage's model as a key of the file that names it; empty for the command line, which is a place by itself."""
+    keys = {"project": "defaults.model", "defaults": "defaults.model", "card": "model", "override": ""}
+    return keys.get(str(stage.model_level), f"{stage.path}.model")
 
 
 def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:
@@ -52,7 +58,7 @@ def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:
                 Problem(
                     stage.at("model"),
                     f"{key} is given twice: {own[key]} as a key and {ref.params[key]} in the model; keep one",
-                    f"stages[{stage.index}].{key}",
+                    f"{stage.path}.{key}",
                 )
                 for key in sorted(own.keys() & ref.params.keys())
                 if own[key] != ref.params[key] and level != "card"  # in a card the model string wins by its format
@@ -74,11 +80,11 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
                 stage.at("model"),
                 f"provider {provider.name!r} needs the variable {variable}; "
                 f"export it, or write {variable}=… into the project's .env file",
-                f"stages[{stage.index}].model",
+                _model_key(stage),
             )
             for variable in provider.missing_variables
         ]
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
@@ -99,7 +105,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
 def _placeholder(
     placeholder: Placeholder, stage: Stage, earlier: list[Stage], workflow: Workflow, columns: tuple[str, ...] | None
 ) -> list[Problem]:
-    name, path = placeholder.name, f"stages[{stage.index}].prompt"
+    name, path = placeholder.name, f"{stage.path}.prompt"
     head, _, rest = name.partition(".")
     by_name = {s.name: s for s in earlier}
     if columns and name in columns:

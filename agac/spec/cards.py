@@ -205,6 +205,7 @@ def _card(model: CardFile, document: Document, shown: str, path: Path, instructi
     if params.get("service_tier") == "fast":
         params["service_tier"] = "priority"
     where = {"": Where(shown, 1, 1), "model": document.where(("model",))}
-    where |= {key: document.where(("request_params", key)) for key in model.request_params.model_fields_set}
+    for key in model.request_params.model_fields_set:
+        where["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
     info = CardInfo(_name(model, path), shown, model.description, instruction, model.model, params)
     return Card(info, where)

@@ -81,4 +81,5 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
     if name in PLACEHOLDERS_LATER or name.startswith(PLACEHOLDER_PREFIXES_LATER):
         return f"{shown} is not supported yet; write \\{shown} to keep the text"
     remedy = did_you_mean(name, known, "known")
-    return f"unknown placeholder {shown}; {remedy} Declare it in vars, or write \\{shown} to keep the text"
+    stop = "" if remedy.endswith("?") else "."
+    return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"

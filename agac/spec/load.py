@@ -23,16 +23,11 @@ WORKFLOW_SUFFIXES = (".yml", ".yaml")
 
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
-    """agac.yml with its defaults resolved, or None and every problem. An empty file is a project.
+    """agac.yml with its defaults resolved, as much of it as can be read, and every problem. An empty file is a project.
 
-    `env` is what `${VAR}` is looked up in.
+    `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
     """
-    project, problems = _project(root.resolve(), env)
-    return (None, problems) if problems else (project, [])
-
-
-def _project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
-    """As much of agac.yml as can be read, and its problems."""
+    root = root.resolve()
     document = read_yaml(root / PROJECT_FILE, PROJECT_FILE)
     problems = _mapping_problems(document, empty_is_fine=True)
     if document.data is not None and not isinstance(document.data, dict):
@@ -167,24 +162,6 @@ def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
     if problem.message.startswith("missing key") and any(p.path.startswith(f"{problem.path}.") for p in found):
         return True
     return bool(problem.path) and any(known.path == problem.path for known in found)
-
-
-def load_all(
-    root: Path, env: Mapping[str, str], names: Iterable[str] | None = None, overrides: Overrides | None = None
-) -> tuple[ProjectSpec | None, list[Workflow], list[Problem]]:
-    """The project and the named workflows (all when None), with every problem of every file at once.
-
-    With an error anywhere the values only show what could be read. Raises `UsageError` as `load_workflow` does.
-    """
-    project, problems = _project(root.resolve(), env)
-    if project is None:
-        return None, [], problems
-    workflows: list[Workflow] = []
-    for name in workflow_names(project) if names is None else names:
-        workflow, found = load_workflow(project, name, overrides)
-        problems += found
-        workflows += [workflow] if workflow else []
-    return project, workflows, in_order(problems)
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:

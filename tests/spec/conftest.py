@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from agac.core.errors import Problem
-from agac.spec.load import load_all, load_project, load_workflow
+from agac.spec.load import in_order, load_project, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, ProjectSpec, Stage, Workflow
+
+# a busy machine is no failed property
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 GOOD_WORKFLOW = """\
 input: {path: data/reviews.csv, id_field: id}
@@ -17,6 +22,18 @@ stages:
   - name: classify
     prompt: "Review: ${review}"
 """
+
+
+def load_all(root: Path, env: Mapping[str, str]) -> tuple[list[Workflow], list[Problem]]:
+    """Every workflow of a project, with every problem of every file."""
+    project, problems = load_project(root, env)
+    workflows: list[Workflow] = []
+    for name in workflow_names(project) if project else ():
+        assert project is not None
+        workflow, found = load_workflow(project, name)
+        problems += found
+        workflows += [workflow] if workflow else []
+    return workflows, in_order(problems)
 
 
 class Tree:
@@ -37,6 +54,7 @@ class Tree:
     def project(self) -> ProjectSpec:
         project, problems = load_project(self.root, self.env)
         assert project is not None, list(map(str, problems))
+        assert not problems, list(map(str, problems))
         return project
 
     def load(
@@ -59,7 +77,7 @@ class Tree:
         """Everything that loading the whole project says, as users see it."""
         if text is not None:
             self.write("workflows/w.yml", text)
-        return [str(problem) for problem in load_all(self.root, self.env)[2]]
+        return [str(problem) for problem in load_all(self.root, self.env)[1]]
 
     def stage_problems(self, yaml: str, head: str = "") -> list[str]:
         return self.problems(f"{head}input: {{path: data/reviews.csv}}\nstages:\n  - {yaml}\n")

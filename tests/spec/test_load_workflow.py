@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agac.core.errors import UsageError, Where
 from agac.spec.inout import output_folder
-from agac.spec.load import find_workflow, load_all, load_project, workflow_names
+from agac.spec.load import find_workflow, load_project, load_workflow, workflow_names
 from agac.spec.root import find_project
 from agac.spec.workflow import Overrides, Timeout
 
@@ -284,12 +288,79 @@ def test_every_problem_of_every_file_comes_at_once_in_file_order(tree: Any) -> N
     ]
 
 
-def test_a_broken_agac_yml_gives_no_project(tree: Any) -> None:
+def test_a_broken_agac_yml_still_gives_what_could_be_read_to_find_more_problems_with(tree: Any) -> None:
     tree.write("agac.yml", "defalts: {}\n")
     project, problems = load_project(tree.root, {})
-    assert project is None
+    assert project is not None
     assert len(problems) == 1
-    assert load_all(tree.root, {}, [])[0] is not None  # what could be read, to find more problems with
+
+
+_ODD = (
+    None,
+    True,
+    -1,
+    1.5,
+    "",
+    "~",
+    "../x",
+    "/etc",
+    "${",
+    "${vars.zz}",
+    "a\0b",
+    "python:a.b",
+    "a|b",
+    "#/x",
+    "(",
+    [],
+    {},
+)
+_ODD += ([1], [{}], [[]], {"a": 1}, {"[key]": 1}, {"$ref": "#"}, {"type": "object", "properties": 5}, {"anyOf": [5]})
+_WHOLE: dict[str, Any] = {
+    "input": {"path": "data/reviews.csv", "format": "csv"},
+    "vars": {"a": 1},
+    "defaults": {"timeout": {"total": 3}},
+    "stages": [
+        {
+            "name": "a",
+            "needs": [],
+            "agent": "c",
+            "prompt": "${x}",
+            "output_schema": {"type": "object", "properties": {}},
+        },
+        {"name": "b", "template": "x.md", "output_schema": {"s": "a|b", "t": {"u": "string[]?"}}},
+    ],
+    "output": {"dir": "out"},
+}
+
+
+def _spots(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) within a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [spot for key, inner in items for spot in ((value, key), *_spots(inner))]
+
+
+@given(st.data())
+def test_no_value_anywhere_makes_loading_raise(tmp_path_factory: Any, data: st.DataObject) -> None:
+    root = tmp_path_factory.getbasetemp() / "odd"
+    for folder in ("workflows", "data", "agentcards"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "agac.yml").write_text("")
+    (root / "data/reviews.csv").write_text("id\n")
+    (root / "agentcards/c.md").write_text("---\nname: c\n---\n{{agentName}}")
+    whole = copy.deepcopy(_WHOLE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(_spots(whole)))
+        container[key] = copy.deepcopy(data.draw(st.sampled_from(_ODD)))
+    (root / "workflows/w.yml").write_text(json.dumps(whole))
+    project, problems = load_project(root, {})
+    assert project is not None
+    workflow, found = load_workflow(project, "w")
+    assert workflow or problems or found
+
+
+@pytest.mark.parametrize("text", ["[key]: 5\n", INPUT + "stages: [{name: a, needs: '${'}]\n", "vars: {'[key]': }\n"])
+def test_odd_names_are_problems_and_no_crash(tree: Any, text: str) -> None:
+    assert tree.problems(text)
 
 
 @pytest.mark.parametrize(

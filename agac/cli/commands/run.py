@@ -56,5 +56,5 @@ def command(
     if as_json:
         render.print_json(report.as_json())
     else:
-        render.print_run(report, render.command_line(), quiet=settings.quiet)
+        render.print_run(report, render.command_to_go_on(), quiet=settings.quiet)
     return report.exit_code

@@ -1,0 +1,197 @@
+"""What is measured. Each scenario gives its figures; every value is the median of its runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from figures import Figure
+from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
+from workspace import Workspace, workspace, write_table
+
+CONCURRENCY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured: rows for each scenario, and how often."""
+
+    runs: int
+    throughput: int
+    latency: int
+    latency_seconds: float
+    memory: tuple[int, int]
+    rerun: tuple[int, int]
+    starts: int
+    simulator: int
+    reading: int
+    large_megabytes: int
+
+
+FULL = Sizes(3, 20_000, 2_000, 0.5, (20_000, 200_000), (100_000, 100_000), 10, 10_000, 200_000, 200)
+QUICK = Sizes(3, 5_000, 640, 0.5, (5_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50)
+TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1)
+"""TINY only shows that everything works: its figures say nothing."""
+
+
+def throughput(sizes: Sizes) -> Iterator[Figure]:
+    """Against a server that answers at once: what a row costs."""
+    rows = sizes.throughput
+    bares: list[tuple[Used, Account]] = []
+    agacs: list[tuple[Used, Account]] = []
+    with stub() as server, workspace(server, rows, concurrency=CONCURRENCY) as space:
+        with workspace(server, 1, concurrency=CONCURRENCY) as one:
+            agac_start, bare_start = _start_up(one, sizes), _middle(bare(one.table, server, 64) for _ in _times(sizes))
+        server.account()
+        for _ in _times(sizes):
+            bares.append((bare(space.table, server, CONCURRENCY), server.account()))
+            space.forget()
+            agacs.append((space.agac("run", "-a", "b"), server.account()))
+    bare_used, bare_seen = _middle(used for used, _ in bares), _account(seen for _, seen in bares)
+    agac_used, agac_seen = _middle(used for used, _ in agacs), _account(seen for _, seen in agacs)
+    bare_cpu = 1000 * (bare_used.cpu - bare_start.cpu) / rows
+    agac_cpu = 1000 * (agac_used.cpu - agac_start.cpu) / rows
+    name = f"throughput, {rows:,} rows, 0 ms"
+    yield Figure(name, "bare loop, first to last request", bare_seen.rate, "rows/s")
+    yield Figure(name, "agac, first to last request", agac_seen.rate, "rows/s")
+    yield Figure(name, "agac / bare loop", agac_seen.rate / bare_seen.rate, "", at_least=0.5)
+    wall = (bare_used.wall - bare_start.wall) / (agac_used.wall - agac_start.wall)
+    yield Figure(name, "agac / bare loop, whole command but its start-up", wall, "")
+    yield Figure(name, "bare loop, CPU a row", bare_cpu, "ms")
+    yield Figure(name, "agac, CPU a row", agac_cpu, "ms")
+    yield Figure(name, "agac's own CPU a row", agac_cpu - bare_cpu, "ms", at_most=0.25)
+    yield Figure(name, "agac, start-up (a run of one row)", agac_start.cpu, "s CPU")
+    yield Figure(name, "server's share of a core, bare loop", bare_seen.share, "")
+    yield Figure(name, "server's share of a core, agac", agac_seen.share, "")
+
+
+def latency(sizes: Sizes) -> Iterator[Figure]:
+    """Against a server that takes its time: whether all of the concurrency is used."""
+    rows = sizes.latency
+    ideal = rows * sizes.latency_seconds / CONCURRENCY
+    found: list[tuple[Used, Account]] = []
+    with stub(sizes.latency_seconds) as server, workspace(server, rows, concurrency=CONCURRENCY) as space:
+        for _ in _times(sizes):
+            space.forget()
+            found.append((space.agac("run", "-a", "b"), server.account()))
+    name = f"latency, {rows:,} rows, {1000 * sizes.latency_seconds:.0f} ms"
+    span = median(seen.span for _, seen in found)
+    yield Figure(name, "first to last request", span, "s")
+    yield Figure(name, "the same / (rows x latency / concurrency)", span / ideal, "", at_most=1.05)
+    yield Figure(name, "whole command", median(used.wall for used, _ in found), "s")
+    beyond = median(used.wall - seen.span for used, seen in found)
+    yield Figure(name, "whole command beyond first to last request", beyond, "s", at_most=1.0)
+    wall = median(used.wall for used, _ in found)
+    yield Figure(name, "whole command beyond rows x latency / concurrency", wall - ideal, "s")
+
+
+def memory(sizes: Sizes) -> Iterator[Figure]:
+    """Whether memory grows with the rows."""
+    peaks = []
+    for rows in sizes.memory:
+        with stub() as server, workspace(server, rows, concurrency=CONCURRENCY) as space:
+            used = []
+            for _ in _times(sizes):
+                space.forget()
+                used.append(space.agac("run", "-a", "b"))
+        peaks.append(_middle(used).memory)
+        yield Figure("memory", f"peak, {rows:,} rows", peaks[-1], "MB", at_most=120)
+    few, many = sizes.memory
+    yield Figure("memory", f"peak, {many:,} rows / {few:,} rows", peaks[1] / peaks[0], "", at_most=1.1)
+
+
+def rerun(sizes: Sizes) -> Iterator[Figure]:
+    """A finished run once more, unchanged and with one cell changed."""
+    for rows, stages, most in zip(sizes.rerun, (1, 5), (1.0, 2.5), strict=True):
+        name = f"run again, {rows:,} rows, {stages} stage{'s' * (stages > 1)}"
+        with stub() as server, workspace(server, rows, stages=stages, concurrency=CONCURRENCY) as space:
+            with workspace(server, 1, stages=stages, concurrency=CONCURRENCY) as one:
+                start = _start_up(one, sizes, forget=False)
+            space.agac("run", "-a", "b")
+            server.account()
+            again = _middle(space.agac("run", "-a", "b") for _ in _times(sizes))
+            calls = server.account().requests
+            write_table(space.table, rows, changed=rows // 2)
+            changed = space.agac("run", "-a", "b")
+            changed_calls = server.account().requests
+        yield Figure(name, "CPU beyond start-up", again.cpu - start.cpu, "s", at_most=most)
+        yield Figure(name, "the same a row", 1e6 * (again.cpu - start.cpu) / rows, "µs")
+        yield Figure(name, "whole command", again.wall, "s")
+        yield Figure(name, "calls", calls, "", at_most=0)
+        yield Figure(name, "calls after one changed cell, a stage", changed_calls / stages, "", at_most=1)
+        yield Figure(name, "CPU beyond start-up after that, outputs written anew", changed.cpu - start.cpu, "s")
+
+
+def start_up(sizes: Sizes) -> Iterator[Figure]:
+    """What one waits for before anything happens."""
+    with stub() as server, workspace(server, 10) as space:
+        space.agac("run", "-a", "b")
+        for words, most in (("--help",), 0.15), (("status",), 0.25), (("run", "-a", "b"), None):
+            used = [measured([*AGAC, *words], space.root) for _ in range(sizes.starts)]
+            shown = "agac " + " ".join(words) + (", all done" if most is None else "")
+            yield Figure("start-up", shown, _middle(used).cpu, "s CPU", at_most=most)
+            yield Figure("start-up", f"{shown}, best of {sizes.starts}", min(u.cpu for u in used), "s CPU")
+
+
+def simulation(sizes: Sizes) -> Iterator[Figure]:
+    """The simulator, asked by the raw client."""
+    with TemporaryDirectory(prefix="agac-bench-") as folder, simulator(Path(folder)) as server:
+        table, one = Path(folder) / "in.csv", Path(folder) / "one.csv"
+        write_table(table, sizes.simulator)
+        write_table(one, 1)
+        start = _middle(bare(one, server, CONCURRENCY) for _ in _times(sizes))
+        used = _middle(bare(table, server, CONCURRENCY) for _ in _times(sizes))
+    yield Figure("simulator", "asked by the bare loop", sizes.simulator / (used.wall - start.wall), "requests/s")
+
+
+def reading(sizes: Sizes) -> Iterator[Figure]:
+    """Sources by themselves."""
+    with TemporaryDirectory(prefix="agac-bench-") as folder:
+        command = [sys.executable, BENCH / "reading.py", folder, str(sizes.reading), str(sizes.large_megabytes)]
+        found = json.loads(subprocess.run([str(c) for c in command], check=True, capture_output=True).stdout)
+    first = found.pop("first_record")
+    for name, rate in found.items():
+        yield Figure("reading", name, rate, "rows/s of CPU")
+    yield Figure("reading", f"csv of {sizes.large_megabytes} MB, to its first row", 1000 * first, "ms")
+
+
+SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "memory": memory,
+    "rerun": rerun,
+    "start-up": start_up,
+    "simulator": simulation,
+    "reading": reading,
+}
+"""Every scenario by the name that `--only` takes."""
+
+
+def _times(sizes: Sizes) -> range:
+    return range(sizes.runs)
+
+
+def _start_up(one: Workspace, sizes: Sizes, *, forget: bool = True) -> Used:
+    """A run of one row: of one that is asked, or (without `forget`) of one that is done."""
+    one.agac("run", "-a", "b")
+    used = []
+    for _ in _times(sizes):
+        if forget:
+            one.forget()
+        used.append(one.agac("run", "-a", "b"))
+    return _middle(used)
+
+
+def _middle(runs: Iterator[Used] | list[Used]) -> Used:
+    return Used(*(median(values) for values in zip(*runs, strict=True)))
+
+
+def _account(runs: Iterator[Account]) -> Account:
+    requests, span, cpu = (median(values) for values in zip(*runs, strict=True))
+    return Account(int(requests), span, cpu)
