@@ -105,13 +105,17 @@ asyncio.run(main())
 """
 
 
-def child_of(pid: int) -> int:
-    """The only child of a process."""
+def children_of(pid: int) -> set[int]:
+    """The children of a process."""
     with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as listing:
         rows = [line.split() for line in listing.communicate()[0].splitlines()]
-        children = [int(child) for child, parent in rows if int(parent) == pid and int(child) != listing.pid]
-    assert len(children) == 1
-    return children[0]
+        return {int(child) for child, parent in rows if int(parent) == pid and int(child) != listing.pid}
+
+
+def child_of(pid: int, *, apart_from: set[int] | None = None) -> int:
+    """The only child of a process; this one may have others already, from other tests."""
+    (child,) = children_of(pid) - (apart_from or set())
+    return child
 
 
 def test_killed_parent_leaves_no_orphan() -> None:
@@ -218,9 +222,11 @@ def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> Non
 def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "STOP_SECONDS", 0.1)
 
+    others = children_of(os.getpid())
+
     async def scenario() -> int:
         async with embedded_simulator():
-            child = child_of(os.getpid())
+            child = child_of(os.getpid(), apart_from=others)
             os.kill(child, signal.SIGSTOP)
             return child
 
