@@ -17,6 +17,8 @@ from typing import NamedTuple
 BENCH = Path(__file__).resolve().parent
 _SCRIPT = Path(sys.executable).with_name("agac")
 AGAC: tuple[str, ...] = (str(_SCRIPT),) if _SCRIPT.exists() else (sys.executable, "-m", "agac")
+_ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Compiled modules may be kept, as they are in an installation: the first run of each scenario is not measured."""
 
 
 class Used(NamedTuple):
@@ -32,15 +34,16 @@ def measured(command: Sequence[str | Path], folder: Path) -> Used:
 
     The caller has to be small itself: Linux counts a parent's peak memory for a child until that runs its own program.
     """
-    with (folder / "stderr").open("w+b") as words:
+    with (folder / "stderr").open("w+b") as said:
         started = time.perf_counter()
-        process = subprocess.Popen([str(c) for c in command], cwd=folder, stdout=subprocess.DEVNULL, stderr=words)
+        words = [str(word) for word in command]
+        process = subprocess.Popen(words, cwd=folder, env=_ENV, stdout=subprocess.DEVNULL, stderr=said)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for already
         if process.returncode != 0:
-            words.seek(0)
-            raise RuntimeError(f"{command} ended with {process.returncode}: {words.read().decode()}")
+            said.seek(0)
+            raise RuntimeError(f"{command} ended with {process.returncode}: {said.read().decode()}")
     unit = 1024 if sys.platform == "linux" else 1024 * 1024
     return Used(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit)
 

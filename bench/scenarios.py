@@ -77,6 +77,9 @@ def latency(sizes: Sizes) -> Iterator[Figure]:
     ideal = rows * sizes.latency_seconds / CONCURRENCY
     found: list[tuple[Used, Account]] = []
     with stub(sizes.latency_seconds) as server, workspace(server, rows, concurrency=CONCURRENCY) as space:
+        with workspace(server, 1) as one:
+            one.agac("run", "-a", "b")
+        server.account()
         for _ in _times(sizes):
             space.forget()
             found.append((space.agac("run", "-a", "b"), server.account()))
@@ -131,7 +134,8 @@ def rerun(sizes: Sizes) -> Iterator[Figure]:
 def start_up(sizes: Sizes) -> Iterator[Figure]:
     """What one waits for before anything happens."""
     with stub() as server, workspace(server, 10) as space:
-        space.agac("run", "-a", "b")
+        for words in ("--help",), ("run", "-a", "b"), ("status",):
+            space.agac(*words)
         for words, most in (("--help",), 0.15), (("status",), 0.25), (("run", "-a", "b"), None):
             used = [measured([*AGAC, *words], space.root) for _ in range(sizes.starts)]
             shown = "agac " + " ".join(words) + (", all done" if most is None else "")

@@ -120,7 +120,6 @@ async def _export(
             )
         summary = await summarise(database, record)
         files = await export_run(database, record, root, summary)
-        await runs.write(database, "run_exported", (record.revision, record.id))
     return summary, files
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
 from agac.core.types import Row
+from agac.data.sinks import check_folder
 from agac.data.sources import read_rows
-from agac.engine.export import export_run, files_of
+from agac.engine.export import export_run, files_of, is_shown
 from agac.engine.run import Clocks, Invocation, Work, run_once
 from agac.engine.summary import summarise
 from agac.plan.check import missing_variables
@@ -28,6 +30,8 @@ from agac.spec.inout import output_folder
 from agac.spec.workflow import Overrides, Workflow
 from agac.store import runs
 from agac.store.db import Database, open_database
+
+_log = logging.getLogger("agac.api")
 
 PREVIEW = "preview"
 """Folder, inside the output folder, of a run over a selection."""
@@ -120,13 +124,12 @@ async def run_async(
         raise SpecError(missing)
     invocation = Invocation(given=_given(options))
     async with AsyncExitStack() as stack:
-        if handle_signals:
-            stack.enter_context(_interruptible(invocation))
         models = await stack.enter_async_context(_embedded(checked.models))
         selection = Selection(options.limit, options.offset)
         plan = make_plan(checked.workflow, models, opened.root, selection, options.concurrency)
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
-        await _run(database, opened, checked, plan, options, invocation, watch)
+        with _interruptible(invocation) if handle_signals else nullcontext():
+            await _run(database, opened, checked, plan, options, invocation, watch)
         return await _report(database, opened, invocation, checked.warnings)
 
 
@@ -140,6 +143,7 @@ async def _run(
     watch: Watch | None,
 ) -> None:
     folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
+    check_folder(folder, project.root)  # what would be in the way of the results is found before they are paid for
     work = Work(
         plan=plan,
         rows=lambda: selected_rows(checked, plan.selection),
@@ -160,8 +164,9 @@ async def _run(
     finally:
         if watching is not None:
             watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            await asyncio.wait({watching})
+            if not watching.cancelled() and watching.exception():  # what shows the work must not cost the work
+                _log.warning("progress could not be shown: %s", watching.exception())
 
 
 def _first_known(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -196,10 +201,8 @@ async def _report(database: Database, project: Project, invocation: Invocation, 
     files = files_of(record, project.root)
     # Only a finished run replaces outputs: a run that a bad key stopped must not empty the folder of an earlier one.
     replaced = invocation.complete
-    current = record.exported_revision == record.revision and all(file.exists() for file in files)
-    if replaced and not current:
+    if replaced and not is_shown(record, project.root):
         await export_run(database, record, project.root, summary)
-        await runs.write(database, "run_exported", (record.revision, record.id))
     code = invocation.exit_code
     if code is ExitCode.DONE and summary["rows"]["failed"]:
         code = ExitCode.ROWS_FAILED
@@ -248,6 +251,8 @@ def _given(options: RunOptions) -> dict[str, Any]:
 def _overrides(options: RunOptions) -> Overrides:
     if options.limit is not None and options.limit < 1:
         raise UsageError(f"--limit {options.limit}: take at least one row")
+    if options.concurrency is not None and options.concurrency < 1:
+        raise UsageError(f"--concurrency {options.concurrency}: at least one call has to be in flight")
     if options.offset < 0:
         raise UsageError(f"--offset {options.offset}: skip no fewer than zero rows")
     return Overrides(vars=options.vars, model=options.model, concurrency=options.concurrency, input=options.input)

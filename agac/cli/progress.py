@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -26,18 +27,18 @@ def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
 
 async def _on_terminal(watched: Watched) -> None:
     _warn(watched)
-    counting = asyncio.ensure_future(asyncio.to_thread(watched.count_rows))
+    total: list[int] = []
+    # a daemon, so that nobody waits for it: counting a large file may take longer than the run
+    threading.Thread(target=lambda: total.append(watched.count_rows()), daemon=True).start()
     started = time.monotonic()
     try:
         while True:
             await asyncio.sleep(TERMINAL_SECONDS)
-            total = counting.result() if counting.done() and not counting.exception() else None
-            line = progress_line(watched, total, time.monotonic() - started)
+            line = progress_line(watched, total[0] if total else None, time.monotonic() - started)
             width = shutil.get_terminal_size().columns
             sys.stderr.write(f"\r{line[: width - 1]}\x1b[K")
             sys.stderr.flush()
     finally:
-        counting.cancel()
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
 

@@ -33,6 +33,15 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+_plain = False
+
+
+def use_no_colour() -> None:
+    """From now on text is plain, on a terminal too."""
+    global _plain
+    _plain = True
+
+
 def start_logging(level: str, file: Path | None) -> None:
     """Sends agac's log to standard error, or to a file."""
     logger = logging.getLogger("agac")
@@ -91,8 +100,7 @@ def show_bug(error: Exception) -> None:
 
 def styled(text: str, colour: str, stream: TextIO | None = None) -> str:
     """`text` in a colour where the stream is a terminal and nobody asked for plain text."""
-    context = click.get_current_context(silent=True)
-    plain = (context is not None and context.color is False) or "NO_COLOR" in os.environ
+    plain = _plain or bool(os.environ.get("NO_COLOR"))
     return text if plain or not (stream or sys.stderr).isatty() else click.style(text, fg=colour)
 
 
@@ -140,14 +148,19 @@ def money(calls: dict[str, Any]) -> str:
     if not unpriced:
         return text
     without = f"{_counted(unpriced, 'call')} without a known price"
-    return without if unpriced == calls["count"] - calls["failed"] else f"{text} and {without}"
+    return f"{text} and {without}" if calls["cost_usd"] else without
 
 
-def print_run(report: RunReport, command: str, *, quiet: bool) -> None:
+def print_run(report: RunReport, command: str, *, quiet: bool, as_json: bool) -> None:
     """The end of a run: what became of the rows, what it cost, what to do next."""
     _say_how_it_ended(report, command)
-    if quiet:
-        return
+    if as_json:
+        print_json(report.as_json())
+    elif not quiet:
+        _print_summary(report, command)
+
+
+def _print_summary(report: RunReport, command: str) -> None:
     print_text("\n".join(run_lines(report.summary, report.invocation, command)))
     if report.files:
         print_text(f"Results: {report.files[0]}   (also: {', '.join(Path(f).name for f in report.files[1:])})")
@@ -203,10 +216,12 @@ def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
         for key, one, many in (("retries", "retry", "retries"), ("repairs", "re-ask", "re-asks"))
         if invocation[key]
     ]
-    note = f" ({', '.join(extra)} in this invocation)" if extra else ""
+    notes = ["simulated"] if calls["simulated"] else []
+    if extra:
+        notes.append(f"{', '.join(extra)} in this invocation")
+    note = f" ({'; '.join(notes)})" if notes else ""
     tokens = f"{calls['input_tokens']:,} tokens in, {calls['output_tokens']:,} out"
-    simulated = " (simulated)" if calls["simulated"] else ""
-    return f"Calls: {calls['count']:,}{simulated}{note}, {tokens}, {money(calls)}"
+    return f"Calls: {calls['count']:,}{note}, {tokens}, {money(calls)}"
 
 
 def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, Any]) -> list[str]:

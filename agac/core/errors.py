@@ -160,3 +160,12 @@ class RowError:
 
     type: ErrorType
     message: str
+
+    def __post_init__(self) -> None:
+        # Messages quote providers and inputs; a lone surrogate in one of them is text that no store can hold.
+        object.__setattr__(self, "message", storable(self.message))
+
+
+def storable(text: str) -> str:
+    """`text` with a replacement character for each lone surrogate, which UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

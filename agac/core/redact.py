@@ -12,11 +12,12 @@ MIN_SECRET = 6
 class Redactor:
     """Replaces known secret values by `[redacted]`. Give it each key, token and header value of the providers."""
 
-    __slots__ = ("_secrets",)
+    __slots__ = ("_bytes", "_secrets")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         # longest first, so that a secret that contains another is masked whole
         self._secrets = sorted({s for s in secrets if len(s) >= MIN_SECRET}, key=len, reverse=True)
+        self._bytes = [s.encode("utf-8", "surrogateescape") for s in self._secrets]
 
     def clean(self, text: str) -> str:
         """The same text without any known secret."""
@@ -24,3 +25,10 @@ class Redactor:
             if secret in text:
                 text = text.replace(secret, MASK)
         return text
+
+    def clean_bytes(self, body: bytes) -> bytes:
+        """The same bytes without any known secret."""
+        for secret in self._bytes:
+            if secret in body:
+                body = body.replace(secret, MASK.encode())
+        return body

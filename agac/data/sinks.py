@@ -131,15 +131,7 @@ class OutputFolder:
         """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way."""
         self._folder = folder
         self._open: list[Sink] = []
-        _refuse_outside(folder, root)
-        for part in (folder, *folder.parents):
-            if part.exists() and not part.is_dir():
-                raise UsageError(
-                    f"{folder}: cannot be made a folder, {part} is a file",
-                    remedy="Move the file away or choose another folder with output.dir.",
-                )
-        for name in FILES:
-            refuse_what_is_no_file(folder / name)
+        check_folder(folder, root)
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -168,6 +160,19 @@ class OutputFolder:
             for sink in self._open:
                 sink.abort()
             self._open.clear()
+
+
+def check_folder(folder: Path, root: Path) -> None:
+    """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way."""
+    _refuse_outside(folder, root)
+    for part in (folder, *folder.parents):
+        if part.exists() and not part.is_dir():
+            raise UsageError(
+                f"{folder}: cannot be made a folder, {part} is a file",
+                remedy="Move the file away or choose another folder with output.dir.",
+            )
+    for name in FILES:
+        refuse_what_is_no_file(folder / name)
 
 
 def _refuse_outside(folder: Path, root: Path) -> None:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.redact import Redactor
-from agac.core.types import Fault, Reply, Request, Usage
+from agac.core.types import Fault, FaultKind, Reply, Request, Usage
 from agac.engine.control import Control, Halted
-from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.line import Line, Sent
 from agac.engine.policy import Again, GiveUp, StopRun, decide
 from agac.engine.settle import Flight, Settler
-from agac.engine.validate import Checker, repair_request
+from agac.engine.validate import repair_request
 from agac.plan.plan import PlannedStage
-from agac.providers.base import Dialect, encode
-from agac.providers.http import HttpReply, Sender
+from agac.providers.http import HttpReply
 from agac.providers.prices import cost
-from agac.providers.table import Price
-from agac.store.batch import Call, Endpoint, Result
+from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
 
 NO_USAGE = Usage()
-CHARACTERS_A_TOKEN = 4
-"""A rough guess, used only to space calls out under a limit of tokens a minute."""
 
 
 class Answer(NamedTuple):
@@ -36,17 +32,23 @@ class Answer(NamedTuple):
     value: object
 
 
-class Line(NamedTuple):
-    """What one stage needs to be asked: its way to the provider, fixed for the run."""
+class Replied(NamedTuple):
+    """A reply on its way to be checked; `number` counts the task's attempts from 1."""
 
-    stage: PlannedStage
-    dialect: Dialect
-    sender: Sender
-    lane: Lane
-    slots: Slots | None
-    checker: Checker
-    price: Callable[[str | None], Price | None]
-    redactor: Redactor
+    reply: Reply
+    sent: Sent
+    number: int
+
+
+@dataclass(slots=True)
+class Asking:
+    """The attempts of one task in one invocation. `ambiguous` of them may have been billed without an answer."""
+
+    flight: Flight
+    fingerprint: bytes
+    line: Line
+    number: int = 0
+    ambiguous: int = 0
 
 
 class Caller:
@@ -56,168 +58,125 @@ class Caller:
         self,
         lines: Mapping[int, Line],
         settler: Settler,
-        exposure: Exposure,
         control: Control,
         *,
         wall: Callable[[], float],
         spread: Callable[[], float],
     ) -> None:
-        self._lines, self._settler, self._exposure, self._control = lines, settler, exposure, control
+        self._lines, self._settler, self._control = lines, settler, control
         self._wall, self._spread = wall, spread
 
     async def ask(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request) -> Answer | RowError:
         """The answer, or the error with which the task fails. Raises Halted when the run stops before either."""
-        asking = _Asking(self, self._lines[stage.index], flight, fingerprint)
-        replied = await asking.reply(request, "ask")
+        asking = Asking(flight, fingerprint, self._lines[stage.index])
+        replied = await self._reply(asking, request, "ask")
         if isinstance(replied, Fault):
             return RowError(replied.type, replied.message)
-        checked = asking.settled(replied, "ask")
+        checked = self._checked(asking, replied, "ask")
         if isinstance(checked, RowError) and checked.type is ErrorType.SCHEMA_MISMATCH:
-            second = await asking.reply(repair_request(request, replied.reply, checked), "repair")
+            second = await self._reply(asking, repair_request(request, replied.reply, checked), "repair")
             if isinstance(second, Fault):
                 return RowError(second.type, f"{second.message} (asked again because: {checked.message})")
-            checked = asking.settled(second, "repair")
+            checked = self._checked(asking, second, "repair")
         return checked
 
-
-class _Replied(NamedTuple):
-    reply: Reply
-    http: HttpReply
-    at: float
-    number: int
-
-
-class _Asking:
-    """The attempts of one task."""
-
-    __slots__ = ("_ambiguous", "_caller", "_fingerprint", "_flight", "_line", "_number")
-
-    def __init__(self, caller: Caller, line: Line, flight: Flight, fingerprint: bytes) -> None:
-        self._caller, self._line, self._flight, self._fingerprint = caller, line, flight, fingerprint
-        self._number = 0
-        self._ambiguous = 0
-
-    async def reply(self, request: Request, purpose: str) -> _Replied | Fault:
+    async def _reply(self, asking: Asking, request: Request, purpose: str) -> Replied | Fault:
         """Sends until something is answered or the policy gives up."""
-        stage, caller = self._line.stage, self._caller
-        wire = encode(self._line.dialect.build(request, stage.model, stage.provider))
-        tokens = len(wire) // CHARACTERS_A_TOKEN + (stage.params.max_tokens or 0)
-        attempt = 0
+        wire = asking.line.write(request)
+        faults: Counter[FaultKind] = Counter()
         while True:
-            attempt += 1
-            got = await self._send(wire, tokens, purpose)
-            if isinstance(got, _Replied):
-                return got
-            self._ambiguous += got.ambiguous
-            match decide(got, attempt, self._ambiguous, caller._spread()):
+            sent = await asking.line.send(wire, self._settler.given_up)
+            asking.number += 1
+            reply = asking.line.read(sent.answer) if isinstance(sent.answer, HttpReply) else sent.answer
+            if isinstance(reply, Reply):
+                return Replied(reply, sent, asking.number)
+            self._keep_fault(asking, sent, reply, purpose)
+            asking.ambiguous += reply.ambiguous
+            faults[reply.kind] += 1
+            match decide(reply, faults[reply.kind], asking.ambiguous, self._spread()):
                 case GiveUp():
-                    return got
+                    return reply
                 case StopRun():
-                    caller._control.fail(got)
+                    self._control.fail(_with_wait(reply))
                     raise Halted
                 case Again(delay, lane):
-                    _log.info("row %r, stage %s: %s; again in %.2f s", self._row, stage.name, got.message, delay)
-                    if lane:
-                        self._line.lane.pause(delay)
-                    await caller._control.sleep(delay)
+                    await self._wait(asking, reply, delay, lane)
 
-    async def _send(self, wire: bytes, tokens: int, purpose: str) -> _Replied | Fault:
-        line, caller = self._line, self._caller
-        if line.slots:
-            await line.slots.take()
-        try:
-            await caller._exposure.enter()
-            try:
-                await line.lane.enter(tokens)
-                at = caller._wall()
-                try:
-                    http = await line.sender.send(wire, line.stage.timeout)
-                except asyncio.CancelledError:
-                    caller._settler.given_up()  # it may have been paid for
-                    raise
-                finally:
-                    line.lane.leave()
-            except BaseException:
-                caller._exposure.leave(1)
-                raise
-        finally:
-            if line.slots:
-                line.slots.give()
-        self._number += 1
-        if isinstance(http, Fault):
-            self._store(None, http, at, purpose)
-            return http
-        return self._read(http, at, purpose)
+    async def _wait(self, asking: Asking, fault: Fault, delay: float, lane: bool) -> None:
+        row_id, stage = asking.flight.new.row.id, asking.line.stage.name
+        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay)
+        if lane:
+            asking.line.lane.pause(delay)
+        await self._control.sleep(delay)
 
-    def _read(self, http: HttpReply, at: float, purpose: str) -> _Replied | Fault:
-        line, stage = self._line, self._line.stage
-        line.lane.observe(line.dialect.rates(http.headers))
-        reply = line.dialect.parse(
-            http.status, http.headers, http.body, provider=stage.provider, model=stage.model, redactor=line.redactor
-        )
-        if isinstance(reply, Fault):
-            self._store(http, reply, at, purpose)
-            return reply
-        return _Replied(reply, http, at, self._number)
-
-    def _store(self, http: HttpReply | None, fault: Fault, at: float, purpose: str) -> None:
+    def _keep_fault(self, asking: Asking, sent: Sent, fault: Fault, purpose: str) -> None:
         """Keeps an attempt that brought no reply."""
-        stage = self._line.stage
         call = Call(
-            number=self._number,
-            endpoint=Endpoint(stage.provider.name, stage.provider.base_url, stage.model, stage.provider.simulated),
+            number=asking.number,
+            endpoint=asking.line.endpoint(None),
             purpose=purpose,
-            started_at=at,
-            duration=http.ended - http.started if http else self._caller._wall() - at,
+            started_at=sent.at,
+            duration=sent.duration,
             status=fault.status,
             error=RowError(fault.type, fault.message),
             ambiguous=fault.ambiguous,
             usage=NO_USAGE,
             cost=None,
-            body=self._clean(http.body) if http else None,
+            body=_body(sent),
         )
-        self._keep(call)
+        self._keep(asking, call)
 
-    def settled(self, replied: _Replied, purpose: str) -> Answer | RowError:
-        """Checks a reply and keeps its attempt, with the reply itself, whatever the check says."""
-        line, stage, reply = self._line, self._line.stage, replied.reply
-        checked = line.checker.check(reply)
-        endpoint = Endpoint(stage.provider.name, stage.provider.base_url, reply.model, reply.simulated)
+    def _checked(self, asking: Asking, replied: Replied, purpose: str) -> Answer | RowError:
+        """Checks a reply. Its attempt is kept with the reply itself, whatever the check says or raises."""
+        reply, line = replied.reply, asking.line
         price = line.price(reply.service_tier)
-        error = checked if isinstance(checked, RowError) else None
         call = Call(
             number=replied.number,
-            endpoint=endpoint,
+            endpoint=line.endpoint(reply),
             purpose=purpose,
-            started_at=replied.at,
-            duration=replied.http.ended - replied.http.started,
-            status=replied.http.status,
-            error=error,
+            started_at=replied.sent.at,
+            duration=replied.sent.duration,
+            status=_status(replied.sent),
+            error=None,
             ambiguous=False,
             usage=reply.usage,
             cost=cost(reply.usage, price) if price else None,
-            body=self._clean(replied.http.body),
+            body=_body(replied.sent),
         )
-        self._keep(call)
+        try:
+            checked = line.checker.check(reply)
+        except BaseException:
+            self._keep(asking, call)
+            raise
         if isinstance(checked, RowError):
+            self._keep(asking, replace(call, error=checked))
             return checked
+        self._keep(asking, call)
         text, value = checked
-        return Answer(Result(self._fingerprint, text, endpoint, self._caller._wall()), value)
+        return Answer(Result(asking.fingerprint, text, call.endpoint, self._wall()), value)
 
-    def _keep(self, call: Call) -> None:
-        self._caller._settler.call(self._flight, self._line.stage, self._fingerprint, call)
+    def _keep(self, asking: Asking, call: Call) -> None:
+        stage = asking.line.stage
+        self._settler.call(asking.flight, stage, asking.fingerprint, call)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-                self._row, self._line.stage.name, call.number, call.purpose, self._line.stage.lane, call.status,
+                asking.flight.new.row.id, stage.name, call.number, call.purpose, stage.lane, call.status,
                 call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
                 call.error.message if call.error else "ok",
             )  # fmt: skip
 
-    @property
-    def _row(self) -> str | int:
-        return self._flight.new.row.id
 
-    def _clean(self, body: bytes) -> bytes:
-        """A reply may quote what we sent: no secret enters the store with it."""
-        return self._line.redactor.clean(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+def _body(sent: Sent) -> bytes | None:
+    return sent.answer.body if isinstance(sent.answer, HttpReply) else None
+
+
+def _status(sent: Sent) -> int | None:
+    return sent.answer.status
+
+
+def _with_wait(fault: Fault) -> Fault:
+    """A fault that stops a run because of its delay says so."""
+    if fault.kind is FaultKind.FATAL or not fault.delay:
+        return fault
+    return replace(fault, message=f"{fault.message} It asks to be left alone for {fault.delay / 60:,.0f} minutes.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 
+from agac.core.errors import AgacError
 from agac.core.types import Fault
 
 
@@ -13,6 +14,7 @@ class Stop(StrEnum):
 
     INTERRUPT = "interrupt"  # Ctrl-C: no new calls, those in flight finish
     FATAL = "fatal"  # every further call would fail too
+    INPUT = "input"  # the input cannot be read on
 
 
 class Halted(Exception):
@@ -25,12 +27,13 @@ class Control:
     def __init__(self) -> None:
         self.stop: Stop | None = None
         self.fault: Fault | None = None
+        self.error: AgacError | None = None
         self.stopped = asyncio.Event()
         self.forced = asyncio.Event()
 
     def interrupt(self) -> None:
-        """The first time: no new calls from now on. The second time: calls in flight are given up too."""
-        if self.stop is Stop.INTERRUPT:
+        """No new calls from now on. When the run is stopping already, calls in flight are given up too."""
+        if self.stop is not None:
             self.forced.set()
         self._end(Stop.INTERRUPT)
 
@@ -39,6 +42,11 @@ class Control:
         if self.fault is None:
             self.fault = fault
         self._end(Stop.FATAL)
+
+    def lose_input(self, error: AgacError) -> None:
+        """No further row can be read: those at work are finished, then the error is raised."""
+        self.error = error
+        self._end(Stop.INPUT)
 
     def _end(self, reason: Stop) -> None:
         if self.stop is None:

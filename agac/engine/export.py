@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ from agac.core.errors import ErrorType, RowError
 from agac.data.sinks import OutputFolder, envelope
 from agac.store.db import Database
 from agac.store.rows import ExportRow, State, export_rows
-from agac.store.runs import RunRecord
+from agac.store.runs import RunRecord, write
 
 
 async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> list[Path]:
     """Writes results.jsonl, results.json, errors.jsonl and summary.json into the run's output folder.
 
     A row without an outcome has no envelope; `results.json` holds the ok results; `errors.jsonl` always has the input.
-    A crash leaves the old files or the new ones. Returns their paths.
+    A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
+    again. Returns their paths.
     """
     folder = root / run.output_dir
+    await write(database, "run_exporting", (run.id,))
     with OutputFolder(folder, root) as out:
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
@@ -35,12 +38,24 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
                     results.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, run.include_input))
                     errors.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
         document.write(dict(summary))
-    return [folder / name for name in ("results.jsonl", "results.json", "errors.jsonl", "summary.json")]
+    files = files_of(run, root)
+    await write(database, "run_exported", (run.revision, json.dumps(_stamps(files)), run.id))
+    return files
 
 
 def files_of(run: RunRecord, root: Path) -> list[Path]:
     """The files that a finished run's users expect."""
     return [root / run.output_dir / name for name in ("results.jsonl", "results.json", "errors.jsonl", "summary.json")]
+
+
+def is_shown(run: RunRecord, root: Path) -> bool:
+    """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
+    return run.exported_revision == run.revision and run.exported_files == _stamps(files_of(run, root))
+
+
+def _stamps(files: list[Path]) -> dict[str, list[int]]:
+    found = [(file.name, file.lstat()) for file in files if file.exists()]
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found}
 
 
 def _error(row: ExportRow) -> RowError:

@@ -14,27 +14,32 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
-from agac.engine.settle import Flight
+from agac.engine.policy import is_left
+from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
-from agac.store.batch import NewRow, RowChange
+from agac.store.batch import PRESENT, NewRow, RowChange
 from agac.store.db import Database
 from agac.store.ledger import Ledger
-from agac.store.rows import PriorTask, State, StoredRow, count_rows, prior_tasks, rows_at, rows_by_id
+from agac.store.rows import PriorTask, State, StoredRow, last_number, prior_tasks, rows_at, rows_by_id, rows_of_id
 from agac.store.scans import last_positions, leaving_rows, scan_positions
 
-CHUNK_ROWS = 256
+CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
 
-FURTHER_RUNS = 2
-"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
+PROBES = 8
+"""Ids of the form `id#2` that are looked up at a time for a repeated id."""
+
+KEPT_NUMBERS = 10_000
+"""Repeated ids whose last number is kept in memory; for others it is looked for again."""
 
 
 class Places(NamedTuple):
@@ -45,24 +50,36 @@ class Places(NamedTuple):
     event: int
 
 
+@dataclass(slots=True)
+class Met:
+    """An id before a chunk: how often this pass met it and where first, and its stored rows that were not met yet."""
+
+    count: int
+    first: int
+    free: dict[int, StoredRow]
+
+
 class Intake:
     """One pass over the input. Iterate `flights`, then call `finish` when all of it was read."""
 
     def __init__(
-        self, places: Places, ledger: Ledger, control: Control, totals: Totals, *, on_duplicate: OnDuplicateId,
-        numbered: bool,
+        self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals, *,
+        on_duplicate: OnDuplicateId, numbered: bool,
     ) -> None:  # fmt: skip
         """`numbered`: ids are positions, so that none can come twice."""
         self._db, self._run, self._event = places
-        self._ledger, self._control, self._totals = ledger, control, totals
-        self._on_duplicate, self._numbered = on_duplicate, numbered
+        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
+        self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
+        self._last_number: dict[RowId, int] = {}
+        self._repeated: dict[RowId, tuple[int, int]] = {}  # how often an id was met, and where first
         self._moved_from: int | None = None
         self._last = 0
         self._stored_last = 0
 
     async def flights(self, rows: Iterator[Row]) -> AsyncGenerator[list[Flight], None]:
         """The rows that need work, some hundred at a time, each stored before it is given out."""
-        self._stored_last = await count_rows(self._db, "ordinal_last", self._run)
+        if self._numbered:
+            self._stored_last = await last_number(self._db, self._run)
         while self._control.stop is None:
             chunk = await asyncio.to_thread(read_chunk, rows)
             if not chunk:
@@ -70,8 +87,7 @@ class Intake:
             self._last = chunk[-1].row.ordinal
             flights = await self._place(chunk)
             self._totals.seen += len(chunk)
-            if not self._ledger.batch.empty:
-                await self._ledger.durable()
+            await self._ledger.durable()  # the next chunk is compared with what is committed
             if flights:
                 yield flights
 
@@ -84,9 +100,12 @@ class Intake:
             )
             if not leaving:
                 return
+            tasks = await prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)
                 self._uncount(State(state), error_type)
+                self._count_present(-1)
+                self._settler.leave(tasks.get(key, {}))
             await self._ledger.durable()
 
     async def _place(self, chunk: list[NewRow]) -> list[Flight]:
@@ -95,22 +114,26 @@ class Intake:
             if self._numbered and first > self._stored_last:
                 return [flight for new in chunk for flight in self._insert(new)]
             stored = await rows_at(self._db, self._run, first, self._last)
-            if self._stands(chunk, stored):
+            if await self._stands(chunk, stored):
                 return await self._compare(list(zip(chunk, stored, strict=True)))
             self._moved_from = first
         return await self._by_id(chunk)
 
-    def _stands(self, chunk: list[NewRow], stored: list[StoredRow]) -> bool:
-        """Whether the store holds just these ids at just these positions."""
+    async def _stands(self, chunk: list[NewRow], stored: list[StoredRow]) -> bool:
+        """Whether the store holds just these ids at just these positions, so that repetitions are what they were."""
         if len(chunk) != len(stored):
             return False
-        suffixed = self._on_duplicate == "suffix"
-        for new, old in zip(chunk, stored, strict=True):
-            row = new.row
-            same = row.id == old.id or (suffixed and str(old.id).startswith(f"{row.id}#") and new.hash == old.hash)
-            if not same or row.ordinal != old.ordinal:
-                return False
-        return True
+        last = await self._last_positions(chunk)
+        return all(self._is_at_home(new, old, last) for new, old in zip(chunk, stored, strict=True))
+
+    def _is_at_home(self, new: NewRow, old: StoredRow, last: dict[RowId, int]) -> bool:
+        row = new.row
+        if row.ordinal != old.ordinal or not (row.id == old.id or self._is_suffixed(new, old)):
+            return False
+        return not last or (last.get(row.id) == row.ordinal) == (old.occurrence == 0)
+
+    def _is_suffixed(self, new: NewRow, old: StoredRow) -> bool:
+        return self._on_duplicate == "suffix" and new.hash == old.hash and str(old.id).startswith(f"{new.row.id}#")
 
     async def _compare(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[Flight]:
         """Rows at their places: what is done and unchanged is passed over."""
@@ -118,9 +141,19 @@ class Intake:
         for new, old in pairs:
             if old.hash == new.hash and (old.state == State.DONE or old.state == State.DROPPED):
                 self._totals.unchanged += 1
-            else:
-                open_pairs.append((new, old))
+                continue
+            new.row = new.row._replace(id=old.id)
+            if old.occurrence:  # it repeats the id that it repeated before
+                self._judge_again(new, old)
+            open_pairs.append((new, old))
         return await self._reopen(open_pairs)
+
+    def _judge_again(self, new: NewRow, old: StoredRow) -> None:
+        if self._on_duplicate == "error":
+            error = RowError(ErrorType.DUPLICATE_ID, old.error_message or "")
+            new.row, new.state = new.row._replace(error=error), State.FAILED
+        else:
+            new.state = State.DROPPED
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[Flight]:
         """Stored rows that changed, failed or never came to their end."""
@@ -130,6 +163,8 @@ class Intake:
         flights = []
         for new, old in pairs:
             new.key, tasks = old.key, prior.get(old.key, {})
+            if old.ordinal is None:
+                self._settler.come_back(tasks)
             if self._left_as_it_is(new, old, tasks):
                 self._totals.unchanged += 1
                 continue
@@ -140,14 +175,16 @@ class Intake:
 
     def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: dict[int, PriorTask]) -> bool:
         """Whether an unchanged row is not tried again: done, unusable as before, or refused often enough."""
-        if new.hash != old.hash or new.state is not State.PENDING:
-            return new.hash == old.hash and new.state == old.state
+        if new.hash != old.hash:
+            return False
+        if new.state is not State.PENDING:
+            message = new.row.error.message if new.row.error else None
+            return new.state == old.state and message == old.error_message
         if old.state in (State.DONE, State.DROPPED):
             return True
         if old.state != State.FAILED or old.error_stage is None:
             return False
-        failed = [t for t in tasks.values() if t.outcome is Outcome.FAILED and t.error]
-        left = any(t.error and t.error.type in ANSWER_FAILURES and t.failures > FURTHER_RUNS for t in failed)
+        left = any(is_left(task) for task in tasks.values())
         self._totals.left_failed += left
         return left
 
@@ -156,38 +193,82 @@ class Intake:
         row = new.row
         self._uncount(State(old.state), old.error_type)
         self._count(new)
-        if new.state != old.state or new.hash != old.hash:
+        if new.hash != old.hash or new.state != old.state or new.state is not State.PENDING:
             change = RowChange(old.key, row.ordinal, new.hash, new.data, new.state, row.error)
             self._ledger.batch.changes.append(change)
 
     async def _by_id(self, chunk: list[NewRow]) -> list[Flight]:
         """Rows wherever they stood before: by id, repetitions counted in the order of the input."""
-        stored = await rows_by_id(self._db, self._run, list(dict.fromkeys(new.row.id for new in chunk)))
+        met = await self._met([new.row.id for new in chunk])
         last = await self._last_positions(chunk)
         taken: Counter[RowId] = Counter()
         flights: list[Flight] = []
         reopened: list[tuple[NewRow, StoredRow]] = []
         for new in chunk:
-            row = new.row
-            rows = stored.get(row.id, ())
-            placed = [old for old in rows if self._is_placed(old)]
-            repetition = len(placed) + taken[row.id]
-            taken[row.id] += 1
-            new.occurrence = repetition
-            self._judge_repetition(new, repetition, placed, chunk, last)
-            old = next((o for o in rows if o.occurrence == new.occurrence and not self._is_placed(o)), None)
-            if new.row.id != row.id:  # it got an id of its own
-                old = await self._stored_as(new.row.id)
+            row_id = new.row.id
+            before = met[row_id]
+            repetition = new.occurrence = before.count + taken[row_id]
+            before.first = min(before.first or new.row.ordinal, new.row.ordinal)
+            taken[row_id] += 1
+            if repetition and self._on_duplicate == "suffix":
+                old = await self._name_apart(new, taken)
+            else:
+                self._judge_repetition(new, repetition, before.first, last)
+                old = before.free.get(new.occurrence)
             if old is None:
                 flights += self._insert(new)
             else:
-                self._ledger.batch.places.append((row.ordinal, old.key))
+                self._place_again(new, old)
                 reopened.append((new, old))
+        self._keep_repeated(met, taken)
         return [*flights, *await self._reopen(reopened)]
 
-    async def _stored_as(self, row_id: RowId) -> StoredRow | None:
-        found = (await rows_by_id(self._db, self._run, [row_id])).get(row_id, [])
-        return next((old for old in found if not self._is_placed(old)), None)
+    def _place_again(self, new: NewRow, old: StoredRow) -> None:
+        self._ledger.batch.places.append((new.row.ordinal, old.key))
+        if old.ordinal is None:  # it comes back
+            self._count_present(1)
+
+    async def _met(self, ids: list[RowId]) -> dict[RowId, Met]:
+        """What is known of these ids before the chunk. An id that comes often is not read as a whole each time."""
+        wanted = Counter(ids)
+        unknown = [row_id for row_id in wanted if row_id not in self._repeated]
+        stored = await rows_by_id(self._db, self._run, unknown) if unknown else {}
+        met = {row_id: self._met_among(stored.get(row_id, [])) for row_id in unknown}
+        for row_id in wanted.keys() - met.keys():
+            count, first = self._repeated[row_id]
+            rows = await rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
+            met[row_id] = Met(count, first, {old.occurrence: old for old in rows if not self._is_placed(old)})
+        return met
+
+    def _met_among(self, rows: list[StoredRow]) -> Met:
+        placed = [old.ordinal or 0 for old in rows if self._is_placed(old)]
+        free = {old.occurrence: old for old in rows if not self._is_placed(old)}
+        return Met(len(placed), min(placed, default=0), free)
+
+    def _keep_repeated(self, met: dict[RowId, Met], taken: Counter[RowId]) -> None:
+        if len(self._repeated) >= KEPT_NUMBERS:
+            self._repeated.clear()
+        for row_id, before in met.items():
+            if before.count + taken[row_id] > 1:
+                self._repeated[row_id] = (before.count + taken[row_id], before.first)
+
+    async def _name_apart(self, new: NewRow, taken: Counter[RowId]) -> StoredRow | None:
+        """Gives a repeated row the first free id of `id#2`, `id#3`, …, and what is stored under that."""
+        row_id, new.occurrence = new.row.id, 0
+        number = self._last_number.get(row_id, 1)
+        while True:
+            names: list[RowId] = [f"{row_id}#{n}" for n in range(number + 1, number + 1 + PROBES)]
+            stored = await rows_by_id(self._db, self._run, names)
+            for name in names:
+                number += 1
+                rows = stored.get(name, [])
+                if not taken[name] and not any(self._is_placed(old) for old in rows):
+                    if len(self._last_number) >= KEPT_NUMBERS:
+                        self._last_number.clear()
+                    self._last_number[row_id] = number
+                    taken[name] += 1
+                    new.row = new.row._replace(id=name)
+                    return next((old for old in rows if old.occurrence == 0), None)
 
     def _is_placed(self, old: StoredRow) -> bool:
         """Whether this pass met the row already."""
@@ -199,9 +280,7 @@ class Intake:
             return {}
         return await last_positions(self._db, [new.row.id for new in chunk])
 
-    def _judge_repetition(
-        self, new: NewRow, repetition: int, placed: list[StoredRow], chunk: list[NewRow], last: dict[RowId, int]
-    ) -> None:
+    def _judge_repetition(self, new: NewRow, repetition: int, first: int, last: dict[RowId, int]) -> None:
         """What becomes of a row whose id was met before, or (under `last`) will be met again."""
         row = new.row
         if self._on_duplicate == "last":
@@ -213,20 +292,20 @@ class Intake:
             return
         elif self._on_duplicate == "first":
             self._drop(new)
-        elif self._on_duplicate == "suffix":
-            new.row = row._replace(id=f"{row.id}#{repetition + 1}")
-            new.occurrence = 0
         else:
-            before = [old.ordinal or 0 for old in placed] + [n.row.ordinal for n in chunk if n.row.id == row.id]
-            message = f"id {row.id!r} was used by row {min(before)} already; give each row its own id, or set "
+            message = f"id {row.id!r} was used by row {first} already; give each row its own id, or set "
             error = RowError(ErrorType.DUPLICATE_ID, message + "input.on_duplicate_id: first | last | suffix")
             new.row, new.state = row._replace(error=error), State.FAILED
 
     def _drop(self, new: NewRow) -> None:
         new.state = State.DROPPED
 
+    def _count_present(self, change: int) -> None:
+        self._ledger.batch.tally(PRESENT).count += change
+
     def _insert(self, new: NewRow) -> list[Flight]:
         self._ledger.batch.inserts.append(new)
+        self._count_present(1)
         self._count(new)
         return [Flight(new)] if new.state is State.PENDING else []
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 from agac.core.types import RateState
 from agac.engine.control import Control
-
-LONGEST_PAUSE = 300.0
-"""Seconds. What a server asks beyond that is cut: a day's quota is not worth waiting for without a word."""
+from agac.engine.policy import LONGEST_WAIT
 
 
 class Exposure:
@@ -52,20 +50,26 @@ class Slots:
 
     async def take(self) -> None:
         """Takes a slot, waiting for one when all are taken."""
-        while self._free <= 0:
-            place = asyncio.get_running_loop().create_future()
-            self._waiting.append(place)
+        if self._free > 0:
+            self._free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
             await place
-        self._free -= 1
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it was handed over just then
+                self.give()
+            raise
 
     def give(self) -> None:
-        """Gives a slot back, to the next who waits."""
-        self._free += 1
+        """Hands a slot over to the one who has waited longest, or keeps it for whoever comes."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
                 place.set_result(None)
                 return
+        self._free += 1
 
 
 class Lane:
@@ -99,12 +103,16 @@ class Lane:
             raise
 
     async def _pace(self, tokens: int) -> None:
-        now = self._clock()
+        await self._unpaused()
         if self._per_request or self._per_token:
+            now = self._clock()
             mine = max(self._next, now)
             self._next = mine + max(self._per_request, tokens * self._per_token)
             if mine > now:
                 await self._control.sleep(mine - now)
+                await self._unpaused()
+
+    async def _unpaused(self) -> None:
         while (wait := self._paused_until - self._clock()) > 0:
             await self._control.sleep(wait)
 
@@ -114,7 +122,7 @@ class Lane:
 
     def pause(self, seconds: float) -> None:
         """Nobody in this lane calls for so long."""
-        self._paused_until = max(self._paused_until, self._clock() + min(seconds, LONGEST_PAUSE))
+        self._paused_until = max(self._paused_until, self._clock() + min(seconds, LONGEST_WAIT))
 
     def observe(self, rates: RateState | None) -> None:
         """Pauses when the headers say that nothing is left until a reset."""

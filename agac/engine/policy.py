@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
+from agac.core.errors import ANSWER_FAILURES
 from agac.core.types import Fault, FaultKind
+from agac.store.rows import PriorTask
 
 MAX_RETRIES = 5
 """Tries after the first for a fault that may pass: a server error, a time-out, a cut connection."""
@@ -20,6 +22,15 @@ MAX_PAUSES = 20
 
 MAX_AMBIGUOUS = 2
 """Tries after the first when the provider may have done, and billed, the work."""
+
+MAX_BILLED = 2 * (1 + MAX_AMBIGUOUS)
+"""Calls of one task that may be billed in one invocation: it is asked, and asked again when the answer is invalid."""
+
+LONGEST_WAIT = 900.0
+"""Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
+
+FURTHER_RUNS = 2
+"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
 
 _backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
 
@@ -46,7 +57,7 @@ Decision = Again | GiveUp | StopRun
 
 
 def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decision:
-    """What to do after `attempt` attempts (from 1), `ambiguous` of which may have been billed.
+    """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
     `spread` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
     back before the time a server asked for.
@@ -61,6 +72,8 @@ def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decisio
             if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return GiveUp()
             delay = _delay(fault, attempt)
+            if delay > LONGEST_WAIT:  # in a lane everyone would be told the same
+                return StopRun() if fault.kind is FaultKind.PAUSE else GiveUp()
             return Again(delay + spread * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
 
 
@@ -75,3 +88,8 @@ def _delay(fault: Fault, attempt: int) -> float:
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = attempt
     return float(_backoff(state))
+
+
+def is_left(task: PriorTask) -> bool:
+    """Whether a failed task is not asked again: its answer failed in as many runs as are worth paying for."""
+    return task.error is not None and task.error.type in ANSWER_FAILURES and task.failures > FURTHER_RUNS

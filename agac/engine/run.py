@@ -7,19 +7,21 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agac.core.errors import AgacError, ExitCode
+from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.redact import Redactor
 from agac.core.types import Row
-from agac.engine.call import Caller, Line
+from agac.engine.call import Caller
 from agac.engine.control import Control, Stop
 from agac.engine.intake import Intake, Places, scan_ids
 from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.line import Line
 from agac.engine.lookup import Lookup
+from agac.engine.policy import MAX_BILLED
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.totals import Totals
@@ -32,10 +34,9 @@ from agac.providers.prices import price_of
 from agac.providers.table import Price
 from agac.store import runs
 from agac.store.db import Database
-from agac.store.lease import free_lease, take_lease
+from agac.store.lease import lease_held
 from agac.store.ledger import Ledger
 from agac.store.results import newest_result
-from agac.store.rows import count_rows
 
 _log = logging.getLogger("agac.run")
 
@@ -72,11 +73,11 @@ class Invocation:
     @property
     def exit_code(self) -> ExitCode:
         """What the process says when this is all that happened."""
+        if self.complete:
+            return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
         if self.control.stop is Stop.INTERRUPT:
             return ExitCode.INTERRUPTED
-        if self.control.stop is Stop.FATAL:
-            return ExitCode.FAILED
-        return ExitCode.DONE
+        return ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     on, every answer is stored in one transaction with its outcome, and the lease of a dead process is taken over.
     """
     plan, now = work.plan, work.clocks.wall
-    lease = await take_lease(database, plan.workflow, now())
-    try:
+    async with lease_held(database, plan.workflow, now) as lease:
+        killed, invocation.lost_calls = await _killed(database, plan.workflow)
         await _find_run(database, work, invocation)
         _log.info("%s run %d", "going on with" if invocation.continued else "beginning", invocation.run)
         event = await runs.begin_invocation(database, invocation.run, _about(invocation), now())
@@ -109,20 +110,15 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             database, lease, run=invocation.run, event=event, urge=max(1, plan.concurrency // 2),
             clock=now, released=exposure.leave,
         )  # fmt: skip
-        code: int = ExitCode.FAILED
-        try:
-            await _work(database, work, invocation, ledger, exposure, event)
-            code = invocation.exit_code
-        finally:
-            await _end(database, invocation, event, code, now())
-    finally:
-        with suppress(AgacError):  # a lease that cannot be given back is taken over by the next process
-            await free_lease(database, lease)
+        await _bury(database, killed, now())
+        await _work(database, work, invocation, ledger, exposure, event)
+        await _end(ledger, invocation, event, now())
+        if invocation.control.error is not None:
+            raise invocation.control.error
 
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:
     plan, now = work.plan, work.clocks.wall()
-    invocation.lost_calls = await _bury_killed(database, work)
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
     found = None if work.fresh else await runs.newest_run(database, identity)
@@ -135,29 +131,34 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     await runs.retarget_run(database, found, **where)  # type: ignore[arg-type]
 
 
-async def _bury_killed(database: Database, work: Work) -> int:
-    """Ends the workflow's last invocation if it was killed; gives how many calls may have been lost with it.
+async def _killed(database: Database, workflow: str) -> tuple[runs.Invocation | None, int]:
+    """The workflow's last invocation if it was killed, and how many calls may have been lost with it.
 
-    The bound is twice its concurrency (`Exposure`), and no more than the tasks of rows without an outcome.
+    The bound is twice its concurrency (`Exposure`), and no more than the calls of rows without an outcome. What it
+    was itself about to say of one that was killed before it comes on top.
     """
-    newest = await runs.run_ids(database, work.plan.workflow)
-    record = await runs.read_run(database, newest[0]) if newest else None
-    last = record.invocation if record else None
-    if record is None or last is None or last.ended_at is not None:
-        return 0
-    pending = await count_rows(database, "rows_pending", record.id)
-    stages = len((await runs.definition_of(database, record.id))["stages"])
-    lost = min(2 * int(last.body["concurrency"]), pending * stages)
-    await runs.end_invocation(database, last.id, runs.KILLED, {**last.body, "lost_after": lost}, work.clocks.wall())
-    return lost
+    found = await runs.last_invocation(database, workflow)
+    if found is None or found[1].ended_at is not None:
+        return None, 0
+    run, last = found
+    pending = runs.row_counts(await runs.counters(database, run))["open"]
+    stages = len((await runs.definition_of(database, run))["stages"])
+    lost = min(2 * int(last.body["concurrency"]), pending * stages * MAX_BILLED)
+    return last, lost + int(last.body["lost_calls"])
+
+
+async def _bury(database: Database, killed: runs.Invocation | None, now: float) -> None:
+    """Ends an invocation that could not do it; only once the one that says so is on record."""
+    if killed is not None:
+        await runs.end_invocation(database, killed.id, runs.KILLED, killed.body, now)
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
     return {"concurrency": invocation.concurrency, "lost_calls": invocation.lost_calls, "given": invocation.given}
 
 
-async def _end(database: Database, invocation: Invocation, event: int, code: int, now: float) -> None:
-    totals = invocation.totals
+async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -> None:
+    totals, code = invocation.totals, invocation.exit_code
     _log.info("run %d ended with exit code %d", invocation.run, code)
     body = _about(invocation) | {
         "rows_seen": totals.seen,
@@ -170,10 +171,10 @@ async def _end(database: Database, invocation: Invocation, event: int, code: int
         "retries": totals.retries,
         "cost_usd": totals.cost,
     }
-    await runs.end_invocation(database, event, code, body, now)
-    idle = invocation.complete and totals.settled == totals.unchanged
-    at = now if invocation.complete else None
-    await runs.write(database, "run_finish", {"idle": idle, "at": at, "run": invocation.run})
+    statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
+    if invocation.complete:
+        statements.append(("run_finish", (now, invocation.run)))
+    await ledger.end(*statements)
 
 
 async def _work(
@@ -187,12 +188,12 @@ async def _work(
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall)
     places = Places(database, invocation.run, event)
     intake = Intake(
-        places, ledger, control, totals,
+        places, ledger, settler, control, totals,
         on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
     )  # fmt: skip
-    async with _lines(work, control) as lines, asyncio.TaskGroup() as group:
+    async with _lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
-        caller = Caller(lines, settler, exposure, control, wall=work.clocks.wall, spread=work.clocks.spread)
+        caller = Caller(lines, settler, control, wall=work.clocks.wall, spread=work.clocks.spread)
         segment = Segment(plan.stages, dict(plan.vars), caller, settler, ledger, lookup, totals, newest)
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
@@ -233,7 +234,7 @@ def _assert_accounted(totals: Totals, control: Control) -> None:
 
 
 @asynccontextmanager
-async def _lines(work: Work, control: Control) -> AsyncIterator[dict[int, Line]]:
+async def _lines(work: Work, exposure: Exposure, control: Control) -> AsyncIterator[dict[int, Line]]:
     """What each stage needs to be asked. Stages on one model share the lane, on one provider the connections."""
     async with AsyncExitStack() as stack:
         senders: dict[str, Sender] = {}
@@ -254,10 +255,18 @@ async def _lines(work: Work, control: Control) -> AsyncIterator[dict[int, Line]]
                     control=control,
                 )
             lines[stage.index] = Line(
-                stage, DIALECTS[provider.dialect], senders[provider.name], lanes[stage.lane],
-                _own_slots(stage, work.plan), Checker(stage),
-                _price(stage), work.redactor,
-            )  # fmt: skip
+                stage=stage,
+                dialect=DIALECTS[provider.dialect],
+                sender=senders[provider.name],
+                lane=lanes[stage.lane],
+                slots=_own_slots(stage, work.plan),
+                exposure=exposure,
+                checker=Checker(stage),
+                price=_price(stage),
+                redactor=work.redactor,
+                base_url=work.redactor.clean(provider.base_url),
+                wall=work.clocks.wall,
+            )
         yield lines
 
 

@@ -12,6 +12,7 @@ from agac.core.types import JSONValue, Message, Outcome, Request
 from agac.engine.call import Answer, Caller
 from agac.engine.control import Halted
 from agac.engine.lookup import Lookup
+from agac.engine.policy import is_left
 from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
@@ -93,6 +94,10 @@ class Segment:
 
     async def _task(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
         fingerprint = prepared.fingerprint
+        prior = flight.prior.get(stage.index)
+        if prior and prior.error and prior.fingerprint == fingerprint and is_left(prior):
+            self._totals.left_failed += 1
+            return prior.error
         known = self._failed.get(fingerprint)
         if known is not None:
             return known

@@ -6,14 +6,14 @@ Nothing here waits: what is settled joins the ledger's next commit, with its cou
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agac.core.errors import ANSWER_FAILURES, RowError
 from agac.core.types import Outcome
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
-from agac.store.batch import Attempt, Call, NewRow, Result, RowEnd, TaskEnd
+from agac.store.batch import Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd
 from agac.store.ledger import Ledger
 from agac.store.rows import PriorTask, State
 
@@ -44,12 +44,13 @@ class Settler:
         model = f"{call.endpoint.provider}/{call.endpoint.model}"
         error = call.error.type.value if call.error else ""
         simulated = call.endpoint.simulated
-        # A refused call (429, 500) has no usage and costs nothing: only an answer without a price is unpriced.
-        cost = 0.0 if call.usage.input_tokens is None and call.error else call.cost
+        # A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something.
+        refused = call.status is not None and call.status >= 400
+        free = refused or (call.status is None and not call.ambiguous)
+        cost = 0.0 if free and call.cost is None else call.cost
         batch.tally((stage.name, "call", error, model)).add_call(call.usage, cost, simulated)
-        batch.calls += 1
+        self._ledger.count_call()
         self._count_call(call, cost)
-        self._ledger.touch()
 
     def given_up(self) -> None:
         """A call was cut off before its answer came: nothing is known of it but that it was sent."""
@@ -82,25 +83,23 @@ class Settler:
         batch.tally((stage.name, outcome.value, "", "")).count += 1
         task = TaskEnd(flight.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
         batch.tasks.append(task)
-        self._ledger.touch()
 
     def row_failed(self, flight: Flight, stage: PlannedStage, fingerprint: bytes | None, error: RowError) -> None:
         """A task failed, and with it its row: the stages that follow have nothing to work on."""
         batch = self._ledger.batch
         prior = flight.prior.get(stage.index)
-        failures = 0
-        if error.type in ANSWER_FAILURES:
-            failures = 1 + (prior.failures if prior and prior.fingerprint == fingerprint else 0)
+        failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
+        failures += error.type in ANSWER_FAILURES
         self._uncount(stage, prior)
         batch.tally((stage.name, Outcome.FAILED.value, error.type.value, "")).count += 1
         task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock())
         batch.tasks.append(task)
-        self._forget_after(flight, stage)
+        # what an earlier content of the row reached beyond this stage
+        self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i > stage.index})
         batch.ends.append(RowEnd(flight.new, State.FAILED, None, stage.name, error))
         batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
         self._totals.rows_failed += 1
         self._totals.last_error = (error, flight.new.row.id)
-        self._ledger.touch()
 
     def row_done(self, flight: Flight, result: Result) -> None:
         """A row went through all stages; `result` is the last one's."""
@@ -108,20 +107,31 @@ class Settler:
         batch.ends.append(RowEnd(flight.new, State.DONE, result, None, None))
         batch.tally(("", Outcome.DONE.value, "", "")).count += 1
         self._totals.rows_done += 1
-        self._ledger.touch()
 
     def _uncount(self, stage: PlannedStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""
         if prior is not None:
-            error = prior.error.type.value if prior.error else ""
-            self._ledger.batch.tally((stage.name, prior.outcome.value, error, "")).count -= 1
+            self._tally(stage, prior).count -= 1
 
-    def _forget_after(self, flight: Flight, stage: PlannedStage) -> None:
-        """What an earlier content of the row reached beyond this stage is no longer true."""
-        for index, prior in flight.prior.items():
-            if index > stage.index:
-                self._ledger.batch.forgotten.append((flight.new.key, index))
-                self._uncount(self._stages[index], prior)
+    def _tally(self, stage: PlannedStage, prior: PriorTask) -> Tally:
+        error = prior.error.type.value if prior.error else ""
+        return self._ledger.batch.tally((stage.name, prior.outcome.value, error, ""))
+
+    def forget(self, key: int, tasks: Mapping[int, PriorTask]) -> None:
+        """These tasks of a row no longer tell of anything, since it changed."""
+        for index, prior in tasks.items():
+            self._ledger.batch.forgotten.append((key, index))
+            self._uncount(self._stages[index], prior)
+
+    def leave(self, tasks: Mapping[int, PriorTask]) -> None:
+        """A row left the input: its tasks are kept, but count no more."""
+        for index, prior in tasks.items():
+            self._uncount(self._stages[index], prior)
+
+    def come_back(self, tasks: Mapping[int, PriorTask]) -> None:
+        """A row that had left is there again: its tasks count as they stand."""
+        for index, prior in tasks.items():
+            self._tally(self._stages[index], prior).count += 1
 
 
 def stored_reply(body: bytes | None) -> str | bytes | None:

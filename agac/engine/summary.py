@@ -9,17 +9,16 @@ from typing import Any
 
 from agac.core.types import Outcome
 from agac.store.db import Database
-from agac.store.rows import count_rows, error_examples
-from agac.store.runs import Count, RunRecord, counters, definition_of
+from agac.store.rows import error_examples
+from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     """The summary of a run as it stands in the store now."""
     counts = await counters(database, run.id)
     definition = await definition_of(database, run.id)
-    rows = _outcomes(c for c in counts if c.stage == "")
-    present = await count_rows(database, "rows_present", run.id)
-    settled = sum(rows.values())
+    rows = row_counts(counts)
+    examples = await error_examples(database, run.id) if rows["failed"] else []
     return {
         "workflow": run.workflow,
         "run": run.id,
@@ -30,11 +29,11 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "selection": run.selection,
         "output": run.output_dir,
         "rows": {
-            "total": present,
-            "done": rows[Outcome.DONE],
-            "failed": rows[Outcome.FAILED],
-            "dropped": rows[Outcome.DROPPED],
-            "open": present - settled,
+            "total": rows["present"],
+            "done": rows["done"],
+            "failed": rows["failed"],
+            "dropped": rows["dropped"],
+            "open": rows["open"],
         },
         "stages": [_stage(stage, counts) for stage in definition["stages"]],
         "calls": _calls(counts),
@@ -45,9 +44,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
                 "rows": _failed(counts, example.error_type, example.stage),
                 "example": {"id": example.row_id, "row_number": example.ordinal, "message": example.message},
             }
-            for example in sorted(
-                await error_examples(database, run.id), key=lambda e: -_failed(counts, e.error_type, e.stage)
-            )
+            for example in sorted(examples, key=lambda e: -_failed(counts, e.error_type, e.stage))
         ],
     }
 

@@ -36,8 +36,6 @@ class Totals:
     unpriced: int = 0
     simulated: int = 0
     last_error: tuple[RowError, RowId] | None = None
-    first_request_at: float | None = None
-    last_request_at: float | None = None
 
     @property
     def settled(self) -> int:

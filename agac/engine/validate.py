@@ -49,8 +49,13 @@ class Checker:
         return _encode(value), value
 
     def _problems(self, value: JSONValue) -> list[str]:
-        if not self._validator.is_valid(value):
-            return _described(self._validator.iter_errors(value))
+        try:
+            if not self._validator.is_valid(value):
+                return _described(self._validator.iter_errors(value))
+        except RecursionError:  # a schema that refers to itself takes several frames a level
+            return ["the reply is nested too deeply to be checked"]
+        except ArithmeticError as problem:  # a number of 400 digits against multipleOf
+            return [f"the reply cannot be checked: {problem}"]
         return self._extra(value)[:MAX_ERRORS] if self._extra else []
 
 
@@ -90,8 +95,8 @@ def parse_json(text: str) -> JSONValue:
     """
     fenced = _FENCE.match(text)
     bare = fenced.group(1) if fenced else text
-    value = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     try:
+        value = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique)
         _encode(value).encode()
     except UnicodeEncodeError:
         raise ValueError("a text holds a lone surrogate, which is no character") from None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from agac.core.errors import AgacError
 from agac.engine.control import Control, Halted
 from agac.engine.segment import Segment
 from agac.engine.settle import Flight
@@ -22,18 +23,24 @@ async def walk_all(
     ready: asyncio.Queue[Flight | None] = asyncio.Queue(workers + READ_AHEAD)
     async with asyncio.TaskGroup() as group:
         hands = [group.create_task(_work(ready, segment, control)) for _ in range(workers)]
-        feeder = group.create_task(_feed(flights, ready, workers))
+        feeder = group.create_task(_feed(flights, ready, control, workers))
         stopper = group.create_task(_end_feeding(control, feeder, ready, workers))
         await asyncio.wait(hands)
         stopper.cancel()
         feeder.cancel()
 
 
-async def _feed(flights: AsyncGenerator[list[Flight], None], ready: asyncio.Queue[Flight | None], workers: int) -> None:
-    async with aclosing(flights):
-        async for some in flights:
-            for flight in some:
-                await ready.put(flight)
+async def _feed(
+    flights: AsyncGenerator[list[Flight], None], ready: asyncio.Queue[Flight | None], control: Control, workers: int
+) -> None:
+    try:
+        async with aclosing(flights):
+            async for some in flights:
+                for flight in some:
+                    await ready.put(flight)
+    except AgacError as error:  # calls in flight are paid for: they are not cut off for it
+        control.lose_input(error)
+        return
     for _ in range(workers):
         await ready.put(None)
 

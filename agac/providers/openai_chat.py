@@ -60,6 +60,10 @@ _FINISH = {
 """What servers call the end of an answer; names beyond OpenAI's five are look-alikes'. Anything else is OTHER."""
 
 
+MOST_TOKENS = 1 << 53
+"""A count beyond that is none: nothing bills so much, and no database column holds more than 2^63."""
+
+
 def headers(provider: Provider) -> dict[str, str]:
     """The key as a bearer token."""
     return {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
@@ -172,4 +176,4 @@ def _usage(usage: Any) -> Usage:
 
 def _count(of: Any, name: str) -> int | None:
     value = of.get(name) if isinstance(of, dict) else None
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None

@@ -110,6 +110,9 @@ class RowEnd(NamedTuple):
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
+PRESENT: CounterKey = ("", "present", "", "")
+"""The roll-up of all rows that stand in the input, whatever became of them."""
+
 
 @dataclass(slots=True)
 class Tally:

@@ -5,16 +5,21 @@ SQLite's exceptions are translated here and never seen above `store/`.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import aiosqlite
 
 from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
 from agac.store.sql import migrations, split_script
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x61676163  # "agac", so that `file` and we ourselves know the database
 BUSY_SECONDS = 30.0
@@ -57,6 +62,11 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
         return StoreError(
             f"no space left on the disk of {path}", remedy="free some space and run the same command again"
         )
+    if name.startswith("SQLITE_IOERR"):
+        return StoreError(
+            f"the disk of {path} refused to read or write: {text}",
+            remedy="check that it has space left and that no file size limit is set, then run the same command again",
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreError(
             f"{path} cannot be opened for writing: {text}",
@@ -65,13 +75,30 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"{path}: {text}", remedy="run the same command again; if it stays, check the disk")
 
 
+class Connection(aiosqlite.Connection):
+    """A connection with a thread of its own, in which every statement runs."""
+
+    async def at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, run as a whole in the connection's thread: many statements cost one way there and back.
+
+        It runs to its end even when the caller is cancelled.
+        """
+        result: T = await self._execute(work, self._conn)  # type: ignore[no-untyped-call]
+        return result
+
+    async def gone(self) -> None:
+        """Waits for the end of the thread. After a failed opening aiosqlite lets it outlive the event loop."""
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """An open database. `writer` is None when it was opened for reading only."""
 
     path: Path
-    reader: aiosqlite.Connection
-    writer: aiosqlite.Connection | None
+    reader: Connection
+    writer: Connection | None
 
 
 @asynccontextmanager
@@ -81,9 +108,9 @@ async def open_database(path: Path) -> AsyncIterator[Database]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(
-                f"{path.parent} cannot be made: {error.strerror}", remedy="check the folder's owner"
-            ) from error
+            in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+            remedy = "a file stands there; move it away" if in_the_way else "check the folder's owner"
+            raise StoreError(f"{path.parent} cannot be made: {error.strerror}", remedy=remedy) from error
         async with _connected(f"{path.as_uri()}?mode=rwc") as writer:
             await _prepare(writer, path)
             async with _connected(f"{path.as_uri()}?mode=ro") as reader:
@@ -108,11 +135,16 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
 
 
 @asynccontextmanager
-async def _connected(uri: str) -> AsyncIterator[aiosqlite.Connection]:
-    async with aiosqlite.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None) as connection:
-        for pragma in _PRAGMAS:
-            await connection.execute(pragma)
-        yield connection
+async def _connected(uri: str) -> AsyncIterator[Connection]:
+    connect = partial(sqlite3.connect, uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    connection = Connection(connect, iter_chunk_size=64)
+    try:
+        async with connection:
+            for pragma in _PRAGMAS:
+                await connection.execute_fetchall(pragma)
+            yield connection
+    finally:
+        await connection.gone()
 
 
 async def _version(connection: aiosqlite.Connection, path: Path) -> int:
@@ -131,7 +163,7 @@ async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
     if version == 0:
         await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
         await writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    await writer.execute("PRAGMA journal_mode = WAL")
+    await writer.execute_fetchall("PRAGMA journal_mode = WAL")  # it is in force once its answer was read
     if version < migrations()[-1][0]:
         await migrate(writer)
 

@@ -7,12 +7,18 @@ nothing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from agac.core.errors import LeaseHeld
+from agac.core.errors import LeaseHeld, StoreError
 from agac.store.db import Database, translated
 from agac.store.sql import sql
 
@@ -30,7 +36,7 @@ class Lease:
 
 def this_process() -> str:
     """Names this process so that another one on the same machine can tell whether it still lives."""
-    return f"{socket.gethostname()} {_boot_id()} {os.getpid()} {_started(os.getpid())}"
+    return f"{socket.gethostname()} {_boot_id()}/{_pid_namespace()} {os.getpid()} {_started(os.getpid())}"
 
 
 def is_dead(holder: str) -> bool:
@@ -38,9 +44,12 @@ def is_dead(holder: str) -> bool:
     parts = holder.split(" ")
     if len(parts) != 4 or parts[0] != socket.gethostname():
         return False
-    _, boot, pid, started = parts
+    _, machine, pid, started = parts
+    boot, _, namespace = machine.partition("/")
     if boot != _boot_id():
         return True  # the machine was started again since
+    if namespace != _pid_namespace():
+        return False  # another container: its process numbers mean nothing here
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -73,32 +82,76 @@ def _boot_id() -> str:
         return "-"
 
 
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "-"
+
+
+@asynccontextmanager
+async def lease_held(database: Database, workflow: str, clock: Callable[[], float]) -> AsyncIterator[Lease]:
+    """The workflow is this process's for the block. Raises LeaseHeld when another live process has it.
+
+    However the block is left, and also when the wait for the lease is cancelled, the lease is given back: one that
+    stayed with a living process would keep everybody out for a minute.
+    """
+    taking = asyncio.ensure_future(take_lease(database, workflow, clock()))
+    try:
+        yield await asyncio.shield(taking)
+    finally:
+        await _to_the_end(_give_back(database, taking))
+
+
+async def _give_back(database: Database, taking: asyncio.Task[Lease]) -> None:
+    await asyncio.wait({taking})
+    if not taking.cancelled() and taking.exception() is None:
+        with suppress(StoreError):  # one that cannot be given back is taken over once this process has ended
+            await free_lease(database, taking.result())
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work` even when cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 async def take_lease(database: Database, workflow: str, now: float) -> Lease:
     """Takes the workflow for this process. Raises LeaseHeld when another live process has it."""
-    writer = database.writer
-    assert writer is not None
+    assert database.writer is not None
     with translated(database.path):
-        await writer.execute("BEGIN IMMEDIATE")
-        try:
-            rows = list(await writer.execute_fetchall(sql("lease_read"), (workflow,)))
-            if rows:
-                _, holder, heartbeat = rows[0]
-                age = now - heartbeat
-                # A clock set back makes the age negative: that is no proof of death, so it counts as fresh.
-                if holder and age < STALE_SECONDS and not is_dead(holder):
-                    raise LeaseHeld(
-                        f"workflow {workflow!r} is being run by another process ({_shown(holder)}, "
-                        f"last sign of life {max(age, 0):.0f} s ago)",
-                        remedy="wait for it to end, or stop it; if it hangs it is taken over "
-                        f"{STALE_SECONDS:.0f} s after its last sign of life",
-                    )
-            parameters = {"workflow": workflow, "holder": this_process(), "now": now}
-            (taken,) = await writer.execute_fetchall(sql("lease_take"), parameters)
-        except BaseException:
-            await writer.execute("ROLLBACK")
-            raise
-        await writer.execute("COMMIT")
-    return Lease(workflow, int(taken[0]))
+        return await database.writer.at_once(partial(_take, workflow, now))
+
+
+def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        found = writer.execute(sql("lease_read"), (workflow,)).fetchone()
+        if found:
+            _refuse_living(workflow, holder=found[1], age=now - found[2])
+        parameters = {"workflow": workflow, "holder": this_process(), "now": now}
+        (token,) = writer.execute(sql("lease_take"), parameters).fetchone()
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+        raise
+    return Lease(workflow, int(token))
+
+
+def _refuse_living(workflow: str, *, holder: str, age: float) -> None:
+    """A clock that was set back makes the age negative: that is no proof of death, so it counts as fresh."""
+    if holder and age < STALE_SECONDS and not is_dead(holder):
+        raise LeaseHeld(
+            f"workflow {workflow!r} is being run by another process ({_shown(holder)}, "
+            f"last sign of life {max(age, 0):.0f} s ago)",
+            remedy="wait for it to end, or stop it; if it hangs it is taken over "
+            f"{STALE_SECONDS:.0f} s after its last sign of life",
+        )
 
 
 async def free_lease(database: Database, lease: Lease) -> None:

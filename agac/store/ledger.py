@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from agac.core.errors import LeaseLost, RowError
@@ -40,7 +42,7 @@ class Ledger:
         released: Callable[[int], None],
     ) -> None:
         assert database.writer is not None
-        self.batch = WriteBatch()
+        self._batch = WriteBatch()
         self._database, self._writer, self._lease = database, database.writer, lease
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
         self._released = released
@@ -50,18 +52,25 @@ class Ledger:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def touch(self) -> None:
-        """Says that `batch` holds something."""
+    @property
+    def batch(self) -> WriteBatch:
+        """What the next commit writes. Whoever asks for it is about to add something: it will be committed."""
         self._work.set()
         self._idle.clear()
-        if self.batch.calls >= self._urge:
+        return self._batch
+
+    def count_call(self) -> None:
+        """One more call waits to be durable; when as many wait as may, the next commit begins at once."""
+        self.batch.calls += 1
+        if self._batch.calls >= self._urge:
             self._hurry.set()
 
     async def durable(self) -> None:
-        """Waits until all that is in `batch` now is committed."""
+        """Waits until everything that was added so far is committed, what is being committed just now included."""
+        if self._idle.is_set():
+            return
         done = asyncio.Event()
         self.batch.on_durable.append(done.set)
-        self.touch()
         self._hurry.set()
         await done.wait()
 
@@ -81,12 +90,12 @@ class Ledger:
                     await self._hurry.wait()
             self._work.clear()
             self._hurry.clear()
-            batch, self.batch = self.batch, WriteBatch()
+            batch, self._batch = self._batch, WriteBatch()
             await self._commit(batch)
             self._released(batch.calls)
             for tell in batch.on_durable:
                 tell()
-            if self.batch.empty:
+            if not self._work.is_set():
                 self._idle.set()
 
     async def _waited(self) -> bool:
@@ -98,48 +107,73 @@ class Ledger:
             return False
         return True
 
-    async def _commit(self, batch: WriteBatch) -> None:
-        with translated(self._database.path):
-            await self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                await self._write(batch)
-            except BaseException:
-                await self._writer.execute("ROLLBACK")
-                raise
-            await self._writer.execute("COMMIT")
+    async def end(self, *statements: tuple[str, Any]) -> None:
+        """Writes how it all ended, after `run`: statements by name with their values, if the lease is still ours."""
 
-    async def _write(self, batch: WriteBatch) -> None:
-        now = self._clock()
-        beat = await self._writer.execute(sql("lease_beat"), (now, self._lease.workflow, self._lease.token))
+        def write(writer: sqlite3.Connection) -> None:
+            for name, values in statements:
+                writer.execute(sql(name), values)
+
+        await self._transaction(write)
+
+    async def _commit(self, batch: WriteBatch) -> None:
+        commit = asyncio.ensure_future(self._transaction(partial(self._write, batch)))
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:  # it goes on in the writer's thread: nothing may be closed under it
+            await asyncio.wait({commit})
+            commit.result()
+            raise
+
+    async def _transaction(self, write: Callable[[sqlite3.Connection], None]) -> None:
+        with translated(self._database.path):
+            await self._writer.at_once(partial(self._write_whole, write))
+
+    # From here on everything runs in the writer's thread, without the event loop: a commit is some dozen statements,
+    # and going there and back for each would cost more than SQLite does.
+
+    def _write_whole(self, write: Callable[[sqlite3.Connection], None], writer: sqlite3.Connection) -> None:
+        """All of it or nothing, and only if the lease is still ours."""
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._prove_lease(writer)
+            write(writer)
+            writer.execute("COMMIT")
+        except BaseException:
+            if writer.in_transaction:  # a full disk made SQLite roll back already
+                writer.execute("ROLLBACK")
+            raise
+
+    def _prove_lease(self, writer: sqlite3.Connection) -> None:
+        beat = writer.execute(sql("lease_beat"), (self._clock(), self._lease.workflow, self._lease.token))
         if beat.rowcount == 0:
             raise LeaseLost(
                 f"another process took over workflow {self._lease.workflow!r} while this one was asleep",
                 remedy="nothing was overwritten; run the same command again once the other process has ended",
             )
-        await self._write_rows(batch)
-        await self._write_results(batch.results)
-        await self._many("attempt_insert", [await self._attempt(a) for a in batch.attempts])
-        await self._many("task_put", [_task(t) for t in batch.tasks])
-        await self._many("task_forget", batch.forgotten)
-        await self._many("row_settle", [_end(e) for e in batch.ends])
-        await self._many("counter_add", [(self._run, *key, *tally.values()) for key, tally in batch.tallies.items()])
+
+    def _write(self, batch: WriteBatch, writer: sqlite3.Connection) -> None:
+        many = partial(_many, writer)
+        self._write_rows(batch, writer)
+        self._write_results(batch.results, writer)
+        many("attempt_insert", [self._attempt(a, writer) for a in batch.attempts])
+        many("task_put", [_task(t) for t in batch.tasks])
+        many("task_forget", batch.forgotten)
+        many("row_settle", [_end(e) for e in batch.ends])
+        many("counter_add", [(self._run, *key, *tally.values()) for key, tally in batch.tallies.items()])
         if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving:
-            await self._writer.execute(sql("run_revise"), (self._run,))
+            writer.execute(sql("run_revise"), (self._run,))
 
-    async def _many(self, name: str, rows: list[Any]) -> None:
-        if rows:
-            await self._writer.executemany(sql(name), rows)
-
-    async def _write_rows(self, batch: WriteBatch) -> None:
+    def _write_rows(self, batch: WriteBatch, writer: sqlite3.Connection) -> None:
+        many = partial(_many, writer)
         if batch.inserts:
-            last = await self._last("row_key_max")
-            for key, new in enumerate(batch.inserts, last + 1):
+            for key, new in enumerate(batch.inserts, _last(writer, "row_key_max") + 1):
                 new.key = key
-            await self._many("row_insert", [self._insert(new) for new in batch.inserts])
+            many("row_insert", [self._insert(new) for new in batch.inserts])
         changes = [(c.ordinal, c.hash, c.data, c.state, *_error(c.error), self._event, c.key) for c in batch.changes]
-        await self._many("row_change", changes)
-        await self._many("row_place", [(ordinal, self._event, key) for ordinal, key in batch.places])
-        await self._many("row_leave", [(key,) for key in batch.leaving])
+        many("row_change", changes)
+        many("row_place", [(ordinal, self._event, key) for ordinal, key in batch.places])
+        many("row_leave", [(key,) for key in batch.leaving])
 
     def _insert(self, new: NewRow) -> tuple[Any, ...]:
         row = new.row
@@ -148,39 +182,41 @@ class Ledger:
             new.key, self._run, row.id, new.occurrence, row.ordinal, new.hash, new.data, new.state, *error, self._event
         )  # fmt: skip
 
-    async def _write_results(self, results: list[Result]) -> None:
+    def _write_results(self, results: list[Result], writer: sqlite3.Connection) -> None:
         if not results:
             return
-        last = await self._last("result_id_max")
         rows = []
-        for number, result in enumerate(results, last + 1):
+        for number, result in enumerate(results, _last(writer, "result_id_max") + 1):
             result.id = number
             assert result.endpoint is not None
-            endpoint = await self._endpoint(result.endpoint)
+            endpoint = self._endpoint(result.endpoint, writer)
             rows.append((number, result.fingerprint, result.value, endpoint, result.created_at))
-        await self._many("result_insert", rows)
+        _many(writer, "result_insert", rows)
 
-    async def _attempt(self, a: Attempt) -> tuple[Any, ...]:
+    def _attempt(self, a: Attempt, writer: sqlite3.Connection) -> tuple[Any, ...]:
         c, u = a.call, a.call.usage
-        asked = (a.new.key, a.stage, self._event, c.number, a.fingerprint, await self._endpoint(c.endpoint), c.purpose)
+        endpoint = self._endpoint(c.endpoint, writer)
+        asked = (a.new.key, a.stage, self._event, c.number, a.fingerprint, endpoint, c.purpose)
         came = (c.started_at, c.duration, c.status, *_error(c.error), c.ambiguous)
         return (*asked, *came, u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost, a.reply)
 
-    async def _endpoint(self, endpoint: Endpoint) -> int:
+    def _endpoint(self, endpoint: Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
-            rows = list(await self._writer.execute_fetchall(sql("endpoint_find"), endpoint))
-            if rows:
-                found = int(rows[0][0])
-            else:
-                found = (await self._writer.execute(sql("endpoint_make"), endpoint)).lastrowid
-                assert found is not None
+            row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
+            found = row[0] if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid
+            assert found is not None
             self._endpoints[endpoint] = found
         return found
 
-    async def _last(self, statement: str) -> int:
-        (row,) = await self._writer.execute_fetchall(sql(statement))
-        return int(row[0])
+
+def _many(writer: sqlite3.Connection, name: str, rows: list[Any]) -> None:
+    if rows:
+        writer.executemany(sql(name), rows)
+
+
+def _last(writer: sqlite3.Connection, statement: str) -> int:
+    return int(writer.execute(sql(statement)).fetchone()[0])
 
 
 def _error(error: RowError | None) -> tuple[str | None, str | None]:

@@ -43,7 +43,7 @@ WHERE id = :run AND (output_dir <> :dir OR include_input <> :include);
 -- name: run_read
 -- A run with its last invocation.
 SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.fresh_since, r.created_at, r.finished_at,
-       r.revision, r.exported_revision, e.id, e.at, e.ended_at, e.exit_code, e.body
+       r.revision, r.exported_revision, r.exported_files, e.id, e.at, e.ended_at, e.exit_code, e.body
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE r.id = ?;
 
@@ -55,17 +55,21 @@ SELECT id FROM run ORDER BY id DESC;
 -- The runs of one workflow, newest first.
 SELECT id FROM run WHERE workflow = ? ORDER BY id DESC;
 
+-- name: run_exporting
+-- The files in this run's output folder are about to be replaced: no run that wrote there is shown any longer.
+UPDATE run SET exported_revision = NULL WHERE output_dir = (SELECT output_dir FROM run WHERE id = ?);
+
 -- name: run_exported
 -- The files in the output folder now show this revision.
-UPDATE run SET exported_revision = ? WHERE id = ?;
+UPDATE run SET exported_revision = ?, exported_files = ? WHERE id = ?;
 
 -- name: run_revise
--- An export would now differ from the last one.
-UPDATE run SET revision = revision + 1 WHERE id = ?;
+-- An export would now differ from the last one, and the run is not finished until its invocation says so.
+UPDATE run SET revision = revision + 1, finished_at = NULL WHERE id = ?;
 
 -- name: run_finish
--- When every row of the input was settled; null while some are not. Stays as it is where nothing was done.
-UPDATE run SET finished_at = CASE WHEN :idle THEN coalesce(finished_at, :at) ELSE :at END WHERE id = :run;
+-- Every row of the input is settled, which an export shows too. The time stays as it is where nothing was written.
+UPDATE run SET revision = revision + (finished_at IS NULL), finished_at = coalesce(finished_at, ?) WHERE id = ?;
 
 -- name: event_make
 -- Something worth telling begins.
@@ -75,9 +79,10 @@ INSERT INTO event (run_id, kind, at, body) VALUES (?, ?, ?, ?);
 -- And ends.
 UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;
 
--- name: event_body
--- What became known while it goes on.
-UPDATE event SET body = ? WHERE id = ?;
+-- name: invocation_last
+-- The newest invocation of a workflow: if it has no end, it was killed.
+SELECT e.run_id, e.id, e.at, e.ended_at, e.exit_code, e.body FROM event e JOIN run r ON r.id = e.run_id
+WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
 
 -- name: endpoint_find
 -- The number of an endpoint.
@@ -89,13 +94,18 @@ INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?);
 
 -- name: rows_at
 -- The stored rows at a range of positions (and, after an interrupted reordering, strays that share a position).
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_stage, seen FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
 WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
 
 -- name: rows_by_id
 -- The stored rows with these ids, every repetition.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_stage, seen FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
 WHERE run_id = ? AND id IN (:many);
+
+-- name: rows_of_id
+-- Some repetitions of one id, and its first row.
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
+WHERE run_id = ? AND id = ? AND (occurrence = 0 OR occurrence BETWEEN ? AND ?);
 
 -- name: row_key_max
 -- The last row key; the next ones are made inside the transaction that inserts them.
@@ -128,18 +138,6 @@ WHERE run_id = :run AND (ordinal > :last OR (ordinal >= :shifted AND seen <> :ev
 -- A row left the input. Its results stay for reuse.
 UPDATE row SET ordinal = NULL, state = 0 WHERE key = ?;
 
--- name: rows_pending
--- How many rows of a run were admitted and have no outcome.
-SELECT count(*) FROM row WHERE run_id = ? AND state = 0 AND ordinal IS NOT NULL;
-
--- name: rows_present
--- How many rows of a run stand in the input.
-SELECT count(*) FROM row WHERE run_id = ? AND ordinal IS NOT NULL;
-
--- name: rows_states
--- How many rows of a run are in each state: the count behind the assertion at the end of a run.
-SELECT state, count(*) FROM row WHERE run_id = ? AND ordinal IS NOT NULL GROUP BY state;
-
 -- name: rows_export
 -- Rows in input order with their results, a range at a time.
 SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message
@@ -151,9 +149,9 @@ WHERE r.run_id = ? AND r.ordinal > ? ORDER BY r.ordinal, r.key LIMIT ?;
 SELECT error_type, id, min(ordinal), error_message, error_stage FROM row
 WHERE run_id = ? AND state = 2 AND ordinal IS NOT NULL GROUP BY error_type, error_stage;
 
--- name: ordinal_last
--- The last position of the input as stored.
-SELECT max(ordinal) FROM row WHERE run_id = ?;
+-- name: number_last
+-- The last row number that was ever an id, of rows that left the input too. Only for runs whose ids are row numbers.
+SELECT max(id) FROM row WHERE run_id = ?;
 
 -- name: tasks_of_rows
 -- What became of these rows' tasks before.

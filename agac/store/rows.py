@@ -31,6 +31,7 @@ class StoredRow(NamedTuple):
     hash: bytes
     state: int
     error_type: str | None
+    error_message: str | None
     error_stage: str | None
     seen: int
 
@@ -63,7 +64,7 @@ async def rows_at(database: Database, run: int, first: int, last: int) -> list[S
     """The stored rows at the positions `first` to `last`."""
     with translated(database.path):
         found = await database.reader.execute_fetchall(sql("rows_at"), (run, first, last))
-    return [StoredRow(*row) for row in found]
+    return list(map(StoredRow._make, found))
 
 
 async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
@@ -75,6 +76,13 @@ async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict
     for row in found:
         by_id.setdefault(row[1], []).append(StoredRow(*row))
     return by_id
+
+
+async def rows_of_id(database: Database, run: int, row_id: RowId, first: int, last: int) -> list[StoredRow]:
+    """The repetitions `first` to `last` of one id, and the row that has it."""
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql("rows_of_id"), (run, row_id, first, last))
+    return list(map(StoredRow._make, found))
 
 
 async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
@@ -90,17 +98,10 @@ async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict
     return tasks
 
 
-async def count_states(database: Database, run: int) -> dict[State, int]:
-    """How many rows of the run are in each state."""
+async def last_number(database: Database, run: int) -> int:
+    """The last row number that was ever an id in a run whose ids are row numbers; 0 when there is none."""
     with translated(database.path):
-        found = await database.reader.execute_fetchall(sql("rows_states"), (run,))
-    return {State(state): count for state, count in found}
-
-
-async def count_rows(database: Database, statement: str, run: int) -> int:
-    """One number about the rows of a run: `statement` is rows_pending, rows_present or ordinal_last."""
-    with translated(database.path):
-        (row,) = await database.reader.execute_fetchall(sql(statement), (run,))
+        (row,) = await database.reader.execute_fetchall(sql("number_last"), (run,))
     return int(row[0] or 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from agac.core.keys import canonical
@@ -25,7 +25,10 @@ class Invocation(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A run as it is stored. Times in seconds since 1970, UTC."""
+    """A run as it is stored. Times in seconds since 1970, UTC.
+
+    `exported_files` is what the output files were when they showed `exported_revision`: name → [bytes, mtime in ns].
+    """
 
     id: int
     workflow: str
@@ -37,6 +40,7 @@ class RunRecord(NamedTuple):
     finished_at: float | None
     revision: int
     exported_revision: int | None
+    exported_files: dict[str, list[int]]
     invocation: Invocation | None
 
 
@@ -111,6 +115,16 @@ async def end_invocation(database: Database, event: int, exit_code: int, body: d
     await write(database, "event_end", (now, exit_code, canonical(body), event))
 
 
+async def last_invocation(database: Database, workflow: str) -> tuple[int, Invocation] | None:
+    """The newest invocation of a workflow, whichever of its runs it was about, and the number of that run."""
+    with translated(database.path):
+        found = list(await database.reader.execute_fetchall(sql("invocation_last"), (workflow,)))
+    if not found:
+        return None
+    run, event, at, ended_at, exit_code, body = found[0]
+    return run, Invocation(event, at, ended_at, exit_code, json.loads(body))
+
+
 async def write(database: Database, statement: str, values: Sequence[Any] | dict[str, Any]) -> None:
     """Runs one small writing statement by name, in a transaction of its own."""
     assert database.writer is not None
@@ -125,11 +139,11 @@ async def read_run(database: Database, run: int) -> RunRecord | None:
     if not found:
         return None
     row = found[0]
-    last = Invocation(row[10], row[11], row[12], row[13], json.loads(row[14])) if row[10] is not None else None
-    fresh_since, created_at, finished_at, revision, exported_revision = row[5:10]
+    fresh_since, created_at, finished_at, revision, exported_revision, files, event, at, ended_at, code, body = row[5:]
+    last = Invocation(event, at, ended_at, code, json.loads(body)) if event is not None else None
     return RunRecord(
         row[0], row[1], json.loads(row[2]), row[3], bool(row[4]),
-        fresh_since, created_at, finished_at, revision, exported_revision, last,
+        fresh_since, created_at, finished_at, revision, exported_revision, json.loads(files or "{}"), last,
     )  # fmt: skip
 
 
@@ -146,6 +160,15 @@ async def definition_of(database: Database, run: int) -> dict[str, Any]:
         (row,) = await database.reader.execute_fetchall(sql("definition_body"), (run,))
     body: dict[str, Any] = json.loads(row[0])
     return body
+
+
+def row_counts(counts: Iterable[Count]) -> dict[str, int]:
+    """Rows by outcome; `present` is all of them that stand in the input, `open` those without an outcome."""
+    found = dict.fromkeys(("present", "done", "failed", "dropped"), 0)
+    for count in counts:
+        if count.stage == "":
+            found[count.outcome] += count.tasks
+    return found | {"open": found["present"] - found["done"] - found["failed"] - found["dropped"]}
 
 
 async def counters(database: Database, run: int) -> list[Count]:

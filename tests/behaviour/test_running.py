@@ -21,13 +21,21 @@ def test_every_row_gets_an_envelope_in_input_order(project: ProjectFolder, serve
 def test_a_finished_run_asks_nothing_and_writes_no_row_again(project: ProjectFolder, server: Server) -> None:
     project.numbered(30)
     project.run(project.workflow())
-    before = project.query("SELECT * FROM row"), project.query("SELECT * FROM task"), project.query("SELECT * FROM result")
+    before = (
+        project.query("SELECT * FROM row"),
+        project.query("SELECT * FROM task"),
+        project.query("SELECT * FROM result"),
+    )
     stamp = (project.root / "output/reviews/results.jsonl").stat().st_mtime_ns
     server.reset()
     report = project.run()
     assert report.invocation["rows_unchanged"] == 30
     assert server.account()["requests"] == 0
-    after = project.query("SELECT * FROM row"), project.query("SELECT * FROM task"), project.query("SELECT * FROM result")
+    after = (
+        project.query("SELECT * FROM row"),
+        project.query("SELECT * FROM task"),
+        project.query("SELECT * FROM result"),
+    )
     assert after == before
     assert (project.root / "output/reviews/results.jsonl").stat().st_mtime_ns == stamp
 

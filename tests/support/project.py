@@ -75,7 +75,12 @@ class ProjectFolder:
         return self.rows({"id": f"r-{i}", "text": f"I love number {i}", **columns} for i in range(1, count + 1))
 
     def workflow(
-        self, name: str = "reviews", *, stages: list[dict[str, Any]] | None = None, path: str = "data/rows.csv", **keys: Any
+        self,
+        name: str = "reviews",
+        *,
+        stages: list[dict[str, Any]] | None = None,
+        path: str = "data/rows.csv",
+        **keys: Any,
     ) -> str:
         """Writes a workflow; without stages one that classifies `${text}`. Gives its name."""
         one = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
@@ -130,11 +135,17 @@ class ProjectFolder:
             "SELECT run_id, state, count(*) FROM row WHERE ordinal IS NOT NULL AND state > 0 GROUP BY run_id, state"
         )
         states = {"done": 1, "failed": 2, "dropped": 3}
-        rolled = self.query("SELECT run_id, outcome, sum(count) FROM counter WHERE stage = '' GROUP BY run_id, outcome")
+        rolled = self.query(
+            "SELECT run_id, outcome, sum(count) FROM counter WHERE stage = '' AND outcome <> 'present' "
+            "GROUP BY run_id, outcome"
+        )
+        present = self.query("SELECT run_id, count(*) FROM row WHERE ordinal IS NOT NULL GROUP BY run_id")
+        told = self.query("SELECT run_id, count FROM counter WHERE outcome = 'present' AND count <> 0 ORDER BY run_id")
+        assert present == told
         assert sorted(counted) == sorted((run, states[outcome], n) for run, outcome, n in rolled if n)
         tasks = self.query(
             "SELECT r.run_id, t.stage, t.outcome, count(*) FROM task t JOIN row r ON r.key = t.row_key "
-            "GROUP BY r.run_id, t.stage, t.outcome"
+            "WHERE r.ordinal IS NOT NULL GROUP BY r.run_id, t.stage, t.outcome"
         )
         total = sum(n for *_, n in tasks)
         rolled_total = self.query("SELECT sum(count) FROM counter WHERE stage <> '' AND outcome <> 'call'")[0][0] or 0
@@ -147,7 +158,8 @@ def command(arguments: Iterable[str]) -> list[str]:
 
 def clean_environment(more: Mapping[str, str] | None) -> dict[str, str]:
     """No key and no proxy of the machine reaches a test."""
-    kept = {key: value for key, value in os.environ.items() if not re.search(r"API_KEY|TOKEN|PROXY", key, re.IGNORECASE)}
+    hidden = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
+    kept = {key: value for key, value in os.environ.items() if not hidden.search(key)}
     return {**kept, **(more or {})}
 
 

@@ -53,8 +53,5 @@ def command(
     report = api.run(
         workflow, options, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
     )
-    if as_json:
-        render.print_json(report.as_json())
-    else:
-        render.print_run(report, render.command_to_go_on(), quiet=settings.quiet)
+    render.print_run(report, render.command_to_go_on(), quiet=settings.quiet, as_json=as_json)
     return report.exit_code

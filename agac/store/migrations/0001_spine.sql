@@ -26,7 +26,8 @@ CREATE TABLE run (
     created_at        REAL NOT NULL,
     finished_at       REAL,             -- set when an invocation ended with every row of the input settled
     revision          INTEGER NOT NULL DEFAULT 0,   -- raised by every commit that changes what an export would write
-    exported_revision INTEGER           -- revision that the files in output_dir show
+    exported_revision INTEGER,          -- revision that the files in output_dir show
+    exported_files    TEXT              -- what they were then, JSON: name → [bytes, mtime in ns]
 );
 CREATE INDEX run_identity ON run (workflow, definition_hash, selection);
 
@@ -59,6 +60,7 @@ CREATE TABLE row (
 );
 CREATE UNIQUE INDEX row_id ON row (run_id, id, occurrence);
 CREATE INDEX row_ordinal ON row (run_id, ordinal);
+CREATE INDEX row_failed ON row (run_id, error_type, error_stage, ordinal) WHERE state = 2;  -- for examples of errors
 
 CREATE TABLE task (
     row_key       INTEGER NOT NULL REFERENCES row (key),

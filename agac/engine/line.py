@@ -1,0 +1,115 @@
+"""The way from a stage to its provider and back: everything about it that is fixed for the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from agac.core.errors import storable
+from agac.core.redact import Redactor
+from agac.core.types import Fault, Reply, Request
+from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.validate import Checker
+from agac.plan.plan import PlannedStage
+from agac.providers.base import Dialect, encode
+from agac.providers.http import HttpReply, Sender
+from agac.providers.table import Price
+from agac.store.batch import Endpoint
+
+CHARACTERS_A_TOKEN = 4
+"""A rough guess, used only to space calls out under a limit of tokens a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A request as it is sent, and the tokens that it is expected to use."""
+
+    body: bytes
+    tokens: int
+
+
+class Sent(NamedTuple):
+    """What came of a call: when it was sent, in seconds since 1970, and how many seconds it took."""
+
+    answer: HttpReply | Fault
+    at: float
+    duration: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One stage's connection: stages on one model share its lane, those on one provider its sender.
+
+    `slots` is the stage's own bound where it has one. `price` looks a price up by service tier, None when it is
+    unknown. `base_url` is the provider's as it may be shown and stored.
+    """
+
+    stage: PlannedStage
+    dialect: Dialect
+    sender: Sender
+    lane: Lane
+    slots: Slots | None
+    exposure: Exposure
+    checker: Checker
+    price: Callable[[str | None], Price | None]
+    redactor: Redactor
+    base_url: str
+    wall: Callable[[], float]
+
+    def write(self, request: Request) -> Wire:
+        """The request in the provider's words."""
+        stage = self.stage
+        body = encode(self.dialect.build(request, stage.model, stage.provider))
+        return Wire(body, len(body) // CHARACTERS_A_TOKEN + (stage.params.max_tokens or 0))
+
+    async def send(self, wire: Wire, cut_off: Callable[[], None]) -> Sent:
+        """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
+
+        The call counts against the exposure until its attempt is durable; when none comes of it, it is taken off here.
+        `cut_off` is told when the call was sent and its answer is not waited for. Raises Halted when the run stops
+        before it is sent.
+        """
+        if self.slots:
+            await self.slots.take()
+        try:
+            await self.exposure.enter()
+            try:
+                return await self._in_lane(wire, cut_off)
+            except BaseException:
+                self.exposure.leave(1)
+                raise
+        finally:
+            if self.slots:
+                self.slots.give()
+
+    async def _in_lane(self, wire: Wire, cut_off: Callable[[], None]) -> Sent:
+        await self.lane.enter(wire.tokens)
+        at = self.wall()
+        try:
+            http = await self.sender.send(wire.body, self.stage.timeout)
+        except asyncio.CancelledError:
+            cut_off()
+            raise
+        finally:
+            self.lane.leave()
+        if isinstance(http, Fault):
+            return Sent(http, at, self.wall() - at)
+        self.lane.observe(self.dialect.rates(http.headers))
+        clean = self.redactor.clean_bytes(http.body)
+        return Sent(http if clean is http.body else replace(http, body=clean), at, http.ended - http.started)
+
+    def read(self, http: HttpReply) -> Reply | Fault:
+        """What an answer means."""
+        stage = self.stage
+        return self.dialect.parse(
+            http.status, http.headers, http.body, provider=stage.provider, model=stage.model, redactor=self.redactor
+        )
+
+    def endpoint(self, reply: Reply | None) -> Endpoint:
+        """Who answered, or who was asked and did not."""
+        provider = self.stage.provider
+        if reply is None:
+            return Endpoint(provider.name, self.base_url, self.stage.model, provider.simulated)
+        return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated)

@@ -1,0 +1,293 @@
+# ruff: noqa: INP001, S310, S603, S607
+"""The console blocks of the pages: run for real, in a copy of the project, and compared with what the page shows.
+
+A block is lines `$ command`, each followed by its output. A page is one session: what a block changes, the next one
+finds. Every page starts in a copy of the example project; `<!-- project: new -->` starts again in what `agac init`
+makes, `<!-- project: empty -->` in an empty folder. What differs from run to run (times, sizes) is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pages import ROOT, Block, blocks
+
+SHOWN_FOLDER = "/home/me/shop"
+SHOWN_PORT = "8088"
+WAIT_SECONDS = 60.0
+_SECRET = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
+_VARIES = (
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-11-20T12:00:00Z"),
+    (re.compile(r"Store: [\d.,]+ MB"), "Store: 0.2 MB"),
+    (re.compile(r"Python 3\.\d+\.\d+"), "Python 3.11.7"),
+    (re.compile(r'_request_at": [\d.]+'), '_request_at": 0'),
+)
+_VARIES_AFTER_A_KILL = (
+    (re.compile(r"Went on: \d+ rows"), "Went on: # rows"),
+    (re.compile(r" killed [ \d,]+.*"), " killed"),
+)
+
+
+@dataclass
+class Step:
+    """A command of a block, and the output that the page shows for it."""
+
+    command: str
+    shown: list[str]
+    gap: int = 0
+
+
+@dataclass
+class Session:
+    """The folder in which a page's commands run, and what has to end with it."""
+
+    home: Path
+    stack: ExitStack
+    port: str
+    cwd: Path = field(init=False)
+    root: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True)
+        self.start("example")
+
+    def start(self, kind: str) -> None:
+        """A project to begin with."""
+        self.root = self.cwd = self.home / f"{kind}-{len(list(self.home.iterdir()))}"
+        self.root.mkdir()
+        if kind == "example":
+            for name in ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data"):
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                copy(ROOT / name, self.root / name)
+        elif kind == "new":
+            self.shell("agac init")
+
+    def environment(self) -> dict[str, str]:
+        """The reader's: our agac first, no key, no proxy, a home of his own."""
+        kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        return {**kept, "PATH": path, "HOME": str(self.home), "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
+
+    def popen(self, command: str) -> subprocess.Popen[bytes]:
+        """The command in a shell that stays in the page's current folder."""
+        script = f"cd {self.cwd}\n{self.inward(command)}\nstatus=$?; pwd > {self.home}/cwd; exit $status"
+        return subprocess.Popen(
+            ["bash", "-c", script],
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def shell(self, command: str) -> tuple[int, list[str]]:
+        """Runs a command to its end: its exit code and its lines."""
+        process = self.popen(command)
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+        self.cwd = Path((self.home / "cwd").read_text("utf-8").strip())
+        return process.returncode, self.outward(out)
+
+    def inward(self, text: str) -> str:
+        """What the page says, with the port that is free here."""
+        return re.sub(rf"\b{SHOWN_PORT}\b", self.port, text)
+
+    def outward(self, out: bytes) -> list[str]:
+        """What was printed, as the page may show it."""
+        text = re.sub(rf"\b{self.port}\b", SHOWN_PORT, out.decode().replace(str(self.root), SHOWN_FOLDER))
+        return [line.rstrip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
+
+    def write(self, path: str, text: str) -> None:
+        """A file that the page shows."""
+        target = self.cwd / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(self.inward(text) + "\n", encoding="utf-8")
+
+    def faults(self, rules: str) -> str:
+        """From now on `simulator/…` is answered by a simulator with these faults; gives its address."""
+        base_url = self.stack.enter_context(simulator(self.home, rules, self.environment()))
+        settings = self.root / "agac.yml"
+        provider = f"\nproviders: {{simulator: {{base_url: {base_url}}}}}\n"
+        kept = re.sub(r"\nproviders: \{simulator: .*\n", "", settings.read_text("utf-8"))
+        settings.write_text(kept + provider, encoding="utf-8")
+        return base_url
+
+
+@contextmanager
+def simulator(home: Path, rules: str, environment: dict[str, str]) -> Iterator[str]:
+    """A simulator with faults, for as long as the block lasts."""
+    path = home / "faults.yml"
+    path.write_text(rules, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agac.simulator", "--faults", str(path), "--ready-line", "--exit-with-stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield json.loads(process.stdout.readline())["base_url"]
+        finally:
+            process.stdin.close()
+
+
+def steps(block: Block) -> list[Step]:
+    """The commands of a console block; a command may go on over lines that end in a backslash."""
+    found: list[Step] = []
+    for line in block.text.split("\n"):
+        if line.startswith("$ "):
+            found.append(Step(line[2:], []))
+        elif not found:
+            raise ValueError(f"{block.where}: a console block starts with a line `$ command`")
+        elif found[-1].command.endswith("\\"):
+            found[-1].command += "\n" + line
+        else:
+            found[-1].shown.append(line.rstrip())
+    for step in found:
+        while step.shown and not step.shown[-1]:
+            step.shown.pop()
+            step.gap += 1
+    return found
+
+
+def run_page(page: Path, folder: Path) -> list[tuple[Block, str]]:
+    """Runs every console block of a page: the block, and the text that it should hold."""
+    found: list[tuple[Block, str]] = []
+    with ExitStack() as stack:
+        session = Session(folder, stack, free_port())
+        for block in blocks(page):
+            if kind := block.directives.get("project"):
+                session.start(kind)
+            if rules := block.directives.get("faults"):
+                session.faults(rules)
+            if path := file_of(block):
+                session.write(path, block.text)
+            if block.language == "console" and "not run" not in block.directives:
+                found.append((block, played(block, session)))
+            elif block.language == "python":
+                code, out = session.shell(f"python - <<'END'\n{block.text}\nEND")
+                if code:
+                    raise AssertionError(f"{block.where}: ended with {code}:\n" + "\n".join(out))
+    return found
+
+
+def file_of(block: Block) -> str | None:
+    """The file that a block shows: told by a comment before it, or by the first line of YAML."""
+    if "file" in block.directives:
+        return block.directives["file"]
+    first = block.text.partition("\n")[0]
+    match = re.fullmatch(r"# ([\w./-]+\.ya?ml)(?: .*)?", first)
+    return match[1] if block.language == "yaml" and match else None
+
+
+def played(block: Block, session: Session) -> str:
+    """The block's text with the output that its commands have now."""
+    lines: list[str] = []
+    todo = steps(block)
+    with ExitStack() as stack:
+        for number, step in enumerate(todo):
+            lines.append(f"$ {step.command}")
+            if number == 0 and "background" in block.directives:
+                out = stack.enter_context(in_background(step.command, session))
+            elif number == 0 and "killed" in block.directives:
+                out = killed(step.command, session, block.directives["killed"])
+            else:
+                code, out = session.shell(step.command)
+                if code:
+                    raise AssertionError(f"{block.where}: `{step.command}` ended with {code}:\n" + "\n".join(out))
+            lines += step.shown if matches(step.shown, out, loose="killed" in block.directives) else out
+            lines += [""] * step.gap
+    return "\n".join(lines)
+
+
+def matches(shown: list[str], out: list[str], *, loose: bool) -> bool:
+    """Whether a page shows what was printed; a line `...` stands for any lines."""
+    pattern = "\n".join(".*" if line == "..." else re.escape(plain(line, loose)) for line in shown)
+    return re.fullmatch(pattern, "\n".join(plain(line, loose) for line in out), re.DOTALL) is not None
+
+
+def plain(line: str, loose: bool) -> str:
+    """A line without what differs from run to run."""
+    for pattern, stand_in in (*_VARIES, *(_VARIES_AFTER_A_KILL if loose else ())):
+        line = pattern.sub(stand_in, line)
+    return re.sub(r" +", " ", line)
+
+
+@contextmanager
+def in_background(command: str, session: Session) -> Iterator[list[str]]:
+    """A server: its first line, and Ctrl-C when the block ends."""
+    process = session.popen(command.removesuffix("&").rstrip())
+    assert process.stdout is not None
+    try:
+        yield session.outward(process.stdout.readline())
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=WAIT_SECONDS)
+
+
+def killed(command: str, session: Session, how: str) -> list[str]:
+    """Runs a command, and kills it with signal 9 when it waits for answers that do not come."""
+    numbers = re.fullmatch(r"after (\d+) calls, (\d+) in flight", how)
+    if numbers is None:
+        raise ValueError(f"killed: {how}: write `after 40 calls, 4 in flight`")
+    calls, flying = int(numbers[1]), int(numbers[2])
+    base_url = session.faults(json.dumps([{"kind": "hang", "at": list(range(calls + 1, calls + flying + 1))}]))
+    process = session.popen(f"exec {command}")
+    account = base_url.removesuffix("/v1") + "/account"
+    until(lambda: asked(account) >= calls + flying and stored(session.root) >= calls, command)
+    os.killpg(process.pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=WAIT_SECONDS)
+    return [*session.outward(out), "Killed"]
+
+
+def asked(account: str) -> int:
+    """Requests that came in."""
+    with urllib.request.urlopen(account, timeout=10) as response:
+        return int(json.load(response)["requests"])
+
+
+def stored(root: Path) -> int:
+    """Calls that are durable."""
+    connection = sqlite3.connect(f"file:{root}/.agac/agac.db?mode=ro", uri=True)
+    try:
+        return int(connection.execute("SELECT count(*) FROM attempt").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Looks again and again; gives up loudly."""
+    end = time.monotonic() + WAIT_SECONDS
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+def free_port() -> str:
+    """A port that nobody uses now, of four digits or five."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def refreshed(page: Path, text: str, folder: Path) -> str:
+    """`text`, which stands in the page, with the output that its commands have now."""
+    lines = text.split("\n")
+    for block, text in reversed(run_page(page, folder)):
+        lines[block.first : block.last] = text.split("\n")
+    return "\n".join(lines)

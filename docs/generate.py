@@ -1,0 +1,69 @@
+# ruff: noqa: INP001, T201
+"""Writes the generated parts of the documentation: reference pages from the program, console output from real runs.
+
+    python docs/generate.py             writes what is out of date
+    python docs/generate.py --check     says what is out of date, and exits with 1
+    python docs/generate.py README.md   only these pages, and their console blocks
+
+The reference needs no run; console blocks take some seconds a page (`--no-consoles` leaves them out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from consoles import refreshed
+from fragments import unreleased
+from pages import ROOT, generated, pages, replace_generated
+from reference import PARTS, shown_file
+
+
+def part(name: str) -> str:
+    """The text of a generated part, with its last line end."""
+    if name.startswith("file "):
+        path, _, name = name.removeprefix("file ").partition(" as ")
+        return shown_file(path, name or path)
+    return unreleased() if name == "unreleased" else PARTS[name]()
+
+
+def made_anew(text: str) -> str:
+    """A page with its generated parts made anew."""
+    return replace_generated(text, {match[1]: part(match[1]) for match in generated(text)})
+
+
+def all_pages() -> list[Path]:
+    """The pages that may have generated parts."""
+    return [*pages(), ROOT / "CHANGELOG.md"]
+
+
+def main(arguments: list[str]) -> int:
+    """Gives the exit code."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of the documentation.")
+    parser.add_argument("pages", nargs="*", type=Path, help="only these pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something is out of date")
+    parser.add_argument("--no-consoles", action="store_true", help="leave the output of commands as it is")
+    flags = parser.parse_args(arguments)
+    stale = 0
+    for page in [path.resolve() for path in flags.pages] or all_pages():
+        before = page.read_text("utf-8")
+        after = made_anew(before)
+        if not flags.check:
+            page.write_text(after, encoding="utf-8")
+        if not flags.no_consoles:
+            with tempfile.TemporaryDirectory() as folder:
+                after = refreshed(page, after, Path(folder) / "home")
+        if after != before:
+            stale += 1
+            print(f"{'out of date' if flags.check else 'written'}: {page.relative_to(ROOT)}")
+        if not flags.check:
+            page.write_text(after, encoding="utf-8")
+    return 1 if flags.check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

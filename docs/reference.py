@@ -1,0 +1,222 @@
+# ruff: noqa: INP001
+"""The reference, made from the program: commands, keys, tables, providers, kinds of faults."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import click
+from pages import ROOT
+from pydantic import BaseModel
+
+from agac.cli.main import cli
+from agac.core.types import Params
+from agac.providers.modelref import READERS, SPELLINGS
+from agac.providers.table import SHIPPED
+from agac.simulator import faults, rulesfile
+from agac.spec import models
+from agac.store.sql import migrations, split_script
+
+WIDTH = 100
+FILES = {"yml": "yaml", "md": "markdown", "json": "json", "csv": "csv"}
+
+
+def shown_file(path: str, name: str) -> str:
+    """A file of the repository, as a block that calls it `name`."""
+    text = (ROOT / path).read_text("utf-8").rstrip("\n")
+    language = FILES[path.rpartition(".")[2]]
+    head = f"# {name}\n" if language == "yaml" else ""
+    return f"```{language}\n{head}{text}\n```\n"
+
+
+def commands() -> str:
+    """Every command with its help, as the program prints it."""
+    return "".join(f"\n## {path}\n\n```text\n{text}\n```\n" for path, text in helps())
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """`agac run` and its help, for every command and subcommand."""
+    yield from _helps(cli, "agac", None)
+
+
+def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    context = click.Context(
+        command, parent, name, terminal_width=WIDTH, max_content_width=WIDTH, **command.context_settings
+    )
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            assert found is not None
+            yield from _helps(found, inner, context)
+
+
+def keys(model: type[BaseModel]) -> str:
+    """The keys of one mapping of a file, as a table."""
+    schema = model.model_json_schema()
+    needed = schema.get("required", [])
+    rows = []
+    for name, body in schema["properties"].items():
+        default = "required" if name in needed else _default(body)
+        rows.append((f"`{name}`", kind(body, schema), default, meaning(body, schema)))
+    return table(("key", "value", "default", "meaning"), rows)
+
+
+def meaning(body: dict[str, Any], schema: dict[str, Any]) -> str:
+    """What a key is for: its own description, or that of the mapping that stands there."""
+    if "description" in body:
+        return str(body["description"])
+    name = body.get("$ref", "").rpartition("/")[2]
+    return str(schema["$defs"][name]["description"])
+
+
+def kind(body: dict[str, Any], schema: dict[str, Any]) -> str:
+    """What a key takes, in words."""
+    if "anyOf" in body:
+        options = [kind(option, schema) for option in body["anyOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(options))
+    if "allOf" in body:
+        return kind(body["allOf"][0], schema)
+    if "$ref" in body:
+        name = body["$ref"].rpartition("/")[2]
+        return f"[mapping](#{SECTIONS[name]})"
+    if "enum" in body or "const" in body:
+        return ", ".join(f"`{value}`" for value in body.get("enum", [body.get("const")]))
+    if isinstance(body.get("type"), list):
+        return " or ".join(TYPES[name] for name in body["type"])
+    if body.get("type") == "array":
+        return f"list of {kind(body['items'], schema)}"
+    if body.get("type") == "object" and isinstance(body.get("additionalProperties"), dict):
+        return f"mapping of names to {kind(body['additionalProperties'], schema)}"
+    if body.get("type") == "object":
+        return "mapping"
+    return TYPES[body.get("type", "any")] + bounds(body)
+
+
+TYPES = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "object": "mapping",
+    "any": "anything",
+}
+
+
+def bounds(body: dict[str, Any]) -> str:
+    """` from 1 to 10000`, where a number is bounded."""
+    low, above, high = body.get("minimum"), body.get("exclusiveMinimum"), body.get("maximum")
+    text = f" from {low:,}" if low is not None else f" above {above:g}" if above is not None else ""
+    return text + (f" to {high:,}" if high is not None else "")
+
+
+def _default(body: dict[str, Any]) -> str:
+    value = body.get("default")
+    if value is None or value == {} or isinstance(value, dict):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table in Markdown."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+SECTIONS = {
+    "ProjectFile": "agacyml",
+    "PathsFile": "paths",
+    "ProviderSpec": "a-provider",
+    "LimitsFile": "limits",
+    "PriceFile": "prices",
+    "WorkflowFile": "a-workflow",
+    "InputFile": "input",
+    "DefaultsFile": "defaults",
+    "StageFile": "a-stage",
+    "TimeoutFile": "timeout",
+    "OutputFile": "output",
+    "CardFile": "an-agentcard",
+    "RequestParamsFile": "request_params",
+}
+"""Every model of agac/spec/models.py, and the heading under which workflow.md shows it."""
+
+
+def store() -> str:
+    """Every table with its columns, as the migrations leave it."""
+    connection = sqlite3.connect(":memory:")
+    meanings: dict[tuple[str, str], str] = {}
+    for _, script in migrations():
+        meanings |= dict(comments(script))
+        for statement in split_script(script):
+            connection.execute(statement)
+    names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid")]
+    text = ""
+    for name in names:
+        columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+        rows = [
+            (f"`{column}`", affinity.lower() or "any", "" if needed or key else "yes", meanings.get((name, column), ""))
+            for _, column, affinity, needed, _, key in columns
+        ]
+        text += f"\n### {name}\n\n" + table(("column", "type", "null", "meaning"), rows)
+    connection.close()
+    return text
+
+
+def comments(script: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """What a migration says about its columns: (table, column) and the comment beside it."""
+    for created in re.finditer(r"CREATE TABLE (\w+) \((.*?)\n\)", script, re.DOTALL):
+        for line in re.finditer(r"^ +(\w+) .*?-- (.*)$", created[2], re.MULTILINE):
+            yield (created[1], line[1]), line[2]
+    for line in re.finditer(r"ALTER TABLE (\w+) ADD COLUMN (\w+).*?-- (.*)$", script, re.MULTILINE):
+        yield (line[1], line[2]), line[3]
+
+
+def providers() -> str:
+    """The providers that agac ships."""
+    rows = [
+        (
+            f"`{row.name}`",
+            row.base_url or "started by agac",
+            f"`{row.key_variable}`" if row.key_variable else "none",
+            {"json_schema": "by schema", "json_object": "JSON mode", "none": "told"}[row.structured],
+            "library" if row.price_id else "`prices`" if row.prices else "none",
+        )
+        for row in SHIPPED.values()
+    ]
+    return table(("provider", "address", "key", "structured answers", "prices"), rows)
+
+
+def model_keys() -> str:
+    """What may stand after `?` in a model string."""
+    short = {name: spelling for spelling, name in SPELLINGS.items()}
+    rows = []
+    for name, reader in READERS.items():
+        assert name in Params.__dataclass_fields__
+        rows.append((f"`{name}`", reader.__doc__ or "", f"`{short[name]}`" if name in short else ""))
+    return table(("key", "value", "also written"), rows)
+
+
+def fault_kinds() -> str:
+    """What a simulator can do wrong, and the keys that say when."""
+    rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in own)) for name, own in faults.KINDS.items()]
+    when = [(f"`{key}`", words) for key, (_, words) in rulesfile.CHECKS.items()]
+    return table(("kind", "keys of its own"), rows) + "\n" + table(("key", "value"), when)
+
+
+def _keys_of(module: ModuleType, name: str) -> Callable[[], str]:
+    return lambda: keys(getattr(module, name))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "store": store,
+    "providers": providers,
+    "model keys": model_keys,
+    "faults": fault_kinds,
+    **{f"keys {name}": _keys_of(models, name) for name in SECTIONS},
+}
+"""Every generated part by its name."""

@@ -1,0 +1,83 @@
+"""A provider whose every answer is written in the test: for what a model never says on demand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer: a completion that says `text`, or `body` as it is."""
+
+    text: str = "ok"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: str | None = None
+    finish: str = "stop"
+
+    def wire(self) -> bytes:
+        if self.body is not None:
+            return self.body.encode()
+        message = {"role": "assistant", "content": self.text}
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+        return json.dumps({"model": "small-2", "choices": [choice], "usage": usage}).encode()
+
+
+class Scripted:
+    """Answers each call with the next step, the last one for ever; keeps what it was asked, and when."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
+        self._lock = Lock()
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.base_url = ""
+
+    def answer(self, body: bytes, headers: dict[str, str]) -> Step:
+        with self._lock:
+            self.times.append(time.monotonic())
+            self.asked.append(json.loads(body))
+            self.headers.append(headers)
+            return self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+
+
+@contextmanager
+def scripted(*steps: str | Step) -> Iterator[Scripted]:
+    """Serves the steps on loopback for the block."""
+    script = Scripted([Step(step) if isinstance(step, str) else step for step in steps])
+
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            step = script.answer(body, {name.lower(): value for name, value in self.headers.items()})
+            wire = step.wire()
+            self.send_response(step.status)
+            for name, value in {"content-type": "application/json", **step.headers}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(wire)))
+            self.end_headers()
+            self.wfile.write(wire)
+
+        def log_message(self, *args: Any) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        script.base_url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield script
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,218 @@
+"""Stages one after the other: what a later one sees, and what a failure of an earlier one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+
+
+def echo_stages(*prompts: str) -> list[dict[str, Any]]:
+    """Stages s1, s2, … that answer with their prompts."""
+    return [{"name": f"s{n}", "prompt": prompt} for n, prompt in enumerate(prompts, 1)]
+
+
+def test_a_later_stage_sees_the_row_and_the_results_before_it(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "one", "tone": "warm"}])
+    project.workflow(
+        defaults=ECHO,
+        vars={"lang": "en"},
+        stages=echo_stages("${text}", "${s1}+${tone}", "${s1}/${s2}/${text}/${vars.lang}/${id}"),
+    )
+    assert project.run().exit_code == 0
+    assert project.output() == ["one/one+warm/one/en/a"]
+
+
+def test_fields_of_a_result_are_seen_and_a_whole_result_is_compact_json(project: ProjectFolder, server: Server) -> None:
+    project.numbered(3)
+    project.workflow(
+        stages=[
+            {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT},
+            {
+                "name": "reply",
+                "model": "local/echo",
+                "prompt": "${classify.sentiment}|${classify.reason}|${classify}",
+            },
+        ]
+    )
+    assert project.run().exit_code == 0
+    for text in project.output():
+        sentiment, reason, whole = text.split("|")
+        assert sentiment == "positive"
+        assert whole == f'{{"sentiment":"{sentiment}","reason":"{reason}"}}'
+
+
+def test_a_stage_without_a_prompt_sends_the_row_and_the_result_before_it(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "é$5"}])
+    project.workflow(defaults=ECHO, stages=[{"name": "s1"}, {"name": "s2"}])
+    project.run()
+    row = '{\n  "id": "a",\n  "text": "é$5"\n}'
+    assert project.output() == [f"{row}\n\n{row}"]
+
+
+def test_an_answer_is_never_expanded_again(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "${id} $${x} $ref ${s1}"}])
+    project.workflow(defaults=ECHO, stages=echo_stages("${text}", "<${s1}>"))
+    project.run()
+    assert project.output() == ["<${id} $${x} $ref ${s1}>"]
+
+
+def test_a_field_that_one_row_lacks_fails_that_row_and_lists_what_it_has(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows([{"id": "a", "text": "x", "more": "y"}, {"id": "b", "text": "z"}], "data/rows.jsonl")
+    project.workflow(defaults=ECHO, path="data/rows.jsonl", stages=echo_stages("${text}", "${s1} ${more}"))
+    report = project.run()
+    assert report.exit_code == 3
+    assert server.account()["requests"] == 3
+    (envelope,) = project.envelopes(file="errors.jsonl")
+    assert envelope["error"]["type"] == "MissingTemplateField"
+    assert "${more}" in envelope["error"]["message"]
+    for name in ("id", "text", "s1"):
+        assert name in envelope["error"]["message"].partition("visible are: ")[2].split(", ")
+    assert envelope["input"] == {"id": "b", "text": "z"}
+    assert report.summary["errors"][0]["stage"] == "s2"
+    project.assert_sound()
+
+
+def test_a_missing_field_costs_nothing_and_is_mended_by_an_edit(project: ProjectFolder, server: Server) -> None:
+    project.rows([{"id": "a", "text": "x"}], "data/rows.jsonl")
+    project.workflow(defaults=ECHO, path="data/rows.jsonl", stages=echo_stages("${text} ${more.deep}"))
+    for _ in range(4):
+        assert project.run().exit_code == 3
+        project.assert_sound()
+    assert server.account()["requests"] == 0
+    project.rows([{"id": "a", "text": "x", "more": {"deep": [1, None]}}], "data/rows.jsonl")
+    assert project.run().exit_code == 0
+    assert project.output() == ["x [1,null]"]
+
+
+def test_a_failure_ends_the_row_and_no_later_stage_is_asked(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "first: text 2"}])
+    project.configure(server.base_url)
+    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 4))
+    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
+    report = project.run()
+    assert server.account()["requests"] == 3 + 2 + 2
+    assert [s["done"] for s in report.summary["stages"]] == [2, 2, 2]
+    assert [s["failed"] for s in report.summary["stages"]] == [1, 0, 0]
+    assert [e["ok"] for e in project.envelopes()] == [True, False, True]
+    assert report.summary["rows"]["failed"] == 1
+
+
+def test_a_row_that_failed_late_keeps_what_it_had(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "second: text 2", "first": 1}])
+    project.configure(server.base_url)
+    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 4))
+    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
+    assert project.run().exit_code == 3
+    before = server.account()["requests"]
+    report = project.run()
+    assert report.exit_code == 0
+    assert server.account()["requests"] == before + 2
+    assert report.invocation["rows_unchanged"] == 2
+    project.assert_sound()
+
+
+def test_what_a_row_had_beyond_a_stage_that_now_fails_is_forgotten(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "first: bad"}])
+    project.configure(server.base_url)
+    project.rows([{"id": "a", "text": "good"}])
+    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${s1}"))
+    assert project.run().exit_code == 0
+    project.rows([{"id": "a", "text": "bad"}])
+    report = project.run()
+    assert report.exit_code == 3
+    assert [(s["done"], s["reused"], s["failed"]) for s in report.summary["stages"]] == [(0, 0, 1), (0, 0, 0)]
+    project.assert_sound()
+    project.rows([{"id": "a", "text": "good"}])
+    server.reset()
+    assert project.run().exit_code == 0
+    assert server.account()["requests"] == 0
+    project.assert_sound()
+
+
+FIVE = echo_stages("1 ${text}", "2 ${s1}", "3 ${s2} ${tone}", "4 ${text}", "5 ${s4} ${s3}")
+
+
+@pytest.mark.parametrize(
+    ("cell", "calls"),
+    [({"text": "new"}, 5), ({"tone": "new"}, 2), ({"note": "new"}, 0)],
+    ids=["all five", "two", "none"],
+)
+def test_a_changed_cell_costs_a_call_for_each_stage_that_it_reaches(
+    project: ProjectFolder, server: Server, cell: dict[str, str], calls: int
+) -> None:
+    rows = [{"id": str(n), "text": f"text {n}", "tone": f"tone {n}", "note": "n"} for n in range(1, 301)]
+    project.rows(rows)
+    project.workflow(defaults=ECHO, stages=FIVE)
+    report = project.run()
+    assert server.account()["requests"] == 5 * 300
+    assert report.summary["rows"]["done"] == 300
+    rows[41] |= cell
+    project.rows(rows)
+    server.reset()
+    report = project.run()
+    assert server.account()["requests"] == calls
+    assert report.invocation["rows_unchanged"] == 299
+    row = rows[41]
+    assert project.output()[41] == f"5 4 {row['text']} 3 2 1 {row['text']} {row['tone']}"
+    project.assert_sound()
+    server.reset()
+    project.run()
+    assert server.account()["requests"] == 0
+
+
+def test_a_change_that_gives_the_same_result_stops_there(project: ProjectFolder, server: Server) -> None:
+    project.write("schemas/any.json", '{"type":"object","properties":{"kind":{"const":"x"}},"required":["kind"]}')
+    project.rows([{"id": "a", "text": "one"}])
+    judge = {"name": "judge", "prompt": "${text}", "output_schema": "schemas/any.json"}
+    project.workflow(stages=[judge, {"name": "then", "prompt": "It is ${judge.kind}", "model": "local/echo"}])
+    project.run()
+    project.rows([{"id": "a", "text": "two"}])
+    server.reset()
+    report = project.run()
+    assert server.account()["requests"] == 1
+    assert project.output() == ["It is x"]
+    assert report.summary["stages"][0]["done"] == 1
+    project.assert_sound()
+
+
+def test_rows_walk_on_without_waiting_for_each_other(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "slow_first_byte", "match": "first: text 1", "seconds": 1.5}])
+    project.configure(server.base_url)
+    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 6))
+    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
+    report = project.run(concurrency=2)
+    assert report.exit_code == 0
+    ((last_of_others,),) = project.query(
+        "SELECT max(a.started_at) FROM attempt a JOIN row r ON r.key = a.row_key WHERE r.id <> '1'"
+    )
+    ((slow_ended,),) = project.query(
+        "SELECT started_at + duration FROM attempt a JOIN row r ON r.key = a.row_key WHERE r.id = '1' AND stage = 0"
+    )
+    assert last_of_others < slow_ended
+
+
+def test_one_at_a_time_takes_each_row_through_all_stages_first(project: ProjectFolder, server: Server) -> None:
+    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 5))
+    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${s1}"))
+    project.run(concurrency=1)
+    order = project.query("SELECT r.id, a.stage FROM attempt a JOIN row r ON r.key = a.row_key ORDER BY a.started_at")
+    assert order == [(str(n), stage) for n in range(1, 5) for stage in (0, 1)]
+    assert server.account()["max_in_flight"] == 1
+
+
+def test_a_stage_keeps_to_its_own_concurrency(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([], "--latency", "0.02")
+    project.configure(server.base_url)
+    project.numbered(24)
+    project.workflow(stages=[{"name": "one", "prompt": "${text}", "concurrency": 3}])
+    project.run()
+    assert server.account()["max_in_flight"] <= 3

@@ -1,0 +1,357 @@
+"""The command line as a process: what it says, where it says it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.project import ProjectFolder, clean_environment, command
+from support.server import Server
+
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "yaml")
+PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+
+
+@pytest.fixture
+def finished(project: ProjectFolder) -> ProjectFolder:
+    """A project with a card and one finished run."""
+    project.numbered(3)
+    project.write("agentcards/support.md", "---\nmodel: local/large\n---\nBe kind.\n")
+    project.run(project.workflow(stages=[{"name": "reply", "agent": "support", "prompt": "${text}"}]))
+    return project
+
+
+def test_agac_and_its_commands_have_help(project: ProjectFolder) -> None:
+    ran = project.agac("--help")
+    assert (ran.code, ran.err) == (0, "")
+    for name in ("init", "validate", "run", "status", "export", "card", "simulate", "version"):
+        assert f"\n  {name} " in ran.out
+    for arguments in (["run", "-h"], ["card", "show", "--help"]):
+        ran = project.agac(*arguments)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.startswith(f"Usage: agac {' '.join(arguments[:-1])} [OPTIONS]")
+
+
+def test_every_command_that_reads_or_runs_prints_json_alone(finished: ProjectFolder) -> None:
+    for arguments, key in (
+        (["run", "-a", "reviews"], "invocation"),
+        (["status"], "runs"),
+        (["status", "-a", "reviews"], "runs"),
+        (["validate"], "problems"),
+        (["card", "show", "support"], "system"),
+        (["export", "-a", "reviews"], "files"),
+        (["version"], "agac"),
+    ):
+        ran = finished.agac(*arguments, "--json")
+        assert (ran.code, ran.err) == (0, ""), arguments
+        assert key in ran.json
+
+
+def test_results_go_to_standard_output_and_talk_to_standard_error(finished: ProjectFolder) -> None:
+    ran = finished.agac("card", "show", "support")
+    assert ran.out == "Be kind.\n"
+    assert "model: local/large" in ran.err
+    ran = finished.agac("export", "-a", "nothing")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: no run of workflow 'nothing'\n")
+
+
+def test_quiet_leaves_results_and_errors(finished: ProjectFolder) -> None:
+    for arguments in (["--quiet", "run", "-a", "reviews"], ["run", "-a", "reviews", "-q"]):
+        ran = finished.agac(*arguments)
+        assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert finished.agac("-q", "run", "-a", "nothing").err.startswith("error: no workflow 'nothing'")
+
+
+def test_flags_of_agac_may_stand_after_the_command(finished: ProjectFolder, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    place = ["--project-dir", str(finished.root), f"--log-file={log}", "--log-level", "info"]
+    ran = finished.agac("run", "-a", "reviews", *place, "--json", cwd=tmp_path)
+    assert ran.code == 0
+    assert ran.json["run"] == 1
+    assert "going on with run 1" in log.read_text("utf-8")
+
+
+def test_the_project_is_found_from_every_folder_in_it(finished: ProjectFolder, tmp_path: Path) -> None:
+    deep = finished.root / "a/b/c"
+    deep.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(finished.root / "a")
+    for folder in (finished.root, deep.parents[1], deep.parent, deep, link, link / "b"):
+        assert finished.agac("status", "--json", cwd=folder).json["project"] == str(finished.root), folder
+
+
+def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectFolder, tmp_path: Path) -> None:
+    ran = finished.agac("--project-dir", str(finished.root), "status", "--json", cwd=tmp_path)
+    assert ran.json["project"] == str(finished.root)
+    ran = finished.agac("--project-dir", str(tmp_path), "status", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err == f"error: {tmp_path} has no agac.yml\n  Run `agac init {tmp_path}` to make a project.\n"
+    ran = finished.agac("status", cwd=tmp_path)
+    assert ran.code == 2
+    assert "no agac.yml in" in ran.err
+    assert "agac init" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rnu", "-a", "reviews"], "No such command 'rnu'. Did you mean 'agac run'?"),
+        (["xyz"], "No such command 'xyz'. Commands: init, validate, run,"),
+        (["run", "-a", "reviews", "--limitt", "2"], "No such option '--limitt'. Did you mean '--limit'?"),
+        (
+            ["run", "-a", "revews"],
+            "error: no workflow 'revews'; did you mean 'reviews'?\n  Workflows in workflows/: reviews.",
+        ),
+        (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
+        (
+            ["run", "-a", "reviews", "--var", "shop=x"],
+            "error: --var shop: workflows/reviews.yml declares no such variable",
+        ),
+        (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
+        (["run", "-a", "reviews", "--limit", "0"], "0 is not in the range x>=1"),
+        (["run", "-a", "reviews", "--input", "no.csv"], "error: --input no.csv: no such file"),
+        (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
+        (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
+        (["export", "--run", "9"], "error: no run 9\n"),
+    ],
+)
+def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder, arguments: list[str], said: str) -> None:
+    ran = finished.agac(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFolder) -> None:
+    finished.write("agentcards/greet.md", "---\n---\nYou write for {{shop}}.\n")
+    ran = finished.agac("card", "show", "greet")
+    assert ran.code == 2
+    assert "agentcards/greet.md:3:1: unknown placeholder {{shop}}; known: agentName, agentType. Declare it" in ran.err
+    assert "give them here with --var NAME=VALUE" in ran.err
+    assert finished.agac("card", "show", "greet", "--var", "shop=Northwind").out == "You write for Northwind.\n"
+
+
+def test_a_workflow_that_was_never_run_has_a_status(finished: ProjectFolder) -> None:
+    ran = finished.agac("status", "-a", "weekly")
+    assert ran.code == 0
+    assert ran.out == "The workflow 'weekly' was not run in this project yet. Start with: agac run -a weekly\n"
+
+
+def test_validate_says_every_problem_of_every_file(project: ProjectFolder) -> None:
+    project.rows([{"id": "r-1", "text": "fine"}])
+    project.write("agentcards/support.md", "---\nmodle: local/small\n---\nBe kind.\n")
+    stages = "stages:\n  - name: classify\n    prompt: ${text}\n    output_schema: {sentiment: string}\n"
+    stages += "  - name: reply\n    agent: support\n    promt: x\n"
+    head = "description: Two stages.\ninput:\n  path: data/rows.csv\n  id_field: id\nvars:\n  shop: Northwind\n"
+    project.write("workflows/reviews.yml", head + stages)
+    project.write("workflows/other.yml", "input: {path: data/row.csv}\nstages:\n  - name: one\n    prompt: ${text}\n")
+    ran = project.agac("validate")
+    assert ran.code == 2
+    assert ran.out.split("\n") == [
+        "agentcards/support.md:2:1: modle: unknown key; did you mean 'model'?",
+        "workflows/other.yml:1:15: input.path: no such file: 'data/row.csv'; did you mean 'data/rows.csv'?",
+        "workflows/reviews.yml:13:5: stages[1].promt: unknown key; did you mean 'prompt'?",
+        "",
+    ]
+    assert ran.err == "3 problems found\n"
+    ran = project.agac("validate", "-a", "other", "--json")
+    assert ran.code == 2
+    assert [(p["file"], p["line"], p["column"], p["path"]) for p in ran.json["problems"]] == [
+        ("workflows/other.yml", 1, 15, "input.path")
+    ]
+
+
+def test_the_column_is_where_the_key_stands(project: ProjectFolder) -> None:
+    project.rows([{"id": "r-1", "text": "fine"}])
+    stages = "stages:\n  -       name: one\n  -       name: two\n          promt: x\n"
+    project.write("workflows/reviews.yml", "# one\n" * 9 + "input: {path: data/rows.csv}\n" + stages)
+    ran = project.agac("validate")
+    assert ran.out == "workflows/reviews.yml:14:11: stages[1].promt: unknown key; did you mean 'prompt'?\n"
+
+
+def test_a_missing_key_is_said_before_any_call(project: ProjectFolder, server: Server) -> None:
+    settings = project.root / "agac.yml"
+    project.write(
+        "agac.yml",
+        settings.read_text("utf-8") + f"  openai: {{base_url: '{server.base_url}'}}\n".replace("  openai", "# ", 1),
+    )
+    project.write("agac.yml", f"providers: {{openai: {{base_url: '{server.base_url}'}}}}\n")
+    project.numbered(2)
+    remedy = "export it, or write OPENAI_API_KEY=… into the project's .env file"
+    two = [{"name": "one", "prompt": "${text}"}, {"name": "two", "prompt": "${one}"}]
+    ran = project.agac("run", "-a", project.workflow(stages=two), "--model", "openai/gpt-5.4-mini")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.split("\n") == [
+        f"--model: provider 'openai' needs the variable OPENAI_API_KEY; {remedy}",
+        "error: 1 problem found",
+        "",
+    ]
+    assert server.account()["requests"] == 0
+    project.write(".env", "OPENAI_API_KEY=sk-from-the-file\n")
+    assert project.agac("run", "-a", "reviews", "--model", "openai/gpt-5.4-mini").code == 0
+    assert server.account()["requests"] == 4
+
+
+def test_a_run_ends_with_0_or_with_3_when_rows_failed(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+    project.numbered(5)
+    project.configure(faulty([{"kind": "refusal", "match": "number 3"}]).base_url)
+    ran = project.agac("run", "-a", project.workflow())
+    assert ran.code == 3
+    assert "Refused in classify: 1 row, e.g. 'r-3' (row 3):" in ran.out
+    assert "Try the failed rows again with: agac run -a reviews" in ran.out
+    assert project.agac("run", "-a", "reviews", "--limit", "2").code == 0
+
+
+def test_a_bad_key_ends_with_1_and_says_what_to_mend(project: ProjectFolder, server: Server) -> None:
+    project.numbered(5)
+    project.configure(server.base_url, api_key="${LOCAL_KEY}")
+    ran = project.agac("run", "-a", project.workflow(), env={"LOCAL_KEY": "sk-invalid"})
+    assert ran.code == 1
+    assert ran.err.count("stopped: ") == 1
+    assert "Check LOCAL_KEY" in ran.err
+    assert "go on with: agac run -a reviews\n" in ran.err
+
+
+def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(
+    project: ProjectFolder, faulty: Callable[..., Server]
+) -> None:
+    project.numbered(400)
+    slow = faulty([], "--latency", "0.05")
+    project.configure(slow.base_url)
+    running = project.start("run", "-a", project.workflow(), "--concurrency", "4", "--fresh")
+    until(lambda: slow.account()["charged"] > 8)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Interrupted; every answer is stored." in err.decode()
+    assert "  Go on with: agac run -a reviews --concurrency 4\n" in err.decode(), "not --fresh: it would ask all again"
+    assert "Go on with: agac run -a reviews --concurrency 4\n" in project.agac("status").out
+
+
+def test_status_names_every_flag_that_makes_the_run_what_it_is(project: ProjectFolder, server: Server) -> None:
+    project.numbered(9)
+    project.workflow(vars={"shop": "Northwind"})
+    flags = ["--limit", "2", "--offset", "3", "--model", "local/large?seed=7", "--var", "shop=My shop"]
+    assert project.agac("run", "-a", "reviews", *flags).code == 0
+    found = project.agac("status", "--json").json["runs"][0]
+    again = "agac run -a reviews --limit 2 --model 'local/large?seed=7' --offset 3 --var 'shop=My shop'"
+    assert found["go_on"] == again
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(finished: ProjectFolder) -> None:
+    process = finished.start("status", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+    process.stderr.close()
+    piped = f"{' '.join(command(['status', '--json']))} | head -1"
+    ran = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", piped], cwd=finished.root, env=clean_environment(None), capture_output=True
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"{\n", b"")
+
+
+def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> None:
+    project.rows([{"id": "r-1", "text": "naïve 👍 …"}])
+    project.write("agentcards/support.md", "---\n---\nBe kind 🙂.\n")
+    project.workflow(stages=[{"name": "reply", "prompt": "${text}"}], output={"include_input": True})
+    assert project.agac("run", "-a", "reviews", "--model", "local/echo", env=PLAIN_LOCALE).code == 0
+    (envelope,) = project.envelopes()
+    assert envelope["result"] == "naïve 👍 …"
+    assert envelope["input"]["text"] == "naïve 👍 …"
+    ran = project.agac("card", "show", "support", env=PLAIN_LOCALE)
+    assert (ran.code, ran.out) == (0, "Be kind \\U0001f642.\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "coloured"),
+    [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
+)
+def test_colour_is_for_terminals_and_can_be_turned_off(
+    project: ProjectFolder, flags: list[str], env: dict[str, str], coloured: bool
+) -> None:
+    shown = on_terminal(project, [*flags, "run", "-a", "nothing"], env)
+    assert b"no workflow 'nothing'" in shown
+    assert (b"\x1b[" in shown) is coloured
+
+
+def test_no_colour_and_no_progress_line_reach_a_file(finished: ProjectFolder) -> None:
+    ran = finished.agac("run", "-a", "reviews", "--fresh")
+    assert "\x1b" not in ran.out + ran.err
+    assert "\r" not in ran.out + ran.err
+
+
+def on_terminal(project: ProjectFolder, arguments: list[str], env: dict[str, str]) -> bytes:
+    """What a person sees."""
+    ours, theirs = pty.openpty()
+    kept = {
+        name: value for name, value in clean_environment({"TERM": "xterm", **env}).items() if name != "NO_COLOR" or env
+    }
+    process = subprocess.Popen(
+        command(arguments), cwd=project.root, env=kept, stdout=theirs, stderr=theirs, stdin=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while more := os.read(ours, 4096):
+            shown += more
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    process.wait(timeout=60)
+    os.close(ours)
+    return shown
+
+
+def test_simulate_serves_until_ctrl_c(project: ProjectFolder) -> None:
+    process = project.start("simulate", "--port", "0", "--json")
+    assert process.stdout is not None
+    base_url = json.loads(process.stdout.readline())["base_url"]
+    body = json.dumps({"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert json.load(response)["choices"][0]["message"]["content"] == "Hello"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
+    ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml")
+    assert (ran.code, ran.out) == (2, "")
+    assert "latency 'soon' is none that the simulator knows" in ran.err
+    assert "none.yml: the faults file cannot be read" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["status"], ["run", "--help"]], ids=" ".join)
+def test_light_commands_load_nothing_heavy(finished: ProjectFolder, arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        f"sys.argv = ['agac', *{arguments!r}]\n"
+        "from agac.cli.main import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=finished.root, env=clean_environment(None), capture_output=True, check=True
+    )
+    assert ran.stdout.decode().endswith("loaded: []\n")
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Looks again until it is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

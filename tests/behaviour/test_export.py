@@ -1,0 +1,178 @@
+"""Output files are made from the store, again whenever somebody asks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+SAY = [{"name": "say", "prompt": "${text}"}]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def finished(project: ProjectFolder, rows: int = 5) -> Path:
+    project.numbered(rows)
+    project.workflow(defaults=ECHO, stages=SAY)
+    assert project.run().exit_code == 0
+    return project.root / "output/reviews"
+
+
+def stopped(project: ProjectFolder, faulty: Faulty) -> Server:
+    """A run that ended at its eighth call."""
+    server = faulty([{"kind": "unauthorized", "at": [8]}])
+    project.configure(server.base_url)
+    project.numbered(20)
+    project.workflow(defaults=ECHO, stages=SAY)
+    assert project.run(concurrency=1).exit_code == 1
+    return server
+
+
+@pytest.mark.parametrize("rows", [5, 1300])
+def test_deleted_outputs_are_made_again_to_the_byte(project: ProjectFolder, server: Server, rows: int) -> None:
+    folder = finished(project, rows)
+    before = contents(folder)
+    shutil.rmtree(folder)
+    summary, files = agac.export("reviews", project=project.root)
+    assert contents(folder) == before
+    assert summary["rows"]["done"] == rows
+    assert [path.name for path in files] == ["results.jsonl", "results.json", "errors.jsonl", "summary.json"]
+    assert server.account()["requests"] == rows
+
+
+def test_running_again_makes_deleted_outputs_again(project: ProjectFolder, server: Server) -> None:
+    folder = finished(project)
+    before = contents(folder)
+    (folder / "results.json").unlink()
+    assert project.run().invocation["calls"] == 0
+    assert contents(folder) == before
+
+
+def test_an_export_after_a_run_that_had_nothing_to_do_is_the_same_to_the_byte(project: ProjectFolder) -> None:
+    folder = finished(project)
+    before = contents(folder)
+    project.run()
+    shutil.rmtree(folder)
+    agac.export("reviews", project=project.root)
+    assert contents(folder) == before
+
+
+def test_failed_rows_are_exported_again_with_their_input(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "number 3"}]).base_url)
+    project.numbered(5)
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run()
+    folder = project.root / "output/reviews"
+    before = contents(folder)
+    assert b'"input":{"id":"r-3"' in before["errors.jsonl"]
+    shutil.rmtree(folder)
+    agac.export("reviews", project=project.root)
+    assert contents(folder) == before
+
+
+def test_an_older_run_can_be_exported_and_the_newer_one_comes_back(project: ProjectFolder, server: Server) -> None:
+    folder = finished(project)
+    old = contents(folder)
+    project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "Again: ${text}"}])
+    project.run()
+    new = contents(folder)
+    assert old["results.json"] != new["results.json"]
+    agac.export("reviews", run=1, project=project.root)
+    assert contents(folder) == old
+    assert project.run().invocation["calls"] == 0
+    assert contents(folder) == new
+
+
+def test_an_unfinished_run_is_exported_only_when_that_is_asked_for(project: ProjectFolder, faulty: Faulty) -> None:
+    stopped(project, faulty)
+    with pytest.raises(agac.UsageError, match="not finished") as refused:
+        agac.export("reviews", project=project.root)
+    assert "--partial" in (refused.value.remedy or "")
+    assert not (project.root / "output").exists()
+    summary, _ = agac.export("reviews", partial=True, project=project.root)
+    assert summary["complete"] is False
+    assert [e["row_number"] for e in project.envelopes()] == list(range(1, 8))
+    assert all(e["ok"] for e in project.envelopes())
+    assert project.envelopes(file="errors.jsonl") == []
+    assert project.output(file="summary.json")["complete"] is False
+    assert project.run().exit_code == 0
+    assert len(project.envelopes()) == 20
+    assert project.output(file="summary.json")["complete"] is True
+
+
+def test_a_finished_run_that_goes_on_is_unfinished_until_it_ends(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "unauthorized", "at": [8]}])
+    project.configure(server.base_url)
+    finished(project)
+    project.numbered(20)
+    assert project.run(concurrency=1).exit_code == 1
+    with pytest.raises(agac.UsageError, match="not finished"):
+        agac.export("reviews", project=project.root)
+    assert project.run().summary["complete"]
+    agac.export("reviews", project=project.root)
+    assert len(project.envelopes()) == 20
+
+
+def test_an_export_needs_neither_the_workflow_nor_the_input(project: ProjectFolder) -> None:
+    folder = finished(project)
+    before = contents(folder)
+    shutil.rmtree(folder)
+    (project.root / "workflows/reviews.yml").unlink()
+    (project.root / "data/rows.csv").unlink()
+    agac.export("reviews", project=project.root)
+    assert contents(folder) == before
+
+
+def test_a_preview_is_exported_into_its_own_folder(project: ProjectFolder) -> None:
+    project.numbered(5)
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run(limit=2)
+    folder = project.root / "output/reviews/preview"
+    before = contents(folder)
+    shutil.rmtree(folder)
+    agac.export("reviews", project=project.root)
+    assert contents(folder) == before
+
+
+def test_there_is_nothing_to_export_before_the_first_run(project: ProjectFolder) -> None:
+    with pytest.raises(agac.UsageError, match="nothing was run"):
+        agac.export("reviews", project=project.root)
+    finished(project)
+    with pytest.raises(agac.UsageError, match="no run of workflow 'other'"):
+        agac.export("other", project=project.root)
+    with pytest.raises(agac.UsageError, match="no run 7"):
+        agac.export("reviews", run=7, project=project.root)
+
+
+def test_two_workflows_in_one_folder_replace_each_other(project: ProjectFolder, server: Server) -> None:
+    project.numbered(3)
+    project.workflow("one", defaults=ECHO, stages=SAY, output={"dir": "output/shared"})
+    project.workflow(
+        "two", defaults=ECHO, stages=[{"name": "say", "prompt": "two: ${text}"}], output={"dir": "output/shared"}
+    )
+    project.run("one")
+    project.run("two")
+    assert project.output("shared")[0] == "two: I love number 1"
+    project.run("one")
+    assert project.output("shared")[0] == "I love number 1"
+    assert server.account()["requests"] == 6
+
+
+def test_the_command_prints_what_it_wrote(project: ProjectFolder) -> None:
+    folder = finished(project)
+    before = contents(folder)
+    shutil.rmtree(folder)
+    ended = project.agac("export", "-a", "reviews")
+    assert ended.code == 0
+    assert "results.jsonl" in ended.out
+    assert contents(folder) == before

@@ -1,0 +1,558 @@
+"""What is the same, and what is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+
+ECHO = {"model": "local/echo"}
+DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
+POLISH = {"name": "polish", "prompt": "Polish: ${draft}"}
+
+
+def rows(*numbers: int, **columns: str) -> list[dict[str, str]]:
+    return [{"id": f"r-{n}", "text": f"text {n}", **columns} for n in numbers]
+
+
+def echo(project: ProjectFolder, **keys: Any) -> str:
+    """A workflow whose results are its prompts."""
+    return project.workflow(defaults=ECHO, stages=keys.pop("stages", [DRAFT]), **keys)
+
+
+def ids(project: ProjectFolder) -> list[Any]:
+    return [envelope["id"] for envelope in project.envelopes()]
+
+
+def asked(project: ProjectFolder, server: Server, **options: Any) -> int:
+    """Runs, checks that nothing is left undone, and gives the number of calls."""
+    server.reset()
+    report = project.run(**options)
+    assert report.exit_code == 0
+    project.assert_sound()
+    requests: int = server.account()["requests"]
+    assert report.invocation["calls"] == requests
+    return requests
+
+
+def test_the_same_workflow_goes_on_with_its_run(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project)
+    assert not project.run().invocation["continued"]
+    again = project.run()
+    assert again.invocation["continued"]
+    assert again.summary["run"] == 1
+    assert server.account()["requests"] == 3
+
+
+def test_an_edited_prompt_makes_a_new_run_that_keeps_the_answers_of_the_stages_before_it(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project, stages=[DRAFT, POLISH])
+    assert asked(project, server) == 6
+    echo(project, stages=[DRAFT, {**POLISH, "prompt": "Polish well: ${draft}"}])
+    server.reset()
+    report = project.run()
+    assert report.summary["run"] == 2
+    assert server.account()["requests"] == 3
+    assert [(s["done"], s["reused"]) for s in report.summary["stages"]] == [(0, 3), (3, 0)]
+    assert project.output() == [f"Polish well: Draft: text {n}" for n in (1, 2, 3)]
+    project.assert_sound()
+
+
+def test_a_workflow_that_is_edited_back_goes_on_with_its_first_run_for_nothing(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project)
+    project.run()
+    first = (project.root / "output/reviews/results.jsonl").read_bytes()
+    echo(project, stages=[{**DRAFT, "prompt": "Other: ${text}"}])
+    assert asked(project, server) == 3
+    echo(project)
+    assert asked(project, server) == 0
+    assert project.run().summary["run"] == 1
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == first
+
+
+def test_edited_rows_go_on_with_the_same_run(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project)
+    project.run()
+    project.rows([*rows(1, 2), {"id": "r-3", "text": "another"}])
+    assert asked(project, server) == 1
+    assert project.run().summary["run"] == 1
+    assert project.output() == ["Draft: text 1", "Draft: text 2", "Draft: another"]
+
+
+@pytest.mark.parametrize("place", [0, 3, 20])
+@pytest.mark.parametrize("id_field", ["id", None])
+def test_ten_new_rows_cost_ten_calls_wherever_they_are(
+    project: ProjectFolder, server: Server, place: int, id_field: str | None
+) -> None:
+    old, new = rows(*range(1, 21)), rows(*range(101, 111))
+    project.rows(old)
+    echo(project, input={"id_field": id_field})
+    assert asked(project, server) == 20
+    project.rows([*old[:place], *new, *old[place:]])
+    assert asked(project, server) == 10
+    expected = [f"Draft: {row['text']}" for row in [*old[:place], *new, *old[place:]]]
+    assert project.output() == expected
+
+
+@pytest.mark.parametrize("count", [20, 600])
+@pytest.mark.parametrize("id_field", ["id", None])
+def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
+    project: ProjectFolder, server: Server, id_field: str | None, count: int
+) -> None:
+    project.rows(rows(*range(1, count + 1)))
+    echo(project, input={"id_field": id_field})
+    project.run()
+    project.rows(rows(*range(count, 0, -1)))
+    assert asked(project, server) == 0
+    assert project.output() == [f"Draft: text {n}" for n in range(count, 0, -1)]
+    assert [e["row_number"] for e in project.envelopes()] == list(range(1, count + 1))
+    if id_field:
+        assert ids(project) == [f"r-{n}" for n in range(count, 0, -1)]
+
+
+@pytest.mark.parametrize("id_field", ["id", None])
+@pytest.mark.parametrize(("full", "cut"), [(10, 4), (300, 256), (300, 255), (600, 257), (513, 1)])
+def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
+    project: ProjectFolder, server: Server, full: int, cut: int, id_field: str | None
+) -> None:
+    project.rows(rows(*range(1, full + 1)))
+    echo(project, input={"id_field": id_field})
+    project.run()
+    whole = (project.root / "output/reviews/results.jsonl").read_bytes()
+    project.rows(rows(*range(1, cut + 1)))
+    assert asked(project, server) == 0
+    report = project.run()
+    assert report.summary["rows"] == {"total": cut, "done": cut, "failed": 0, "dropped": 0, "open": 0}
+    assert len(project.envelopes()) == cut
+    assert project.query("SELECT count(*) FROM result") == [(full,)]
+    project.rows(rows(*range(1, full + 1)))
+    assert asked(project, server) == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == whole
+
+
+def test_a_row_removed_from_the_middle_leaves_alone(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2, 3, 4))
+    echo(project)
+    project.run()
+    project.rows(rows(1, 3, 4))
+    assert asked(project, server) == 0
+    assert ids(project) == ["r-1", "r-3", "r-4"]
+    project.rows(rows(1, 2, 3, 4))
+    assert asked(project, server) == 0
+    assert ids(project) == ["r-1", "r-2", "r-3", "r-4"]
+
+
+def test_a_change_that_is_taken_back_costs_nothing(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project, stages=[DRAFT, POLISH])
+    project.run()
+    before = (project.root / "output/reviews/results.jsonl").read_bytes()
+    project.rows([{"id": "r-1", "text": "changed"}, *rows(2, 3)])
+    assert asked(project, server) == 2
+    project.rows(rows(1, 2, 3))
+    assert asked(project, server) == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == before
+
+
+def test_a_cell_that_no_prompt_shows_costs_nothing_and_reaches_the_outputs(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(rows(1, 2, note="old"))
+    echo(project, output={"include_input": True})
+    project.run()
+    project.rows(rows(1, 2, note="new"))
+    assert asked(project, server) == 0
+    assert [e["input"]["note"] for e in project.envelopes()] == ["new", "new"]
+
+
+def test_an_emptied_input_empties_the_outputs(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2))
+    echo(project)
+    project.run()
+    project.write("data/rows.csv", "id,text\n")
+    assert asked(project, server) == 0
+    assert project.envelopes() == []
+    assert project.output() == []
+
+
+def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(rows(*range(1, 11)))
+    echo(project)
+    assert asked(project, server, limit=3) == 3
+    assert not (project.root / "output/reviews/results.jsonl").exists()
+    assert len(project.envelopes("reviews/preview")) == 3
+    assert asked(project, server, limit=3, offset=2) == 2
+    assert [e["row_number"] for e in project.envelopes("reviews/preview")] == [3, 4, 5]
+    assert asked(project, server) == 5
+    assert len(project.envelopes()) == 10
+    assert asked(project, server, limit=3) == 0
+    numbers = [project.run(**options).summary["run"] for options in ({"limit": 3}, {"limit": 3, "offset": 2}, {})]
+    assert numbers == [1, 2, 3]
+
+
+def test_fresh_asks_everything_anew_and_what_follows_goes_on_with_the_fresh_run(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(rows(1, 2, 3))
+    echo(project)
+    project.run()
+    assert asked(project, server, fresh=True) == 3
+    assert asked(project, server) == 0
+    report = project.run()
+    assert report.summary["run"] == 2
+    assert report.invocation["continued"]
+
+
+def test_fresh_asks_the_same_prompt_once(project: ProjectFolder, server: Server) -> None:
+    project.rows([{"id": str(n), "text": "same"} for n in range(5)])
+    echo(project)
+    project.run()
+    assert asked(project, server, fresh=True) == 1
+
+
+def test_an_interrupted_fresh_run_is_continued_by_a_plain_run(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "unauthorized", "at": [15]}])
+    project.configure(server.base_url)
+    project.rows(rows(*range(1, 11)))
+    echo(project)
+    project.run()
+    stopped = project.run(fresh=True, concurrency=1)
+    assert stopped.exit_code == 1
+    assert (stopped.summary["rows"]["done"], server.account()["requests"]) == (4, 15)
+    report = project.run()
+    assert report.exit_code == 0
+    assert report.summary["run"] == stopped.summary["run"] == 2
+    assert server.account()["requests"] == 15 + 6
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("count", [7, 600])
+def test_the_same_prompt_is_asked_once_and_reused(project: ProjectFolder, server: Server, count: int) -> None:
+    project.rows([{"id": f"r-{n}", "text": "same"} for n in range(count)])
+    echo(project, stages=[DRAFT, POLISH])
+    report = project.run()
+    assert server.account()["requests"] == 2
+    assert [(s["done"], s["reused"]) for s in report.summary["stages"]] == [(1, count - 1)] * 2
+    assert project.output() == ["Polish: Draft: same"] * count
+    assert asked(project, server) == 0
+
+
+def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, server: Server) -> None:
+    texts = [f"text {n % 300}" for n in range(900)]
+    project.rows([{"id": f"r-{n}", "text": text} for n, text in enumerate(texts)])
+    echo(project)
+    assert asked(project, server) == 300
+    assert project.output() == [f"Draft: {text}" for text in texts]
+
+
+def test_equal_prompts_share_the_failure_of_the_first(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    project.rows([{"id": f"r-{n}", "text": "bad" if n % 2 else f"good {n}"} for n in range(400)])
+    echo(project)
+    report = project.run()
+    assert report.exit_code == 3
+    assert server.account()["requests"] == 201
+    failed = project.envelopes(file="errors.jsonl")
+    assert {(e["error"]["type"], e["input"]["text"]) for e in failed} == {("Refused", "bad")}
+    assert len(failed) == 200
+    project.assert_sound()
+    project.run()
+    assert server.account()["requests"] == 202
+    project.assert_sound()
+
+
+ANSWER_FAULTS = [
+    ("refusal", "Refused", 1),
+    ("filter", "Filtered", 1),
+    ("length", "Truncated", 1),
+    ("empty", "EmptyResponse", 1),
+    ("wrong_schema", "SchemaMismatch", 2),
+    ("malformed_json", "SchemaMismatch", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "error", "calls"), ANSWER_FAULTS)
+def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
+    project: ProjectFolder, faulty: Faulty, kind: str, error: str, calls: int
+) -> None:
+    server = faulty([{"kind": kind, "match": "number 2"}])
+    project.configure(server.base_url)
+    project.numbered(3)
+    project.workflow()
+    made, left = [], []
+    for _ in range(5):
+        server.reset()
+        report = project.run()
+        assert report.exit_code == 3
+        assert report.summary["errors"][0]["type"] == error
+        made.append(server.account()["requests"])
+        left.append(report.invocation["rows_left_failed"])
+        project.assert_sound()
+    assert made == [2 + calls, calls, calls, 0, 0]
+    assert left == [0, 0, 0, 1, 1]
+
+
+def test_the_command_says_what_it_left(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "number 2"}]).base_url)
+    project.numbered(3)
+    project.workflow()
+    for _ in range(3):
+        project.run()
+    said = project.agac("run", "-a", "reviews")
+    assert said.code == 3
+    assert "1 row failed in three runs and" in said.out
+    assert "--fresh" in said.out
+
+
+def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    project.rows([{"id": "1", "text": "bad", "note": "a"}])
+    echo(project)
+    for _ in range(4):
+        project.run()
+    assert server.account()["requests"] == 3
+    project.rows([{"id": "1", "text": "bad", "note": "b"}])
+    project.run()
+    assert server.account()["requests"] == 3, "a cell that the prompt does not show changes nothing"
+    project.rows([{"id": "1", "text": "very bad", "note": "b"}])
+    for _ in range(5):
+        project.run()
+    assert server.account()["requests"] == 6
+    project.rows([{"id": "1", "text": "good", "note": "b"}])
+    assert project.run().exit_code == 0
+    project.assert_sound()
+
+
+def test_what_is_left_is_not_asked_again_because_its_row_was_away(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "text 2"}])
+    project.configure(server.base_url)
+    project.rows(rows(1, 2, 3))
+    echo(project)
+    for _ in range(3):
+        project.run()
+    server.reset()
+    project.rows(rows(1, 3))
+    assert project.run().exit_code == 0
+    project.rows(rows(1, 2, 3))
+    report = project.run()
+    assert server.account()["requests"] == 0
+    assert report.exit_code == 3
+    assert report.invocation["rows_left_failed"] == 1
+    assert project.envelopes(file="errors.jsonl")[0]["error"]["type"] == "Refused"
+    project.assert_sound()
+
+
+def test_fresh_asks_for_what_was_left(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    project.rows([{"id": "1", "text": "bad"}])
+    echo(project)
+    for _ in range(4):
+        project.run()
+    server.reset()
+    project.run(fresh=True)
+    assert server.account()["requests"] == 1
+
+
+def test_a_failure_that_is_not_the_answers_is_tried_by_every_run(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "bad_request", "match": "number 2"}])
+    project.configure(server.base_url)
+    project.numbered(3)
+    project.workflow()
+    for calls in (3, 1, 1, 1, 1):
+        server.reset()
+        report = project.run()
+        assert report.exit_code == 3
+        assert report.summary["errors"][0]["type"] == "ProviderError"
+        assert server.account()["requests"] == calls
+        project.assert_sound()
+
+
+def test_a_failed_row_that_passes_at_last_is_done(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "number 2", "first": 2}])
+    project.configure(server.base_url)
+    project.numbered(3)
+    project.workflow()
+    assert [project.run().exit_code for _ in range(4)] == [3, 3, 0, 0]
+    assert server.account()["requests"] == 5
+    assert all(e["ok"] for e in project.envelopes())
+    assert project.envelopes(file="errors.jsonl") == []
+    project.assert_sound()
+
+
+def test_vars_and_models_make_another_run(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2))
+    echo(project, vars={"tone": "warm"}, stages=[{"name": "draft", "prompt": "${text}, ${vars.tone}"}])
+    numbers = [
+        project.run(**options).summary["run"]
+        for options in (
+            {},
+            {"vars": {"tone": "cold"}},
+            {"model": "local/small"},
+            {"vars": {"tone": "warm"}},
+            {"model": "local/echo"},
+            {"vars": {"tone": "cold"}},
+        )
+    ]
+    assert numbers == [1, 2, 3, 1, 1, 2]
+    assert server.account()["requests"] == 6
+    assert project.output() == ["text 1, cold", "text 2, cold"]
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 1}, {"output": "output/elsewhere"}])
+def test_what_cannot_change_a_result_makes_no_other_run(
+    project: ProjectFolder, server: Server, options: dict[str, Any]
+) -> None:
+    project.rows(rows(1, 2))
+    echo(project)
+    project.run()
+    assert asked(project, server, **options) == 0
+    assert project.run(**options).summary["run"] == 1
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"description": "Something else."},
+        {"output": {"dir": "output/other"}},
+        {"output": {"include_input": True}},
+        {"stages": [{**DRAFT, "timeout": 30}]},
+        {"stages": [{**DRAFT, "concurrency": 2}]},
+        {"stages": [{**DRAFT, "run_mode": "sync"}]},
+    ],
+)
+def test_keys_that_cannot_change_a_result_make_no_other_run(
+    project: ProjectFolder, server: Server, keys: dict[str, Any]
+) -> None:
+    project.rows(rows(1, 2))
+    echo(project)
+    project.run()
+    echo(project, **keys)
+    assert asked(project, server) == 0
+    assert project.run().summary["run"] == 1
+
+
+def test_results_move_with_the_output_folder(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2))
+    echo(project)
+    project.run()
+    project.run(output="output/elsewhere")
+    here, there = (project.root / "output" / name / "results.jsonl" for name in ("reviews", "elsewhere"))
+    assert here.read_bytes() == there.read_bytes()
+
+
+FULL: dict[str, Any] = {
+    "name": "classify",
+    "instructions": "Be strict.",
+    "prompt": "Review: ${text}",
+    "output_schema": SENTIMENT,
+    "temperature": 0.5,
+    "max_tokens": 300,
+}
+
+
+def replaced(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**FULL, **changes}.items() if value is not None}
+
+
+IN_THE_FINGERPRINT = {
+    "instructions": replaced(instructions="Be lenient."),
+    "no instructions": replaced(instructions=None),
+    "prompt": replaced(prompt="Opinion: ${text}"),
+    "schema": replaced(output_schema={**SENTIMENT, "reason": "string?"}),
+    "no schema": replaced(output_schema=None),
+    "temperature": replaced(temperature=0.6),
+    "no temperature": replaced(temperature=None),
+    "max_tokens": replaced(max_tokens=301),
+    "model": replaced(model="local/large"),
+    "parameter of the model": replaced(model="local/small?seed=7"),
+    "provider": replaced(model="other/small"),
+}
+
+
+@pytest.mark.parametrize("change", IN_THE_FINGERPRINT)
+def test_what_decides_an_answer_asks_again(project: ProjectFolder, server: Server, change: str) -> None:
+    address = server.base_url
+    project.write("agac.yml", two_providers(address))
+    project.rows(rows(1, 2))
+    project.workflow(stages=[FULL])
+    assert asked(project, server) == 2
+    project.workflow(stages=[IN_THE_FINGERPRINT[change]])
+    assert asked(project, server) == 2
+
+
+NOT_IN_THE_FINGERPRINT = {
+    "name of the stage": replaced(name="judge"),
+    "timeout": replaced(timeout={"connect": 5, "total": 50}),
+    "concurrency": replaced(concurrency=1),
+    "run mode": replaced(run_mode="sync"),
+    "place of the text": replaced(prompt="prompts/ask.md", instructions="prompts/strict.md"),
+    "form of the model": replaced(model="local.small", temperature=0.5),
+    "form of a parameter": replaced(model="local/small?temperature=0.5", temperature=None),
+    "form of the schema": replaced(output_schema="schemas/sentiment.json"),
+}
+
+
+@pytest.mark.parametrize("change", NOT_IN_THE_FINGERPRINT)
+def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, server: Server, change: str) -> None:
+    project.write("agac.yml", two_providers(server.base_url))
+    project.rows(rows(1, 2))
+    project.write("prompts/ask.md", "Review: ${text}")
+    project.write("prompts/strict.md", "Be strict.")
+    project.workflow(stages=[FULL])
+    assert asked(project, server) == 2
+    body = project.query("SELECT body FROM definition")[0][0]
+    project.write("schemas/sentiment.json", schema_text(body))
+    project.workflow(stages=[NOT_IN_THE_FINGERPRINT[change]])
+    assert asked(project, server) == 0
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        {"prices": {"small": {"input": 1.0, "output": 2.0}}},
+        {"limits": {"concurrency": 3, "rpm": 100_000}},
+        {"structured": "json_object"},
+        {"headers": {"x-team": "data"}},
+        {"api_key": "${NO_KEY}"},
+    ],
+    ids=["prices", "limits", "structured", "headers", "key"],
+)
+def test_what_is_said_of_a_provider_asks_nothing_again(
+    project: ProjectFolder, server: Server, provider: dict[str, Any]
+) -> None:
+    project.write(".env", "NO_KEY=a-key-of-nobody\n")
+    project.rows(rows(1, 2))
+    project.workflow(stages=[FULL])
+    assert asked(project, server) == 2
+    project.configure(server.base_url.replace("127.0.0.1", "localhost"), **provider)
+    assert asked(project, server) == 0
+    assert project.run().summary["run"] == 1
+
+
+def two_providers(address: str) -> str:
+    row = f"{{dialect: openai-chat, base_url: '{address}', structured: json_schema}}"
+    return f"providers:\n  local: {row}\n  other: {row}\ndefaults: {{model: local/small}}\n"
+
+
+def schema_text(definition: str) -> str:
+    """The schema as the definition holds it, written in another way."""
+    import json
+
+    return json.dumps(json.loads(definition)["stages"][0]["schema"]["body"], indent=4, sort_keys=True)

@@ -1,0 +1,100 @@
+"""`agac init`: what it makes works at once, and nothing is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.project import ProjectFolder, clean_environment
+
+import agac
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `agac` is a command."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return clean_environment({"PATH": path, "HOME": str(tmp_path)})
+
+
+def bash(script: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["shop", "my shop's data", "."])
+def test_every_step_that_is_printed_works_as_it_is_printed(tmp_path: Path, shell: dict[str, str], name: str) -> None:
+    quoted = "'" + name.replace("'", "'\"'\"'") + "'"
+    made = bash(f"agac init {quoted}", tmp_path, shell)
+    assert (made.returncode, made.stderr) == (0, "")
+    files, steps, real = made.stdout.split("\n\n")
+    for line in files.split("\n"):
+        assert (tmp_path / line.strip()).is_file()
+    commands = re.findall(r"^  (.+)$", steps, re.MULTILINE)
+    assert commands[-3:] == ["agac validate", "agac run -a reviews", "agac status"]
+    done = bash("set -e\n" + "\n".join(commands), tmp_path, shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reviews, run 1: 5 rows, 5 done" in done.stdout
+    (last,) = re.findall(r"^  (agac run .+)$", real, re.MULTILINE)
+    refused = bash(last, tmp_path / name, shell)
+    assert refused.returncode == 2
+    assert "needs the variable OPENAI_API_KEY" in refused.stderr
+
+
+def test_the_new_project_keeps_state_results_and_keys_out_of_git(tmp_path: Path) -> None:
+    agac.init(tmp_path / "shop")
+    ignored = (tmp_path / "shop/.gitignore").read_text("utf-8").split("\n")
+    assert {".agac/", "output/", ".env"} <= set(ignored)
+    assert "OPENAI_API_KEY=\n" in (tmp_path / "shop/.env.example").read_text("utf-8")
+
+
+def test_nothing_is_overwritten_and_nothing_is_written_beside(tmp_path: Path) -> None:
+    folder = ProjectFolder(tmp_path / "shop")
+    own = folder.write("data/reviews.csv", "id\nmine\n")
+    before = sorted(tmp_path.rglob("*"))
+    ran = folder.agac("init")
+    assert (ran.code, ran.out) == (2, "")
+    assert "error: these files are there already: agac.yml, data/reviews.csv\n" in ran.err
+    assert "Choose another folder: agac init NAME. Nothing was written." in ran.err
+    assert own.read_text("utf-8") == "id\nmine\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_second_init_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    made = agac.init(tmp_path / "shop")
+    with pytest.raises(agac.UsageError, match=r"agac\.yml"):
+        agac.init(tmp_path / "shop")
+    assert {path.relative_to(tmp_path / "shop").as_posix() for path in made} == {
+        "agac.yml",
+        ".env.example",
+        ".gitignore",
+        "data/reviews.csv",
+        "prompts/classify.md",
+        "workflows/reviews.yml",
+    }
+
+
+def test_a_project_within_a_project_is_its_own(tmp_path: Path) -> None:
+    outer = ProjectFolder(tmp_path / "outer")
+    ran = outer.agac("init", "inner")
+    assert ran.code == 0
+    inner = outer.root / "inner"
+    assert outer.agac("status", "--json", cwd=inner / "data").json["project"] == str(inner)
+    assert outer.agac("status", "--json").json["project"] == str(outer.root)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(agac.AgacError, match="cannot be written") as caught:
+        agac.init(tmp_path / "file/shop")
+    assert caught.value.remedy
+
+
+def test_json_lists_what_was_made(tmp_path: Path) -> None:
+    folder = ProjectFolder(tmp_path / "outer")
+    made = folder.agac("init", "shop", "--json").json
+    assert made["folder"] == "shop"
+    assert all((folder.root / path).is_file() for path in made["files"])

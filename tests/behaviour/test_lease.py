@@ -1,0 +1,267 @@
+"""One process at a time works on a workflow, and a dead or sleeping one is no obstacle."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import (
+    PATIENCE,
+    Process,
+    ended,
+    interrupt,
+    killed,
+    listening,
+    quiet_account,
+    row_count,
+    stopped,
+    wait_until,
+)
+from support.project import ProjectFolder
+from support.server import Server
+
+WIDE = 8
+FIRST = 20
+"""Rows that the first process gets answers for; then all its calls hang."""
+
+Faulty = Callable[..., Server]
+
+
+@pytest.fixture
+def server(faulty: Faulty) -> Server:
+    """Answers twenty calls, lets the next eight hang, answers all that follow."""
+    return faulty([{"kind": "hang", "at": list(range(FIRST + 1, FIRST + WIDE + 1))}])
+
+
+@pytest.fixture
+def holder(project: ProjectFolder, server: Server) -> Iterator[Process]:
+    """A process in the middle of the workflow, with nothing to commit and all its calls in flight."""
+    project.numbered(60)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", str(WIDE)))
+    wait_until(lambda: server.account()["in_flight"] == WIDE and row_count(project) == FIRST, "its work", process)
+    yield process
+    assert process.stdout is not None
+    if not process.stdout.closed:
+        process.kill()
+        process.communicate()
+
+
+def content(project: ProjectFolder) -> dict[str, list[tuple[Any, ...]]]:
+    """All that the database holds, but for signs of life."""
+    tables = [name for (name,) in project.query("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    held = {table: project.query(f"SELECT * FROM {table}") for table in tables if table != "lease"}
+    return held | {"lease": project.query("SELECT workflow, token, holder FROM lease")}
+
+
+def edit(project: ProjectFolder, sql: str, *values: Any) -> None:
+    connection = sqlite3.connect(project.root / ".agac/agac.db", timeout=PATIENCE)
+    with connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def takes_over(project: ProjectFolder, server: Server) -> None:
+    """Another process goes on at once, with nothing that is stored asked again."""
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["rows"]["done"] == 60
+    assert ran.json["invocation"]["rows_unchanged"] == FIRST
+    assert WIDE <= ran.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
+    assert server.account()["duplicates"] == 0
+    project.assert_sound()
+
+
+def test_a_second_process_is_refused_and_changes_nothing(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    before = content(project)
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 1
+    assert f"workflow 'reviews' is being run by another process (process {holder.pid}" in ran.err
+    assert "wait for it to end, or stop it" in ran.err
+    assert "Traceback" not in ran.err
+    assert content(project) == before
+    assert server.account()["requests"] == FIRST + WIDE
+    assert not (project.root / "output").exists()
+    assert holder.poll() is None
+
+
+def test_a_second_process_with_other_options_is_refused_too(project: ProjectFolder, holder: Process) -> None:
+    before = content(project)
+    for options in (["--fresh"], ["--limit", "3"], ["--model", "local/other"], ["--output", "output/elsewhere"]):
+        assert project.agac("run", "-a", "reviews", *options).code == 1
+    assert content(project) == before
+
+
+def test_reading_commands_do_not_mind_a_running_process(project: ProjectFolder, holder: Process) -> None:
+    status = project.agac("status", "--json")
+    assert status.code == 0
+    assert status.json["runs"][0]["last_invocation"]["state"] == "running"
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert len(project.envelopes()) == FIRST
+
+
+def test_another_workflow_of_the_project_runs_meanwhile(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    project.workflow("others", stages=[{"name": "one", "prompt": "Other: ${text}"}])
+    ran = project.agac("run", "-a", "others", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["rows"]["done"] == 60
+    assert len(project.envelopes("others")) == 60
+    assert holder.poll() is None
+    assert row_count(project) == FIRST + 60
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("already", [True, False], ids=["an old database", "a new database"])
+def test_two_workflows_that_start_at_the_same_time_both_finish(
+    already: bool, project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = faulty([])
+    project.configure(server.base_url)
+    project.numbered(300)
+    names = ["one", "two", "three"]
+    for name in names:
+        project.workflow(name, stages=[{"name": "say", "prompt": f"{name}: ${{text}}"}])
+    if already:
+        assert project.run("one", limit=1).exit_code == 0
+    processes = [project.start("run", "-a", name) for name in names]
+    for process in processes:
+        ran = ended(process)
+        assert ran.code == 0, ran.err
+    for name in names:
+        assert [e["ok"] for e in project.envelopes(name)] == [True] * 300
+    assert server.account()["duplicates"] == 0
+    rows = project.query("SELECT count(*) FROM row WHERE run_id IN (SELECT id FROM run WHERE selection = '{}')")
+    assert rows == [(900,)]
+    project.assert_sound()
+
+
+def test_of_two_that_start_at_the_same_time_one_works(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([], "--latency", "0.3")
+    project.configure(server.base_url)
+    project.numbered(40)
+    project.workflow()
+    processes = [project.start("run", "-a", "reviews", "--concurrency", str(WIDE)) for _ in range(3)]
+    runs = [ended(process) for process in processes]
+    assert sorted({ran.code for ran in runs}) in ([0], [0, 1])  # a late one may find everything done
+    for ran in runs:
+        assert ran.code == 0 or "is being run by another process" in ran.err
+    assert server.account()["duplicates"] == 0
+    assert len(project.envelopes()) == 40
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("buried", [True, False], ids=["gone", "a zombie"])
+def test_a_killed_holder_is_taken_over_at_once(
+    buried: bool, project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    holder.send_signal(signal.SIGKILL)
+    if buried:
+        holder.wait()
+    else:
+        stat = Path(f"/proc/{holder.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "a zombie")
+    quiet_account(server)
+    takes_over(project, server)
+
+
+def test_a_holder_from_before_the_last_boot_is_taken_over_at_once(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    """Its process number may long belong to somebody else."""
+    killed(holder)
+    ((name,),) = project.query("SELECT holder FROM lease")
+    host, _, _, started = name.split(" ")
+    edit(project, "UPDATE lease SET holder = ?", f"{host} another-boot 1 {started}")
+    takes_over(project, server)
+
+
+def test_a_process_number_that_was_given_to_another_is_no_holder(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    killed(holder)
+    ((name,),) = project.query("SELECT holder FROM lease")
+    host, boot, _, started = name.split(" ")
+    edit(project, "UPDATE lease SET holder = ?", f"{host} {boot} 1 {started}")  # alive, but started at another time
+    takes_over(project, server)
+
+
+def test_a_holder_on_another_machine_is_believed_until_it_falls_silent(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    killed(holder)
+    edit(project, "UPDATE lease SET holder = 'elsewhere boot 4711 1', heartbeat_at = ?", time.time())
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 1
+    assert "process 4711 on elsewhere" in ran.err
+    edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
+    takes_over(project, server)
+
+
+def test_a_sleeping_holder_is_taken_over_and_writes_nothing_when_it_wakes(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    stopped(holder)
+    edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
+    takes_over(project, server)
+    before = content(project)
+    files = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    holder.send_signal(signal.SIGCONT)
+    ran = ended(holder)
+    assert ran.code == 1
+    assert "another process took over workflow 'reviews' while this one was asleep" in ran.err
+    assert "nothing was overwritten" in ran.err
+    assert "Traceback" not in ran.err
+    assert content(project) == before
+    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == files
+    project.assert_sound()
+    assert project.agac("run", "-a", "reviews", "--json").json["invocation"]["calls"] == 0
+
+
+def test_a_sleeping_holder_that_is_interrupted_when_it_wakes_writes_nothing_either(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    """Its last words, how the invocation ended, are fenced off like everything else."""
+    stopped(holder)
+    edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
+    takes_over(project, server)
+    before = content(project)
+    holder.send_signal(signal.SIGINT)
+    holder.send_signal(signal.SIGTERM)
+    holder.send_signal(signal.SIGCONT)
+    ran = ended(holder)
+    assert ran.code == 1
+    assert "another process took over workflow 'reviews'" in ran.err
+    assert content(project) == before
+
+
+def test_a_clock_that_was_set_back_is_no_licence_to_steal(
+    project: ProjectFolder, server: Server, holder: Process
+) -> None:
+    """The last sign of life seems to come from the future: the holder is alive all the same."""
+    stopped(holder)
+    edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at + 86400")
+    before = content(project)
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 1
+    assert "is being run by another process" in ran.err
+    assert content(project) == before
+    holder.send_signal(signal.SIGCONT)
+    interrupt(holder)
+    interrupt(holder)
+    assert ended(holder).code == 130
+
+
+def test_an_idle_holder_shows_signs_of_life(project: ProjectFolder, server: Server, holder: Process) -> None:
+    """All its calls hang, so it has nothing to commit; its lease is kept fresh all the same."""
+    edit(project, "UPDATE lease SET heartbeat_at = 0")
+    wait_until(lambda: project.query("SELECT heartbeat_at > 0 FROM lease") == [(1,)], "a heartbeat", holder)
+    assert project.agac("run", "-a", "reviews").code == 1

@@ -1,0 +1,247 @@
+"""What stands in the output folder, to the byte; and odd values on the whole way from a file to a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted_server import scripted
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+SAY = [{"name": "say", "prompt": "${text}"}]
+
+
+def raw(project: ProjectFolder, file: str, folder: str = "reviews") -> str:
+    return (project.root / "output" / folder / file).read_bytes().decode()
+
+
+def mixed(project: ProjectFolder, faulty: Faulty, **keys: Any) -> None:
+    """Three rows: done, refused, done."""
+    project.configure(faulty([{"kind": "refusal", "match": "two", "message": "no"}]).base_url)
+    project.rows([{"id": "a", "text": "one"}, {"id": "b", "text": "two"}, {"id": "c", "text": "thrée"}])
+    project.workflow(defaults=ECHO, stages=SAY, **keys)
+    assert project.run().exit_code == 3
+
+
+def test_every_file_to_the_byte(project: ProjectFolder, faulty: Faulty) -> None:
+    mixed(project, faulty)
+    refused = '{"type":"Refused","message":"the model refused: no"}'
+    assert raw(project, "results.jsonl") == (
+        '{"id":"a","row_number":1,"ok":true,"result":"one","error":null}\n'
+        f'{{"id":"b","row_number":2,"ok":false,"result":null,"error":{refused}}}\n'
+        '{"id":"c","row_number":3,"ok":true,"result":"thrée","error":null}\n'
+    )
+    assert raw(project, "results.json") == '[\n"one",\n"thrée"\n]\n'
+    assert raw(project, "errors.jsonl") == (
+        f'{{"id":"b","row_number":2,"ok":false,"result":null,"error":{refused},"input":{{"id":"b","text":"two"}}}}\n'
+    )
+    assert sorted(path.name for path in (project.root / "output/reviews").iterdir()) == [
+        "errors.jsonl", "results.json", "results.jsonl", "summary.json",
+    ]  # fmt: skip
+
+
+def test_the_input_stands_last_when_it_is_wanted(project: ProjectFolder, faulty: Faulty) -> None:
+    mixed(project, faulty, output={"include_input": True})
+    for envelope, text in zip(project.envelopes(), ("one", "two", "thrée"), strict=True):
+        assert list(envelope) == ["id", "row_number", "ok", "result", "error", "input"]
+        assert envelope["input"] == {"id": envelope["id"], "text": text}
+    assert [list(e)[-1] for e in project.envelopes(file="errors.jsonl")] == ["input"]
+    assert project.output() == ["one", "thrée"]
+
+
+def test_taking_the_input_out_again_costs_nothing(project: ProjectFolder, server: Server) -> None:
+    project.numbered(2)
+    project.workflow(defaults=ECHO, stages=SAY, output={"include_input": True})
+    project.run()
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run()
+    assert server.account()["requests"] == 2
+    assert "input" not in project.envelopes()[0]
+
+
+def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) -> None:
+    mixed(project, faulty)
+    summary = project.output(file="summary.json")
+    assert summary["workflow"] == "reviews"
+    assert summary["complete"] is True
+    assert summary["rows"] == {"total": 3, "done": 2, "failed": 1, "dropped": 0, "open": 0}
+    (stage,) = summary["stages"]
+    assert stage == {
+        "name": "say", "model": "local/echo", "answered_by": ["local/echo"], "done": 2, "reused": 0, "failed": 1,
+    }  # fmt: skip
+    assert (summary["calls"]["count"], summary["calls"]["failed"], summary["calls"]["simulated"]) == (3, 1, 3)
+    assert summary["calls"]["input_tokens"] > 0
+    (error,) = summary["errors"]
+    assert (error["type"], error["stage"], error["rows"]) == ("Refused", "say", 1)
+    assert error["example"] == {"id": "b", "row_number": 2, "message": "the model refused: no"}
+
+
+def test_nothing_about_the_simulator_is_in_a_result(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.workflow()
+    project.run()
+    assert "simul" not in raw(project, "results.jsonl") + raw(project, "results.json")
+    assert all(set(result) == {"sentiment", "reason"} for result in project.output())
+
+
+def test_results_are_the_last_stage_only(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(
+        stages=[{"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT}, {**SAY[0], "model": "local/echo"}]
+    )
+    project.run()
+    assert project.output() == ["I love number 1", "I love number 2"]
+
+
+def test_an_empty_input_gives_empty_files(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", "id,text\n")
+    project.workflow(defaults=ECHO, stages=SAY)
+    assert project.run().exit_code == 0
+    assert [raw(project, name) for name in ("results.jsonl", "results.json", "errors.jsonl")] == ["", "[]\n", ""]
+
+
+def test_rows_that_all_fail_leave_results_empty(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal"}]).base_url)
+    project.numbered(3)
+    project.workflow()
+    assert project.run().exit_code == 3
+    assert project.output() == []
+    assert len(project.envelopes(file="errors.jsonl")) == 3
+
+
+def test_a_stopped_run_leaves_the_outputs_of_the_one_before(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "unauthorized", "at": list(range(6, 100))}])
+    project.configure(server.base_url)
+    project.numbered(5)
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run()
+    before = raw(project, "results.jsonl")
+    project.numbered(20)
+    report = project.run()
+    assert report.exit_code == 1
+    assert report.files == []
+    assert raw(project, "results.jsonl") == before
+
+
+def test_errors_disappear_with_their_causes(project: ProjectFolder, faulty: Faulty) -> None:
+    mixed(project, faulty)
+    project.rows([{"id": "a", "text": "one"}, {"id": "b", "text": "2"}, {"id": "c", "text": "thrée"}])
+    report = project.run()
+    assert report.exit_code == 0
+    assert report.summary["errors"] == []
+    assert raw(project, "errors.jsonl") == ""
+    assert project.output() == ["one", "2", "thrée"]
+
+
+ODD = {
+    "line separators": "a\u2028b\u2029c\x85d",
+    "nul": "a\x00b",
+    "every control character": "".join(map(chr, range(32))) + "\x7f",
+    "beyond the plane": "🎉 𝔘𝔫𝔦 \U0010ffff",
+    "right to left": "\u202eabc\u202c",
+    "combining": "e\u0301 is not é",
+    "quotes": "\"'`\\ {} ${x} $$ %s <a&b>",
+    "byte order mark": "\ufeffa",
+    "newlines": "a\nb\r\nc\rd",
+    "spaces": "  a  ",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_odd_text_comes_through_unchanged(project: ProjectFolder, name: str, suffix: str) -> None:
+    text = ODD[name]
+    project.rows([{"id": text.strip() or "x", "text": text}], f"data/rows.{suffix}")
+    project.workflow(
+        defaults=ECHO, stages=SAY, path=f"data/rows.{suffix}", output={"include_input": True}, input={"id_field": None}
+    )
+    assert project.run().exit_code == 0
+    assert project.output() == [text]
+    assert project.envelopes()[0]["input"]["text"] == text
+    assert project.run().invocation["rows_unchanged"] == 1
+    project.assert_sound()
+
+
+def test_odd_ids_come_through_unchanged(project: ProjectFolder, server: Server) -> None:
+    names = [*ODD.values(), "1", "1.0", "01", "null", "#", "a#2", "ID", "id"]
+    project.rows([{"id": name, "text": f"row {n}"} for n, name in enumerate(names)], "data/rows.jsonl")
+    project.workflow(defaults=ECHO, stages=SAY, path="data/rows.jsonl")
+    assert project.run().exit_code == 0
+    assert [e["id"] for e in project.envelopes()] == names
+    project.rows([{"id": name, "text": f"row {n}"} for n, name in reversed(list(enumerate(names)))], "data/rows.jsonl")
+    project.run()
+    assert [e["id"] for e in project.envelopes()] == names[::-1]
+    assert server.account()["requests"] == len(names)
+    project.assert_sound()
+
+
+def test_a_cell_of_ten_megabytes_comes_through(project: ProjectFolder) -> None:
+    text = "ünï " * 2_500_000
+    project.rows([{"id": "big", "text": text}, {"id": "small", "text": "x"}], "data/rows.jsonl")
+    project.workflow(defaults=ECHO, stages=SAY, path="data/rows.jsonl")
+    report = project.run()
+    assert report.exit_code == 0
+    assert project.output() == [text, "x"]
+    assert project.run().invocation["calls"] == 0
+
+
+def test_numbers_keep_their_digits(project: ProjectFolder) -> None:
+    numbers = '{"big": 18446744073709551617, "small": 1e-7, "f": 1.10, "z": -0.0}'
+    project.write("data/rows.jsonl", f'{{"id": 123456789012345678901234567890, "text": {numbers}}}\n')
+    project.workflow(defaults=ECHO, stages=SAY, path="data/rows.jsonl", output={"include_input": True})
+    assert project.run().exit_code == 0
+    assert project.output() == ['{"big":18446744073709551617,"small":1e-07,"f":1.1,"z":-0.0}']
+    assert '"id":"123456789012345678901234567890"' in raw(project, "results.jsonl")
+    assert '"id":123456789012345678901234567890' in raw(project, "results.jsonl")
+
+
+def test_a_result_with_large_numbers_and_any_key_order_is_written_as_it_came(project: ProjectFolder) -> None:
+    answer = '{"z":18446744073709551617,"a":[1.5,-0.0,1e-7],"m":{"y":null,"x":true}}'
+    schema = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"]}
+    with scripted(answer) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
+        assert project.run().exit_code == 0
+    assert (
+        raw(project, "results.json")
+        == '[\n{"z":18446744073709551617,"a":[1.5,-0.0,1e-07],"m":{"y":null,"x":true}}\n]\n'
+    )
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc\u2028é", max_size=3), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def test_any_value_is_the_same_in_prompt_store_and_output(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.mktemp("values")
+    numbers = iter(range(10**6))
+
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(values, min_size=1, max_size=6))
+    def holds(some: list[Any]) -> None:
+        project = ProjectFolder(base / str(next(numbers)))
+        project.configure(server.base_url)
+        project.rows([{"id": str(n), "value": value} for n, value in enumerate(some)], "data/rows.jsonl")
+        stages = [{"name": "say", "prompt": "v: ${value}"}]
+        project.workflow(defaults=ECHO, stages=stages, path="data/rows.jsonl", output={"include_input": True})
+        assert project.run().exit_code == 0
+        for envelope, value in zip(project.envelopes(), some, strict=True):
+            said = envelope["result"].removeprefix("v: ")
+            assert (said if isinstance(value, str) else json.loads(said)) == value
+            assert envelope["input"]["value"] == value
+
+    holds()

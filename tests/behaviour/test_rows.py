@@ -1,0 +1,423 @@
+"""Rows by their ids: repeated, missing, unusable; and any sequence of edits to a file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+from agac.api.running import Watched
+from agac.engine import intake
+
+ECHO = {"model": "local/echo"}
+DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
+MODES = ["error", "first", "last", "suffix"]
+EXAMPLES = 12
+
+
+def echo(project: ProjectFolder, mode: str = "error", *, path: str = "data/rows.csv", **source: Any) -> str:
+    keys = {"on_duplicate_id": mode, **source}
+    return project.workflow(defaults=ECHO, stages=[DRAFT], path=path, input=keys, output={"include_input": True})
+
+
+def named(*ids: str) -> list[dict[str, str]]:
+    """Rows with these ids, each with a text that says where it was written first."""
+    return [{"id": name, "text": f"{name} at {place}"} for place, name in enumerate(ids, 1)]
+
+
+def seen(project: ProjectFolder) -> list[tuple[Any, int, str]]:
+    """Id, row number, and the result or the name of the error."""
+    return [(e["id"], e["row_number"], e["result"] or e["error"]["type"]) for e in project.envelopes()]
+
+
+def settled(project: ProjectFolder, server: Server, calls: int) -> agac.RunReport:
+    """Runs twice: the first time with just so many calls, the second time without doing anything."""
+    server.reset()
+    report = project.run()
+    assert server.account()["requests"] == calls
+    project.assert_sound()
+    before = project.query("SELECT * FROM row ORDER BY key"), project.query("SELECT * FROM task")
+    again = project.run()
+    assert server.account()["requests"] == calls
+    assert again.summary["rows"] == report.summary["rows"]
+    assert (project.query("SELECT * FROM row ORDER BY key"), project.query("SELECT * FROM task")) == before
+    project.assert_sound()
+    rows = report.summary["rows"]
+    assert rows["total"] == rows["done"] + rows["failed"] + rows["dropped"]
+    return report
+
+
+def test_a_repeated_id_fails_the_later_row_and_names_the_first(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "b", "a", "a"))
+    echo(project)
+    report = settled(project, server, 2)
+    assert report.exit_code == 3
+    assert seen(project) == [
+        ("a", 1, "Draft: a at 1"),
+        ("b", 2, "Draft: b at 2"),
+        ("a", 3, "DuplicateId"),
+        ("a", 4, "DuplicateId"),
+    ]
+    errors = project.envelopes(file="errors.jsonl")
+    assert [e["input"] for e in errors] == [{"id": "a", "text": "a at 3"}, {"id": "a", "text": "a at 4"}]
+    assert all("row 1" in e["error"]["message"] and "on_duplicate_id" in e["error"]["message"] for e in errors)
+
+
+def test_the_first_row_with_an_id_is_kept(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "b", "a", "c"))
+    echo(project, "first")
+    report = settled(project, server, 3)
+    assert seen(project) == [("a", 1, "Draft: a at 1"), ("b", 2, "Draft: b at 2"), ("c", 4, "Draft: c at 4")]
+    assert report.summary["rows"] == {"total": 4, "done": 3, "failed": 0, "dropped": 1, "open": 0}
+    assert report.exit_code == 0
+
+
+def test_the_last_row_with_an_id_is_kept(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "b", "a", "a", "c"))
+    echo(project, "last")
+    report = settled(project, server, 3)
+    assert seen(project) == [("b", 2, "Draft: b at 2"), ("a", 4, "Draft: a at 4"), ("c", 5, "Draft: c at 5")]
+    assert report.summary["rows"]["dropped"] == 2
+
+
+def test_repeated_ids_get_a_suffix(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "b", "a", "a", "b"))
+    echo(project, "suffix")
+    settled(project, server, 5)
+    assert [e["id"] for e in project.envelopes()] == ["a", "b", "a#2", "a#3", "b#2"]
+
+
+def test_a_suffix_that_is_taken_is_passed_over(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "a#2", "a", "a#3", "a", "a#2"))
+    echo(project, "suffix")
+    settled(project, server, 6)
+    found = [e["id"] for e in project.envelopes()]
+    assert len(set(found)) == 6
+    assert found[:3] == ["a", "a#2", "a#3"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_repeated_ids_are_found_across_chunks(project: ProjectFolder, server: Server, mode: str) -> None:
+    ids = [f"r-{n}" for n in range(700)]
+    for place in (255, 256, 257, 511, 512, 699):
+        ids[place] = "r-3"
+    project.rows(named(*ids))
+    echo(project, mode)
+    settled(project, server, 700 if mode == "suffix" else 694)
+    found = [(e["id"], e["row_number"]) for e in project.envelopes() if e["id"].startswith("r-3") and len(e["id"]) < 7]
+    twins = [pair for pair in found if pair[0] == "r-3" or "#" in pair[0]]
+    places = [4, 256, 257, 258, 512, 513, 700]
+    if mode == "error":
+        assert [place for _, place in twins] == places
+        failed = project.envelopes(file="errors.jsonl")
+        assert [e["row_number"] for e in failed] == places[1:]
+        assert all("row 4 " in e["error"]["message"] for e in failed)
+    elif mode == "suffix":
+        assert twins == [("r-3", 4), *((f"r-3#{n}", place) for n, place in enumerate(places[1:], 2))]
+    else:
+        assert twins == [("r-3", 4 if mode == "first" else 700)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repetition_that_is_edited_is_no_row_of_its_own(project: ProjectFolder, server: Server, mode: str) -> None:
+    rows = named("a", "b", "a")
+    project.rows(rows)
+    echo(project, mode)
+    settled(project, server, 3 if mode == "suffix" else 2)
+    project.rows([*rows[:2], {"id": "a", "text": "new"}])
+    settled(project, server, 1 if mode in ("last", "suffix") else 0)
+    if mode == "error":
+        assert project.envelopes(file="errors.jsonl")[0]["input"]["text"] == "new"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_when_the_first_disappears_the_next_takes_its_place(project: ProjectFolder, server: Server, mode: str) -> None:
+    project.rows(named("a", "b", "a", "a"))
+    echo(project, mode)
+    settled(project, server, 4 if mode == "suffix" else 2)
+    project.rows(named("a", "b", "a", "a")[1:])
+    settled(project, server, 1 if mode in ("error", "first") else 0)
+    kept = {
+        "error": [("b", 1, "Draft: b at 2"), ("a", 2, "Draft: a at 3"), ("a", 3, "DuplicateId")],
+        "first": [("b", 1, "Draft: b at 2"), ("a", 2, "Draft: a at 3")],
+        "last": [("b", 1, "Draft: b at 2"), ("a", 3, "Draft: a at 4")],
+        "suffix": [("b", 1, "Draft: b at 2"), ("a", 2, "Draft: a at 3"), ("a#2", 3, "Draft: a at 4")],
+    }
+    assert seen(project) == kept[mode]
+    if mode == "error":
+        assert "row 2 " in project.envelopes(file="errors.jsonl")[0]["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repetition_that_comes_later_or_goes_again(project: ProjectFolder, server: Server, mode: str) -> None:
+    ids = [f"r-{n}" for n in range(300)]
+    project.rows(named(*ids))
+    echo(project, mode)
+    settled(project, server, 300)
+    once = (project.root / "output/reviews/results.jsonl").read_bytes()
+    project.rows(named(*ids, "r-5"))
+    settled(project, server, 1 if mode in ("last", "suffix") else 0)
+    numbers = [e["row_number"] for e in project.envelopes()]
+    everything = list(range(1, 302))
+    assert (
+        numbers
+        == {
+            "error": everything,
+            "first": everything[:-1],
+            "last": [n for n in everything if n != 6],
+            "suffix": everything,
+        }[mode]
+    )
+    project.rows(named(*ids))
+    settled(project, server, 0)
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == once
+
+
+def test_the_named_first_row_moves_with_the_file(project: ProjectFolder, server: Server) -> None:
+    project.rows(named("a", "a", "b"))
+    echo(project)
+    settled(project, server, 2)
+    project.rows([{"id": "z", "text": "new"}, *named("a", "a", "b")])
+    settled(project, server, 1)
+    assert "row 2 " in project.envelopes(file="errors.jsonl")[0]["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_an_id_field_no_row_repeats_another(project: ProjectFolder, server: Server, mode: str) -> None:
+    project.rows(named("a", "a", "a"))
+    echo(project, mode, id_field=None)
+    settled(project, server, 3)
+    assert [e["id"] for e in project.envelopes()] == [1, 2, 3]
+
+
+def test_numbers_and_strings_are_different_ids(project: ProjectFolder, server: Server) -> None:
+    project.write("data/rows.jsonl", '{"text": "no id"}\n{"id": "1", "text": "text"}\n{"id": 1, "text": "number"}\n')
+    echo(project, path="data/rows.jsonl")
+    settled(project, server, 1)
+    envelopes = project.envelopes()
+    assert [e["id"] for e in envelopes] == [1, "1", "1"]
+    assert [e["error"]["type"] if e["error"] else None for e in envelopes] == ["MissingIdField", None, "DuplicateId"]
+
+
+def test_a_row_without_its_id_fails_and_is_mended_by_an_edit(project: ProjectFolder, server: Server) -> None:
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"text": "two"}\n{"id": null, "text": "three"}\n')
+    echo(project, path="data/rows.jsonl")
+    settled(project, server, 1)
+    errors = project.envelopes(file="errors.jsonl")
+    assert [(e["id"], e["error"]["type"], e["input"]) for e in errors] == [
+        (2, "MissingIdField", {"text": "two"}),
+        (3, "MissingIdField", {"id": None, "text": "three"}),
+    ]
+    assert errors[0]["error"]["message"].startswith("data/rows.jsonl:2:")
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
+    report = settled(project, server, 1)
+    assert report.exit_code == 0
+    assert seen(project) == [("a", 1, "Draft: one"), ("b", 2, "Draft: two")]
+
+
+def test_a_ragged_row_fails_with_its_place_and_is_mended_by_an_edit(project: ProjectFolder, server: Server) -> None:
+    project.write("data/rows.csv", "id,text\na,one\nb,two,too much\nc,three\n")
+    echo(project)
+    report = settled(project, server, 2)
+    assert report.exit_code == 3
+    assert [e["ok"] for e in project.envelopes()] == [True, False, True]
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["row_number"], error["error"]["type"], error["input"]) == (2, "InvalidRow", None)
+    assert error["error"]["message"].startswith("data/rows.csv:3:")
+    project.write("data/rows.csv", "id,text\na,one\nb,two\nc,three\n")
+    assert settled(project, server, 1).exit_code == 0
+    assert [e["id"] for e in project.envelopes()] == ["a", "b", "c"]
+
+
+def test_a_line_that_is_no_json_fails_with_its_place(project: ProjectFolder, server: Server) -> None:
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text":\n{"id": "c", "text": "three"}\n')
+    echo(project, path="data/rows.jsonl")
+    settled(project, server, 2)
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["id"], error["row_number"], error["error"]["type"], error["input"]) == (2, 2, "InvalidJSON", None)
+    assert error["error"]["message"].startswith("data/rows.jsonl:2:")
+    project.write("data/rows.jsonl", '{"id": "z", "text": "new"}\n{"id": "a", "text": "one"}\nrubbish\n')
+    settled(project, server, 1)
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert error["row_number"] == 3
+    assert error["error"]["message"].startswith("data/rows.jsonl:3:")
+
+
+def test_a_good_row_that_becomes_unusable_fails_and_its_answer_is_kept(project: ProjectFolder, server: Server) -> None:
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
+    echo(project, path="data/rows.jsonl")
+    settled(project, server, 2)
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": \n')
+    assert settled(project, server, 0).exit_code == 3
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
+    assert settled(project, server, 0).exit_code == 0
+
+
+# Any sequence of edits.
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the file; texts are few, so that prompts repeat."""
+
+    id: str
+    text: str
+    tone: str
+
+    def cells(self) -> dict[str, str]:
+        return {"id": self.id, "text": self.text, "tone": self.tone}
+
+
+lines = st.builds(Line, st.sampled_from("abcdefgh"), st.sampled_from("pqrst"), st.sampled_from("xy"))
+distinct = st.lists(lines, max_size=9, unique_by=lambda line: line.id)
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "delete", "move", "change", "repeat", "reverse"]),
+        st.integers(0, 30),
+        st.integers(0, 30),
+        lines,
+    ),
+    max_size=3,
+)
+invocations = st.lists(st.tuples(edits, st.none() | st.integers(0, 8)), min_size=1, max_size=4)
+
+
+def edited(rows: list[Line], changes: list[tuple[str, int, int, Line]]) -> list[Line]:
+    rows = list(rows)
+    for what, here, there, line in changes:
+        if what == "insert" or not rows:
+            rows.insert(here % (len(rows) + 1), line)
+            continue
+        place = here % len(rows)
+        match what:
+            case "delete":
+                rows.pop(place)
+            case "move":
+                moved = rows.pop(place)
+                rows.insert(there % (len(rows) + 1), moved)
+            case "change":
+                rows[place] = Line(rows[place].id, line.text, line.tone)
+            case "repeat":
+                rows.insert(there % (len(rows) + 1), Line(rows[place].id, line.text, line.tone))
+            case "reverse":
+                rows.reverse()
+    return rows
+
+
+@dataclass
+class Expected:
+    """What a file comes to under a mode, told without any of agac's code."""
+
+    asked: list[Line] = field(default_factory=list)
+    failed: int = 0
+    dropped: int = 0
+
+    @staticmethod
+    def of(rows: list[Line], mode: str | None) -> Expected:
+        found = Expected()
+        for place, line in enumerate(rows):
+            before = any(other.id == line.id for other in rows[:place])
+            after = any(other.id == line.id for other in rows[place + 1 :])
+            if mode == "error" and before:
+                found.failed += 1
+            elif (mode == "first" and before) or (mode == "last" and after):
+                found.dropped += 1
+            else:
+                found.asked.append(line)
+        return found
+
+    def prompts(self) -> set[str]:
+        drafts = {f"Draft: {line.text}" for line in self.asked}
+        return drafts | {f"Polish ({line.tone}): Draft: {line.text}" for line in self.asked}
+
+
+STAGES = [DRAFT, {"name": "polish", "prompt": "Polish (${tone}): ${draft}"}]
+
+
+@contextmanager
+def chunks_of(rows: int) -> Iterator[None]:
+    """Chunks so small that a few rows have borders among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intake, "CHUNK_ROWS", rows)
+        yield
+
+
+def write(project: ProjectFolder, rows: list[Line], mode: str | None) -> None:
+    text = "".join(f"{line.id},{line.text},{line.tone}\n" for line in rows)
+    project.write("data/rows.csv", "id,text,tone\n" + text)
+    source = {"id_field": "id", "on_duplicate_id": mode} if mode else {"id_field": None}
+    project.workflow(defaults=ECHO, stages=STAGES, input=source, output={"include_input": True})
+
+
+def interrupted_run(project: ProjectFolder, after: int) -> agac.RunReport:
+    """A run that is asked to stop once so many rows were settled; it may be faster than that."""
+
+    async def watch(watched: Watched) -> None:
+        while watched.invocation.totals.settled < after:
+            await asyncio.sleep(0)
+        watched.invocation.control.interrupt()
+
+    return agac.run("reviews", agac.RunOptions(concurrency=2), project=project.root, watch=watch)
+
+
+def files(project: ProjectFolder) -> list[bytes]:
+    folder = project.root / "output/reviews"
+    return [(folder / name).read_bytes() for name in ("results.jsonl", "results.json", "errors.jsonl")]
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_any_edits_cost_what_was_never_answered_and_give_what_a_new_project_gives(
+    mode: str | None, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base: Path = tmp_path_factory.mktemp("edits")
+    numbers = iter(range(10**6))
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(rows=distinct, history=invocations, chunk=st.sampled_from([1, 2, 3, 256]))
+    def holds(rows: list[Line], history: list[tuple[Any, int | None]], chunk: int) -> None:
+        project = ProjectFolder(base / str(next(numbers)))
+        project.configure(server.base_url)
+        answered: set[str] = set()
+        with chunks_of(chunk):
+            for changes, stop_after in history:
+                rows = edited(rows, changes)
+                write(project, rows, mode)
+                if stop_after is not None:
+                    interrupted_run(project, stop_after)
+                    answered = {value.strip('"') for (value,) in project.query("SELECT value FROM result")}
+                    project.assert_sound()
+                expected = Expected.of(rows, mode)
+                server.reset()
+                report = project.run()
+                assert server.account()["requests"] == len(expected.prompts() - answered)
+                answered |= expected.prompts()
+                counts = {"done": len(expected.asked), "failed": expected.failed, "dropped": expected.dropped}
+                assert report.summary["rows"] == {"total": len(rows), **counts, "open": 0}
+                project.assert_sound()
+                server.reset()
+                project.run()
+                assert server.account()["requests"] == 0
+            new = ProjectFolder(base / str(next(numbers)))
+            new.configure(server.base_url)
+            write(new, rows, mode)
+            new.run()
+        assert files(project) == files(new)
+
+    holds()

@@ -1,0 +1,281 @@
+"""A run that is asked to stop, or that a fatal fault stops: nothing is lost, nothing is paid twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import (
+    Process,
+    ended,
+    go_on_command,
+    interrupt,
+    listening,
+    little_room,
+    quiet_account,
+    row_count,
+    wait_until,
+)
+from support.project import ProjectFolder
+from support.server import Server, simulator
+
+WIDE = 8
+"""The concurrency of these runs."""
+
+Faulty = Callable[..., Server]
+
+
+def runs(project: ProjectFolder, *flags: str) -> Process:
+    return listening(project.start("run", "-a", "reviews", "--concurrency", str(WIDE), *flags))
+
+
+def asks(project: ProjectFolder, server: Server, rows: int = 40, **provider: Any) -> ProjectFolder:
+    """The project with so many rows, all of them asked of `server`."""
+    project.configure(server.base_url, **provider)
+    project.numbered(rows)
+    project.workflow()
+    return project
+
+
+def in_flight(server: Server, requests: int) -> Callable[[], bool]:
+    return lambda: server.account()["requests"] >= requests
+
+
+def finishes(project: ProjectFolder, command: list[str], rows: int = 40) -> None:
+    """The command that was printed goes on, and ends with every row done."""
+    ran = project.agac(*command)
+    assert ran.code == 0, ran.err
+    assert [e["id"] for e in project.envelopes()] == [f"r-{i}" for i in range(1, rows + 1)]
+    assert all(e["ok"] for e in project.envelopes())
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_finishes_what_is_in_flight_and_begins_nothing(
+    number: signal.Signals, project: ProjectFolder, faulty: Faulty
+) -> None:
+    """The second wave takes its time, so that the signal finds all of it in flight."""
+    second = [{"kind": "slow_first_byte", "seconds": 2, "at": list(range(WIDE + 1, 2 * WIDE + 1))}]
+    server = faulty(second)
+    asks(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, 2 * WIDE), "two waves", process)
+    interrupt(process, number)
+    ran = ended(process)
+    assert ran.code == 130
+    assert "Interrupted" in ran.err
+    assert "Traceback" not in ran.err
+    account = quiet_account(server)
+    assert account["requests"] == account["charged"] == 2 * WIDE
+    assert row_count(project) == 2 * WIDE
+    project.assert_sound()
+    finishes(project, go_on_command(ran))
+    assert server.account()["duplicates"] == 0
+
+
+def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(6, 6 + WIDE))}])
+    asks(project, server, rows=5)
+    assert project.run().exit_code == 0
+    before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    assert before
+    project.numbered(40)
+    process = runs(project)
+    wait_until(in_flight(server, 5 + WIDE), "a wave", process)
+    interrupt(process)
+    ran = ended(process)
+    assert ran.code == 130
+    assert "Results:" not in ran.out
+    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == before
+    finishes(project, go_on_command(ran))
+    assert server.account()["duplicates"] == 0
+
+
+def test_what_an_interrupted_run_has_is_exported_when_asked_for(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(WIDE + 1, 2 * WIDE + 1))}])
+    asks(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, 2 * WIDE), "two waves", process)
+    interrupt(process)
+    ended(process)
+    assert project.agac("export", "-a", "reviews").code == 2
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert len(project.envelopes()) == row_count(project)
+    summary = project.output(file="summary.json")
+    assert summary["complete"] is False
+    assert summary["rows"]["done"] == row_count(project)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project: ProjectFolder, faulty: Faulty) -> None:
+    """Four calls never get an answer: only the second signal can end this."""
+    server = faulty([{"kind": "hang", "at": [9, 10, 11, 12]}])
+    asks(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, 12), "calls that hang", process)
+    interrupt(process)
+    rows = row_count(project)
+    wait_until(lambda: quiet_requests(server) == 4 and process.poll() is None, "only the hanging calls", process)
+    assert row_count(project) >= rows
+    interrupt(process, second)
+    ran = ended(process, 40)  # the first signal alone would wait for a minute
+    assert ran.code == 130
+    assert "4 calls in flight were given up" in ran.err
+    project.assert_sound()
+    finishes(project, go_on_command(ran))
+    assert server.account()["duplicates"] == 0
+
+
+def quiet_requests(server: Server) -> int:
+    return int(server.account()["in_flight"])
+
+
+def test_the_second_signal_amid_the_work_leaves_everything_consistent(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([], "--latency", "0.2")
+    asks(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, WIDE + 1), "some calls", process)
+    interrupt(process)
+    interrupt(process)
+    ran = ended(process)
+    assert ran.code == 130
+    project.assert_sound()
+    assert quiet_account(server)["charged"] - row_count(project) <= WIDE
+    finishes(project, go_on_command(ran))
+    assert server.account()["duplicates"] <= WIDE
+
+
+def test_an_interrupt_before_the_first_call_asks_nothing(project: ProjectFolder, server: Server) -> None:
+    """Somebody else holds the database, so that the run cannot begin."""
+    asks(project, server)
+    assert project.run(limit=1).exit_code == 0
+    server.reset()
+    other = sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    process = runs(project)
+    interrupt(process)
+    other.execute("ROLLBACK")
+    other.close()
+    ran = ended(process)
+    assert ran.code == 130
+    assert server.account()["requests"] == 0
+    finishes(project, go_on_command(ran))
+
+
+@pytest.mark.parametrize("fault", [{"kind": "server_error", "status": 503}, {"kind": "rate_limit"}])
+def test_an_interrupt_does_not_wait_for_a_back_off(
+    fault: dict[str, Any], project: ProjectFolder, faulty: Faulty
+) -> None:
+    """Every call of the first wave is to come back in ten minutes: one waits by itself, or the whole lane does."""
+    server = faulty([{**fault, "retry_after": 600, "at": list(range(1, WIDE + 1))}])
+    asks(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, WIDE), "refusals", process)
+    wait_until(lambda: attempts(project) == WIDE, "stored refusals", process)
+    interrupt(process)
+    ran = ended(process, 40)
+    assert ran.code == 130
+    assert quiet_account(server)["requests"] == WIDE
+    project.assert_sound()
+    finishes(project, go_on_command(ran))
+    assert server.account()["duplicates"] == 0
+
+
+def attempts(project: ProjectFolder) -> int:
+    return int(project.query("SELECT count(*) FROM attempt")[0][0])
+
+
+def test_an_interrupted_fresh_run_is_continued_not_begun_anew(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(40 + WIDE, 40 + 2 * WIDE))}])
+    asks(project, server)
+    project.run()
+    process = runs(project, "--fresh")
+    wait_until(in_flight(server, 40 + 2 * WIDE - 1), "fresh calls", process)
+    interrupt(process)
+    ran = ended(process)
+    assert ran.code == 130
+    finishes(project, go_on_command(ran))
+    assert server.account()["charged"] == 80  # every row asked once more, none a third time
+
+
+def test_ctrl_c_in_a_terminal_does_not_take_the_simulator_away(tmp_path: Path) -> None:
+    """The terminal signals the whole process group; the embedded simulator has to outlive the calls in flight."""
+    project = ProjectFolder(tmp_path)
+    project.numbered(2500)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
+    wait_until(lambda: row_count(project) >= 20, "some rows", process)
+    os.killpg(process.pid, signal.SIGINT)
+    ran = ended(process)
+    assert ran.code == 130, ran.err
+    assert project.query("SELECT count(*) FROM attempt WHERE error_type IS NOT NULL") == [(0,)]
+    project.assert_sound()
+    assert project.agac(*go_on_command(ran)).code == 0
+    assert project.query("SELECT count(*), count(DISTINCT fingerprint) FROM attempt") == [(2500, 2500)]
+
+
+@pytest.fixture
+def healthy() -> Iterator[Server]:
+    with simulator() as server:
+        yield server
+
+
+FATAL = {
+    "an expired key": ({"kind": "unauthorized"}, "local"),
+    "an unknown model": ({"kind": "not_found"}, "small"),
+    "no money left": ({"kind": "quota"}, "quota"),
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_fatal_fault_stops_the_run_within_one_wave(
+    name: str, project: ProjectFolder, faulty: Faulty, healthy: Server
+) -> None:
+    fault, word = FATAL[name]
+    server = faulty([{**fault, "at": list(range(21, 1000))}])
+    asks(project, server, rows=5)
+    assert project.run().exit_code == 0
+    before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    project.numbered(200)
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE))
+    assert ran.code == 1
+    assert ran.err.count("stopped:") == 1
+    assert ran.err.count("\n") == 2, ran.err  # said once, and what to do
+    assert word in ran.err
+    account = quiet_account(server)
+    assert account["requests"] <= 20 + WIDE
+    assert account["charged"] == row_count(project) == 20
+    assert project.query("SELECT count(*) FROM row WHERE state = 2") == [(0,)]
+    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == before
+    project.assert_sound()
+    project.configure(healthy.base_url)
+    finishes(project, go_on_command(ran), rows=200)
+    assert healthy.account()["charged"] == 180
+
+
+def test_how_it_ended_is_said_beside_json_too(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "unauthorized", "at": list(range(11, 1000))}])
+    asks(project, server)
+    ran = project.agac("run", "-a", "reviews", "--json")
+    assert ran.code == 1
+    assert ran.json["stopped"]
+    assert ran.json["exit_code"] == 1
+    assert go_on_command(ran) == ["run", "-a", "reviews", "--json"]
+
+
+def test_calls_lost_to_a_full_disk_are_said_by_the_next_run(project: ProjectFolder, server: Server) -> None:
+    """A run that could not note its own end is like one that was killed."""
+    asks(project, server, rows=600)
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), env=little_room(60))
+    assert ran.code == 1
+    assert "no space left" in ran.err
+    lost = quiet_account(server)["charged"] - attempts(project)
+    again = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json")
+    assert again.code == 0
+    assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
+    assert server.account()["duplicates"] <= lost

@@ -1,0 +1,219 @@
+"""What a disk can do to a run: fill up, refuse, lose the end of a file, hold something else in our place."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.processes import ended, kill_at, listening, little_room, quiet_account, row_count, wait_until
+from support.project import ProjectFolder, Ran
+from support.server import Server
+
+Faulty = Callable[..., Server]
+
+
+def is_explained(ran: Ran, *words: str) -> None:
+    """Exit 1, one error that says what and what to do, nothing that looks like a bug."""
+    assert ran.code == 1, ran.err
+    assert ran.err.count("error: ") == 1
+    for word in words:
+        assert word in ran.err
+    assert "Traceback" not in ran.err
+    assert "bug" not in ran.err
+
+
+def limit_files(pid: int, most: int) -> None:
+    """From now on the process can make no file larger than `most` bytes: writing fails as on a full disk."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+
+def answers(project: ProjectFolder) -> int:
+    """Answers that are stored; none in a database that was not even made."""
+    if project.query("PRAGMA user_version") == [(0,)]:
+        return 0
+    return int(project.query("SELECT count(*) FROM attempt")[0][0])
+
+
+def database(project: ProjectFolder) -> Path:
+    return project.root / ".agac/agac.db"
+
+
+@pytest.mark.parametrize("pages", [1, 8, 32, 40, 64])
+def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
+    pages: int, project: ProjectFolder, server: Server
+) -> None:
+    """From a database that cannot even be made to one that fills up in the middle of the work."""
+    project.numbered(600)
+    project.workflow()
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "8", env=little_room(pages))
+    is_explained(ran, "no space left on the disk of", "free some space and run the same command again")
+    lost = quiet_account(server)["charged"] - answers(project)
+    assert lost <= 16
+    again = project.agac("run", "-a", "reviews", "--json")
+    assert again.code == 0, again.err
+    assert again.json["rows"]["done"] == 600
+    assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 16
+    assert server.account()["duplicates"] <= lost
+    project.assert_sound()
+
+
+def test_a_disk_that_refuses_in_the_middle_of_the_work_is_explained(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([], "--latency", "0.05")
+    project.configure(server.base_url)
+    project.numbered(400)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: row_count(project) >= 40, "some rows", process)
+    limit_files(process.pid, database(project).with_name("agac.db-wal").stat().st_size)
+    is_explained(ended(process), "agac.db refused to read or write", "space left", "run the same command again")
+    lost = quiet_account(server)["charged"] - answers(project)
+    assert lost <= 16
+    project.assert_sound()
+    assert project.agac("run", "-a", "reviews").code == 0
+    assert len(project.envelopes()) == 400
+    assert server.account()["duplicates"] <= lost
+
+
+@pytest.mark.parametrize("command", ["run", "export"])
+def test_outputs_that_do_not_fit_replace_nothing_and_cost_nothing(
+    command: str, project: ProjectFolder, server: Server
+) -> None:
+    project.rows({"id": f"r-{i}", "text": f"I love number {i}", "more": "x" * 4000} for i in range(1, 101))
+    project.workflow(output={"include_input": True})
+    assert project.run().exit_code == 0
+    whole = (project.root / "output/reviews/results.jsonl").read_bytes()
+    assert len(whole) > 400_000
+    torn = project.write("output/reviews/results.jsonl", "what an older run left\n")
+    server.reset()
+    process = project.start(command, "-a", "reviews")
+    limit_files(process.pid, 100_000)
+    is_explained(ended(process), "results.jsonl: cannot be written: File too large", "then run `agac export`")
+    assert torn.read_text() == "what an older run left\n"
+    assert {path.name[:5] for path in torn.parent.iterdir()} == {"resul", "error", "summa"}
+    assert project.agac(command, "-a", "reviews").code == 0
+    assert torn.read_bytes() == whole
+    assert server.account()["requests"] == 0
+
+
+def test_an_output_folder_that_cannot_be_made_is_found_before_the_first_call(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.numbered(5)
+    project.workflow()
+    in_the_way = project.write("output", "a file in the way")
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 2
+    assert "is a file" in ran.err
+    in_the_way.unlink()
+    project.root.joinpath("output/reviews/results.json").mkdir(parents=True)
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 2
+    assert "results.json: is not a file" in ran.err
+    assert server.account()["requests"] == 0
+
+
+def test_a_file_where_the_state_should_be_is_explained(project: ProjectFolder, server: Server) -> None:
+    project.numbered(5)
+    project.workflow()
+    project.write(".agac", "a file in the way")
+    is_explained(project.agac("run", "-a", "reviews"), ".agac cannot be made", "a file stands there; move it away")
+    assert server.account()["requests"] == 0
+
+
+def test_a_folder_where_the_database_should_be_is_explained(project: ProjectFolder, server: Server) -> None:
+    project.numbered(5)
+    project.workflow()
+    database(project).mkdir(parents=True)
+    is_explained(project.agac("run", "-a", "reviews"), "agac.db cannot be opened", "check that")
+    assert server.account()["requests"] == 0
+
+
+def is_garbage(path: Path) -> None:
+    path.write_bytes(b"this is no database, and never was one\n" * 500)
+
+
+def is_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 8])
+
+
+def is_scribbled_over(path: Path) -> None:
+    """The head is whole, so that only the work itself meets the damage."""
+    content = path.read_bytes()
+    path.write_bytes(content[:8192] + bytes(range(256)) * ((len(content) - 8192) // 256))
+
+
+@pytest.mark.parametrize("harm", [is_garbage, is_cut, is_scribbled_over])
+def test_a_damaged_database_is_reported_with_the_remedy_and_left_alone(
+    harm: Callable[[Path], None], project: ProjectFolder, server: Server
+) -> None:
+    project.numbered(300)
+    project.workflow()
+    assert project.run().exit_code == 0
+    output = (project.root / "output/reviews/results.jsonl").read_bytes()
+    harm(database(project))
+    server.reset()
+    before = database(project).read_bytes()
+    for command in (["run", "-a", "reviews"], ["status"], ["export", "-a", "reviews"]):
+        is_explained(project.agac(*command), "agac.db is damaged: ", "restore a backup", f"mv {database(project)}")
+    assert database(project).read_bytes() == before
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == output
+    assert server.account()["requests"] == 0
+    database(project).rename(database(project).with_suffix(".damaged"))
+    assert project.agac("run", "-a", "reviews").code == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == output
+
+
+def test_a_newer_database_is_refused_and_never_touched(project: ProjectFolder, server: Server) -> None:
+    project.numbered(10)
+    project.workflow()
+    assert project.run().exit_code == 0
+    connection = sqlite3.connect(database(project))
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    server.reset()
+    before = {path: path.read_bytes() for path in database(project).parent.iterdir()}
+    for command in (["run", "-a", "reviews"], ["run", "-a", "reviews", "--fresh"], ["status"], ["export"]):
+        is_explained(project.agac(*command), "was written by a newer agac (schema 999", "pip install --upgrade agac")
+    assert {path: path.read_bytes() for path in database(project).parent.iterdir()} == before
+    assert server.account()["requests"] == 0
+
+
+@pytest.mark.parametrize("moment", [*(f"statement:{n}" for n in range(1, 41, 3)), "commit:1", "committed:1"])
+def test_a_database_whose_making_was_killed_is_made_by_the_next_command(
+    moment: str, project: ProjectFolder, server: Server
+) -> None:
+    project.numbered(3)
+    project.workflow()
+    assert project.agac("run", "-a", "reviews", env=kill_at(moment)).code == -9
+    assert project.agac("status").code in (0, 1)  # 1: it says which command brings the database up to date
+    assert project.run().exit_code == 0
+    assert len(project.envelopes()) == 3
+    assert server.account()["duplicates"] == 0
+    assert project.query("PRAGMA journal_mode") == [("wal",)]
+    assert project.query("PRAGMA auto_vacuum") == [(2,)]
+    project.assert_sound()
+
+
+def test_a_power_cut_that_takes_the_end_of_the_log_costs_calls_but_no_row(
+    project: ProjectFolder, server: Server, tmp_path: Path
+) -> None:
+    """What was not on the disk yet is asked again; what the log's torn end says is not believed."""
+    project.numbered(300)
+    project.workflow()
+    assert project.agac("run", "-a", "reviews", "--concurrency", "8", env=kill_at("committed:12")).code == -9
+    quiet_account(server)
+    rows, logged = row_count(project), database(project).with_name("agac.db-wal").read_bytes()
+    assert rows
+    kept = shutil.copytree(project.root, tmp_path / "kept")
+    for number, end in enumerate((0, 20, len(logged) // 3, len(logged) // 2 + 1, len(logged) - 1)):
+        torn = ProjectFolder(Path(shutil.copytree(kept, tmp_path / f"torn-{number}")))
+        shutil.copy(kept / "agac.yml", torn.root)
+        torn.root.joinpath(".agac/agac.db-shm").unlink()
+        torn.root.joinpath(".agac/agac.db-wal").write_bytes(logged[:end] + b"\x5a" * 3000)
+        assert torn.run().exit_code == 0
+        assert [e["id"] for e in torn.envelopes()] == [f"r-{i}" for i in range(1, 301)]
+        torn.assert_sound()

@@ -1,0 +1,193 @@
+"""kill -9 at fifty moments: start-up, amid the work, commits, exports. Nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import kill_at, killed, quiet_account, row_count, wait_until
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server, simulator
+
+ROWS = 240
+KILLS = 10
+"""In each group. The first two fall into start-up, the last two into the export, after all that was left is done."""
+
+ONE = [{"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}]
+TWO = [*ONE, {"name": "reply", "prompt": "Answer ${text}, found ${classify.sentiment}: ${classify.reason}"}]
+
+GROUPS = {
+    "one stage": (1, ONE, 8),
+    "one stage, wider": (2, ONE, 16),
+    "two stages": (3, TWO, 8),
+    "two stages, wider": (4, TWO, 16),
+    "two stages over an input that was changed": (5, TWO, 8),
+}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Server]:
+    with simulator("--latency", "0.01") as server:
+        yield server
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_run_survives_being_killed_at_any_moment(group: str, slow: Server, tmp_path: Path) -> None:
+    seed, stages, concurrency = GROUPS[group]
+    chance = random.Random(seed)
+    undisturbed = prepared(tmp_path / "undisturbed", slow, stages, concurrency)
+    disturbed = prepared(tmp_path / "disturbed", slow, stages, concurrency)
+    if "changed" in group:
+        assert disturbed.run().exit_code == 0
+        for project in (undisturbed, disturbed):
+            change_input(project)
+    assert undisturbed.run().exit_code == 0
+    slow.reset()
+
+    watch = Watch(disturbed, slow, concurrency)
+    for kind in kinds(chance):
+        disturb(kind, chance, watch)
+        watch.killed()
+    watch.finished()
+
+    assert watch.kills == KILLS
+    for file in ("results.jsonl", "results.json", "errors.jsonl"):
+        assert written(disturbed, file) == written(undisturbed, file)
+    nothing_twice(disturbed)
+    assert disturbed.query("SELECT count(*) FROM row WHERE ordinal IS NOT NULL AND state <> 1") == [(0,)]
+    account = quiet_account(slow)
+    assert account["charged"] - account["distinct"] == account["duplicates"] <= watch.lost_in_all
+
+
+def prepared(root: Path, server: Server, stages: list[dict[str, Any]], concurrency: int) -> ProjectFolder:
+    project = ProjectFolder(root)
+    project.configure(server.base_url)
+    project.numbered(ROWS)
+    project.workflow(stages=stages, defaults={"concurrency": concurrency})
+    return project
+
+
+def change_input(project: ProjectFolder) -> None:
+    """Other rows at other places: reversed, every tenth gone, every seventh with another text, some new ones."""
+    kept = [i for i in range(ROWS, 0, -1) if i % 10]
+    rows = [{"id": f"r-{i}", "text": f"I hate number {i}" if i % 7 == 0 else f"I love number {i}"} for i in kept]
+    new = [{"id": f"n-{i}", "text": f"number {i} is new"} for i in range(140)]
+    project.rows(rows[:60] + new + rows[60:])
+
+
+def kinds(chance: random.Random) -> list[str]:
+    middle = ["requests", "rows", "statement", "commit", "committed", chance.choice(["requests", "commit"])]
+    chance.shuffle(middle)
+    return ["import", "statement", *middle, "os.rename", "os.scandir"]
+
+
+def disturb(kind: str, chance: random.Random, watch: Watch) -> None:
+    """One invocation that is killed at a random moment of a kind."""
+    project, server = watch.project, watch.server
+    ranges = {
+        "import": (50, 400), "statement": (1, 60), "commit": (2, 8), "committed": (2, 8),
+        "os.rename": (1, 4), "os.scandir": (1, 4), "requests": (1, 36), "rows": (1, 24),
+    }  # fmt: skip
+    number = chance.randint(*ranges[kind])
+    if kind not in ("requests", "rows"):
+        ran = project.agac("run", "-a", "reviews", env=kill_at(f"{kind}:{number}"))
+        assert ran.code == -9, f"no {kind}:{number} before its end: {ran.out}{ran.err}"
+    else:
+        requests, rows = server.account()["requests"], row_count(project)
+        process = project.start("run", "-a", "reviews")
+        if kind == "requests":
+            wait_until(lambda: server.account()["requests"] >= requests + number, f"{number} requests", process)
+        else:
+            wait_until(lambda: row_count(project) >= rows + number, f"{number} rows", process)
+        killed(process)
+        assert process.returncode == -9
+
+
+class Watch:
+    """Looks at database and account after every process: what was paid, what was stored, what was said."""
+
+    def __init__(self, project: ProjectFolder, server: Server, concurrency: int) -> None:
+        self.project, self.server, self.bound = project, server, 2 * concurrency
+        self.kills = 0
+        self.lost_in_all = 0
+        self._charged = 0
+        self._stored = self._answers()
+        self._lost_unsaid = 0
+        self._kills_unsaid = 0
+        self._event = self._newest_event()[0]
+
+    def killed(self) -> None:
+        """After a kill: the database is whole, and no more was lost than what was in flight or not yet durable."""
+        lost = self._look()
+        assert lost <= self.bound
+        self.kills += 1
+        self.lost_in_all += lost
+        self._lost_unsaid += lost
+        self._kills_unsaid += 1
+
+    def finished(self) -> None:
+        """One invocation that nobody disturbs."""
+        ran = self.project.agac("run", "-a", "reviews", "--json")
+        assert ran.code == 0, ran.err
+        self._said(ran.json["invocation"]["lost_calls_at_most"])
+        assert self._look() == 0
+
+    def _look(self) -> int:
+        """How many answers were paid and not stored since the last look."""
+        if not self._is_made():
+            return 0
+        assert self.project.query("PRAGMA integrity_check") == [("ok",)]
+        self.project.assert_sound()
+        charged, stored = quiet_account(self.server)["charged"], self._answers()
+        lost = (charged - self._charged) - (stored - self._stored)
+        assert lost >= 0
+        self._charged, self._stored = charged, stored
+        event, at_most, ended = self._newest_event()
+        if event != self._event:
+            self._event = event
+            self._said(at_most)
+            if ended:
+                self._lost_unsaid = self._kills_unsaid = 0
+        return lost
+
+    def _said(self, at_most: int) -> None:
+        """What an invocation says that may have been lost before it is enough, and no more than it can have been."""
+        assert self._lost_unsaid <= at_most <= self.bound * self._kills_unsaid
+
+    def _is_made(self) -> bool:
+        if not (self.project.root / ".agac/agac.db").exists():
+            return False
+        return self.project.query("PRAGMA user_version") != [(0,)]
+
+    def _answers(self) -> int:
+        if not self._is_made():
+            return 0
+        return int(self.project.query("SELECT count(*) FROM attempt")[0][0])
+
+    def _newest_event(self) -> tuple[int, int, bool]:
+        """Its number, what it recorded that may have been lost before it, and whether it came to its end."""
+        found = self._is_made() and self.project.query(
+            "SELECT id, body, ended_at FROM event WHERE kind = 'invocation' ORDER BY id DESC LIMIT 1"
+        )
+        if not found:
+            return 0, 0, False
+        number, body, ended_at = found[0]
+        return number, json.loads(body)["lost_calls"], ended_at is not None
+
+
+def nothing_twice(project: ProjectFolder) -> None:
+    """No row and no answer is in the store twice."""
+    assert project.query("SELECT id FROM row GROUP BY run_id, id HAVING count(*) > 1") == []
+    assert project.query("SELECT ordinal FROM row WHERE ordinal > 0 GROUP BY run_id, ordinal HAVING count(*) > 1") == []
+    assert project.query("SELECT row_key FROM task GROUP BY row_key, stage HAVING count(*) > 1") == []
+    assert project.query("SELECT fingerprint FROM result GROUP BY fingerprint HAVING count(*) > 1") == []
+    ids = [envelope["id"] for envelope in project.envelopes()]
+    assert len(ids) == len(set(ids))
+
+
+def written(project: ProjectFolder, file: str) -> bytes:
+    return (project.root / "output/reviews" / file).read_bytes()

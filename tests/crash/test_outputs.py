@@ -1,0 +1,145 @@
+"""Output files are views of the store: whatever becomes of them, the next command makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.processes import kill_at
+from support.project import ProjectFolder
+from support.server import Server
+
+FILES = ("results.jsonl", "results.json", "errors.jsonl", "summary.json")
+
+
+@pytest.fixture
+def finished(project: ProjectFolder, server: Server) -> dict[str, bytes]:
+    """A finished run with a failed row; what its files hold."""
+    project.rows([{"id": f"r-{i}", "text": f"I love number {i}"} for i in [*range(1, 40), 7]])
+    assert project.run(project.workflow()).exit_code == 3
+    server.reset()
+    return contents(project)
+
+
+def contents(project: ProjectFolder) -> dict[str, bytes]:
+    return {file: (project.root / "output/reviews" / file).read_bytes() for file in FILES}
+
+
+def is_removed(path: Path) -> None:
+    path.unlink()
+
+
+def is_emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def is_half_written(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def is_overwritten(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"number", b"NUMBER").replace(b"run", b"RUN"))
+
+
+@pytest.mark.parametrize("harm", [is_removed, is_emptied, is_half_written, is_overwritten])
+@pytest.mark.parametrize("file", FILES)
+def test_a_run_makes_an_output_file_again_that(
+    file: str, harm: Callable[[Path], None], project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    harm(project.root / "output/reviews" / file)
+    report = project.run()
+    assert report.exit_code == 3
+    assert contents(project) == finished
+    assert server.account()["requests"] == 0
+
+
+def test_a_run_makes_a_removed_output_folder_again(
+    project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    for file in FILES:
+        (project.root / "output/reviews" / file).unlink()
+    (project.root / "output/reviews").rmdir()
+    project.run()
+    assert contents(project) == finished
+    assert server.account()["requests"] == 0
+
+
+def test_files_that_are_whole_are_left_alone(project: ProjectFolder, finished: dict[str, bytes]) -> None:
+    stamps = [(project.root / "output/reviews" / file).stat().st_mtime_ns for file in FILES]
+    project.run()
+    assert [(project.root / "output/reviews" / file).stat().st_mtime_ns for file in FILES] == stamps
+
+
+@pytest.mark.parametrize("moment", [f"{event}:{n}" for event in ("os.rename", "os.scandir") for n in (1, 2, 3, 4)])
+def test_a_killed_export_leaves_each_file_old_or_new_and_the_next_command_mends_them(
+    moment: str, project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    """`os.rename`: before a file takes its place, `os.scandir`: right after that."""
+    text = (project.root / "data/rows.csv").read_text().replace("number 3\n", "number three\n")
+    project.write("data/rows.csv", text)
+    assert project.agac("run", "-a", "reviews", env=kill_at(moment)).code == -9
+    torn = contents(project)
+    server.reset()
+    assert project.agac("run", "-a", "reviews").code == 3
+    whole = contents(project)
+    for file in FILES:
+        assert torn[file] in (finished[file], whole[file])
+    assert whole["results.jsonl"] != finished["results.jsonl"]
+    assert server.account()["requests"] == 0
+    left = {path.name for path in (project.root / "output/reviews").iterdir()}
+    assert left == set(FILES)
+
+
+@pytest.mark.parametrize("moment", ["statement:5", "os.rename:1", "os.rename:3", "os.scandir:4"])
+def test_a_killed_export_command_can_be_given_again(
+    moment: str, project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    is_half_written(project.root / "output/reviews/results.json")
+    assert project.agac("export", "-a", "reviews", env=kill_at(moment)).code == -9
+    assert project.agac("export", "-a", "reviews").code == 0
+    assert contents(project) == finished
+    project.assert_sound()
+
+
+def test_a_killed_export_is_mended_by_a_run_too(
+    project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    is_half_written(project.root / "output/reviews/results.json")
+    assert project.agac("export", "-a", "reviews", env=kill_at("os.rename:2")).code == -9
+    assert project.run().exit_code == 3
+    assert contents(project) == finished
+    assert server.account()["requests"] == 0
+
+
+def test_going_back_to_an_earlier_definition_brings_its_results_back(
+    project: ProjectFolder, server: Server, finished: dict[str, bytes]
+) -> None:
+    earlier = (project.root / "workflows/reviews.yml").read_text()
+    project.write("workflows/reviews.yml", earlier.replace("Review:", "The review:"))
+    project.run()
+    assert contents(project)["results.jsonl"] != finished["results.jsonl"]
+    server.reset()
+    project.write("workflows/reviews.yml", earlier)
+    project.run()
+    assert contents(project) == finished
+    assert server.account()["requests"] == 0
+
+
+def test_killed_before_its_end_was_noted_a_run_is_not_shown_as_finished(project: ProjectFolder, server: Server) -> None:
+    """All rows are settled, but only the next invocation knows that nothing more is in the input."""
+    project.numbered(5)
+    project.workflow()
+    assert project.agac("run", "-a", "reviews", env=kill_at("os.rename:1")).code == -9
+    assert project.query("SELECT finished_at IS NULL FROM run") == [(0,)]
+    project.numbered(300)
+    assert project.agac("run", "-a", "reviews", env=kill_at("committed:2")).code == -9
+    refused = project.agac("export", "-a", "reviews")
+    assert refused.code == 2
+    assert "not finished" in refused.err
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert project.output(file="summary.json")["complete"] is False
+    assert project.run().exit_code == 0
+    assert project.output(file="summary.json")["complete"] is True
+    assert len(project.envelopes()) == 300

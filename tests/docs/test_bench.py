@@ -1,0 +1,91 @@
+"""The benchmark runs from end to end and says sane things; how fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "bench" / "run.py"
+
+
+def bench(*flags: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark as users call it."""
+    return subprocess.run([sys.executable, str(RUN), *flags], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What a run over a few rows prints, and its JSON."""
+    file = tmp_path_factory.mktemp("bench") / "figures.json"
+    run = bench("--tiny", "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    return run.stdout, json.loads(file.read_text("utf-8"))
+
+
+def test_every_scenario_gives_finite_figures_with_their_requirements(found: tuple[str, dict[str, Any]]) -> None:
+    figures = found[1]["figures"]
+    kinds = {figure["scenario"].split(",")[0] for figure in figures}
+    assert kinds == {"throughput", "latency", "memory", "run again", "start-up", "simulator", "reading"}
+    assert all(math.isfinite(figure["value"]) for figure in figures)
+    assert {figure["at_most"] for figure in figures} >= {0.25, 1.05, 1.1, 120, 1.0, 2.5, 0.15}
+    assert {figure["at_least"] for figure in figures} == {None, 0.5}
+
+
+def test_a_requirement_is_kept_or_missed_as_its_bound_says(found: tuple[str, dict[str, Any]]) -> None:
+    for figure in found[1]["figures"]:
+        if figure["at_most"] is not None:
+            assert figure["kept"] == (figure["value"] <= figure["at_most"])
+        elif figure["at_least"] is not None:
+            assert figure["kept"] == (figure["value"] >= figure["at_least"])
+        else:
+            assert figure["kept"] is None
+
+
+def test_finished_runs_ask_nothing_and_a_changed_cell_asks_once_a_stage(found: tuple[str, dict[str, Any]]) -> None:
+    figures = found[1]["figures"]
+    assert [figure["value"] for figure in figures if figure["what"] == "calls"] == [0, 0]
+    assert [f["value"] for f in figures if f["what"] == "calls after one changed cell, a stage"] == [1, 1]
+
+
+def test_the_table_names_the_machine_and_shows_each_figure(found: tuple[str, dict[str, Any]]) -> None:
+    text, said = found
+    first = text.splitlines()[0]
+    assert said["machine"]["python"] in first
+    assert f"{said['machine']['cores']} cores" in first
+    assert all(figure["what"] in text for figure in said["figures"])
+    assert f"of {sum(f['kept'] is not None for f in said['figures'])} requirements kept." in text
+
+
+def test_one_scenario_can_be_measured_alone(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = bench("--tiny", "--only", "reading", "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    assert {figure["scenario"] for figure in json.loads(file.read_text("utf-8"))["figures"]} == {"reading"}
+
+
+def test_figures_replace_only_what_stands_between_the_marks_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    program = (
+        "from pathlib import Path; from figures import Figure, machine; from run import write_page, BEGIN, END;"
+        f"page = Path({str(page)!r}); page.write_text(f'before\\n{{BEGIN}}\\nold\\n{{END}}\\nafter\\n');"
+        "write_page(page, machine(), [Figure('memory', 'peak', 61.5, 'MB', at_most=120)])"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(RUN.parent)})
+    text = page.read_text("utf-8")
+    assert text.startswith("before\n<!-- figures")
+    assert text.endswith("end of figures -->\nafter\n")
+    assert "| memory | peak | 61.5 MB | <= 120 | kept |" in text
+    assert "old" not in text
+
+
+def test_the_page_has_the_marks_that_figures_are_put_between() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    assert text.index("<!-- figures: bench/run.py --write-docs -->") < text.index("<!-- end of figures -->")

@@ -1,0 +1,43 @@
+"""Fragments of the change log are well formed: one file a change, for users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fragments import FOLDER, fragments, problems_of
+from pages import ROOT
+
+
+@pytest.mark.parametrize("path", fragments(), ids=lambda path: path.name)
+def test_a_fragment_is_well_formed(path: Path) -> None:
+    assert problems_of(path) == []
+
+
+def test_nothing_else_lies_among_the_fragments() -> None:
+    assert {path for path in FOLDER.iterdir() if path.name != "README.md"} == set(fragments())
+
+
+def test_the_changelog_holds_every_fragment() -> None:
+    words = " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())
+    for path in fragments():
+        assert " ".join(path.read_text("utf-8").split()) in words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("spine.new.md", "It works.\n", "name it what-it-is.KIND.md"),
+        ("spine.md", "It works.\n", "name it what-it-is.KIND.md"),
+        ("spine.added.md", "\n", "is empty"),
+        ("spine.added.md", "It works\n", "ends with a full stop"),
+        ("spine.added.md", "It works.", "ends with a full stop"),
+        ("spine.added.md", "it works.\n", "starts with a capital letter"),
+        ("spine.added.md", "Word " * 200 + ".\n", "are enough to say what changed"),
+    ],
+)
+def test_a_bad_fragment_is_told_apart(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    (found,) = problems_of(path)
+    assert problem in found

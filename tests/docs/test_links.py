@@ -1,0 +1,51 @@
+"""Links within the documentation lead somewhere, and every page can be reached."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import ROOT, pages
+
+PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "changelog.d/README.md"]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def links(page: Path) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [link for link in LINK.findall(prose) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    reached = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)} | {index, ROOT / "README.md"}
+    assert {page for page in pages() if page.name != "benchmarks.md"} <= reached
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_a_page_is_of_agac_alone(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert not re.search(r"/work/|/tmp/|/root/|issue \d|(?<!\w)#\d+\b", text)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/guide").glob("*.md")), ids=lambda page: page.name)
+def test_a_guide_begins_with_what_its_reader_can_do_afterwards(page: Path) -> None:
+    assert page.read_text("utf-8").split("\n")[2].startswith("After this page you ")

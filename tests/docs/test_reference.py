@@ -1,0 +1,109 @@
+"""The reference says what the program does: it is made from it, and it is complete."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from generate import all_pages, made_anew
+from pages import ROOT
+from pydantic import BaseModel
+from reference import SECTIONS, helps
+
+from agac.cli.main import GLOBAL_FLAGS, cli
+from agac.core.errors import ErrorType, ExitCode
+from agac.core.types import Outcome
+from agac.spec import models
+from agac.store.rows import State
+
+REFERENCE = ROOT / "docs/reference"
+
+
+def read(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_generated_parts_are_up_to_date(page: Path) -> None:
+    text = read(page)
+    assert made_anew(text).split("\n") == text.split("\n"), "run: python docs/generate.py"
+
+
+def test_every_command_and_every_flag_has_help_and_is_documented() -> None:
+    text = read(REFERENCE / "cli.md")
+    commands = list(walk(cli, "agac"))
+    assert [path for path, _ in commands] == [path for path, _ in helps()]
+    for path, command in commands:
+        assert f"\n## {path}\n" in text
+        assert command.help, path
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{path} {parameter.name}"
+                assert all(flag in text for flag in parameter.opts), f"{path} {parameter.name}"
+
+
+def test_every_flag_of_agac_itself_may_stand_after_the_command() -> None:
+    own = {flag: not param.is_flag for param in cli.params for flag in param.opts if isinstance(param, click.Option)}
+    del own["--version"]
+    assert own == GLOBAL_FLAGS
+
+
+def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    found = [(path, command)]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found += walk(inner, f"{path} {name}")
+    return found
+
+
+def test_every_kind_of_mapping_has_a_section_and_every_key_a_meaning() -> None:
+    found = {name for name, value in vars(models).items() if isinstance(value, type) and issubclass(value, BaseModel)}
+    found -= {"BaseModel", "FileModel"}
+    assert found == set(SECTIONS)
+    text = read(REFERENCE / "workflow.md")
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    headings = {re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(SECTIONS.values()) <= headings
+    for name in SECTIONS:
+        for key in getattr(models, name).model_fields:
+            assert re.search(rf"^\| `{key}` \| .+ \| .* \| \S.+ \|$", text, re.M), f"{name}.{key}"
+
+
+@pytest.mark.parametrize("kind", list(ErrorType))
+def test_every_row_error_says_when_it_comes_and_what_to_do(kind: ErrorType) -> None:
+    assert re.search(rf"^\| `{kind}` \| .{{10,}} \| .{{10,}} \|$", read(REFERENCE / "errors.md"), re.M)
+
+
+@pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
+def test_every_exit_code_is_explained(code: ExitCode) -> None:
+    assert re.search(rf"^\| {int(code)} \| .+ \| .{{10,}} \|", read(REFERENCE / "errors.md"), re.M)
+
+
+def test_every_state_of_a_row_and_of_a_task_is_explained() -> None:
+    text = read(REFERENCE / "store.md")
+    for state in State:
+        assert f"| {int(state)} | {state.name.lower()} |" in text
+    for outcome in Outcome:
+        assert f"`{outcome}`" in text
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    names = {re.split(r"[<>=~! ]", line)[0] for line in project["dependencies"]}
+    reasons = read(ROOT / "docs/decisions/0001-dependencies.md")
+    assert len(names) <= 15
+    assert set(re.findall(r"^\| ([a-z-]+) \| .{10,} \|", reasons, re.M)) - {"package"} == names
+
+
+def test_every_folder_of_the_package_is_in_the_architecture() -> None:
+    text = read(ROOT / "docs/architecture.md")
+    folders = {path.parent.name for path in (ROOT / "agac").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `agac/(\w+)/`", text, re.M)) == folders
+    for module in re.findall(r"`((?:engine|plan|spec|store|providers|data|core|api)/\w+)`", text):
+        assert (ROOT / "agac" / f"{module}.py").is_file(), module

@@ -1,0 +1,79 @@
+"""Every YAML block of every page is a file, or keys of a stage, that loads; or says that it is broken, and is."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+from consoles import file_of
+from pages import ROOT, Block, blocks, pages
+
+from agac.api import validate
+from agac.simulator.rulesfile import load_rules
+
+WITH_YAML = [page for page in pages() if any(block.language == "yaml" for block in blocks(page))]
+FRAGMENT = "input: {path: data/product_reviews.csv}\nstages:\n  - name: classify\n"
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    for name in ("workflows", "agentcards", "schemas", "prompts", "data"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "agac.yml", tmp_path)
+    shutil.copytree(ROOT / "agac/api/template/data", tmp_path / "data", dirs_exist_ok=True)
+    return tmp_path
+
+
+def write(folder: Path, path: str, text: str) -> Path:
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text + "\n", encoding="utf-8")
+    return target
+
+
+def problems(workflow: str | None, folder: Path) -> list[str]:
+    return [str(problem) for problem in validate(workflow, project=folder).problems]
+
+
+def check(block: Block, path: str, folder: Path) -> None:
+    target = write(folder, path, block.text)
+    if path == "faults.yml":
+        assert load_rules(target), block.where
+    elif target.stem == "broken":
+        assert problems(target.stem, folder), f"{block.where}: is not broken"
+        target.unlink()
+    else:
+        assert problems(None if path == "agac.yml" else target.stem, folder) == [], block.where
+
+
+@pytest.mark.parametrize("page", WITH_YAML, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_yaml_block_loads(page: Path, example: Path) -> None:
+    found = blocks(page)
+    for block in found:
+        if block.language != "yaml" and (path := file_of(block)):
+            write(example, path, block.text)
+    for block in (block for block in found if block.language == "yaml"):
+        path = file_of(block)
+        if path is not None:
+            check(block, path, example)
+            continue
+        assert block.text.startswith("# keys of a stage\n"), f"{block.where}: which file is it?"
+        write(example, "workflows/fragment.yml", FRAGMENT + textwrap.indent(block.text, "    "))
+        assert problems("fragment", example) == [], block.where
+
+
+def test_the_workflow_of_the_readme_is_the_file_and_is_short() -> None:
+    (block,) = [block for block in blocks(ROOT / "README.md") if block.language == "yaml"]
+    text = (ROOT / "workflows/product_reviews.yml").read_text("utf-8")
+    assert block.text == "# workflows/product_reviews.yml\n" + text.rstrip("\n")
+    assert len(text.rstrip("\n").split("\n")) <= 21
+
+
+def test_the_example_workflows_have_no_problem() -> None:
+    assert problems(None, ROOT) == []
+
+
+def test_the_example_uses_an_agent_card() -> None:
+    assert "agent: support" in (ROOT / "workflows/product_reviews.yml").read_text("utf-8")

@@ -1,0 +1,109 @@
+"""What is done about a fault: the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.types import Fault, FaultKind, Outcome
+from agac.engine.policy import (
+    FURTHER_RUNS,
+    LONGEST_WAIT,
+    MAX_AMBIGUOUS,
+    MAX_PAUSES,
+    MAX_RETRIES,
+    Again,
+    GiveUp,
+    StopRun,
+    decide,
+    is_left,
+)
+from agac.store.rows import PriorTask
+
+RETRY, PAUSE, FATAL, TASK = FaultKind.RETRY, FaultKind.PAUSE, FaultKind.FATAL, FaultKind.TASK
+
+
+def fault(kind: FaultKind, **more: Any) -> Fault:
+    return Fault(kind, ErrorType.PROVIDER_ERROR, "trouble", **more)
+
+
+TABLE = [
+    # fault, attempt, ambiguous → decision
+    (fault(FATAL), 1, 0, StopRun()),
+    (fault(FATAL, delay=1.0), 3, 2, StopRun()),
+    (fault(TASK), 1, 0, GiveUp()),
+    (fault(TASK, delay=1.0, retries=9), 1, 0, GiveUp()),
+    (fault(RETRY), 1, 0, Again(0.5)),
+    (fault(RETRY), 2, 0, Again(1.0)),
+    (fault(RETRY), 3, 0, Again(2.0)),
+    (fault(RETRY), 5, 0, Again(8.0)),
+    (fault(RETRY), MAX_RETRIES, 0, Again(8.0)),
+    (fault(RETRY), MAX_RETRIES + 1, 0, GiveUp()),
+    (fault(RETRY, delay=7.0), 1, 0, Again(7.0)),
+    (fault(RETRY, delay=0.0), 4, 0, Again(0.0)),
+    (fault(RETRY, retries=1), 1, 0, Again(0.5)),
+    (fault(RETRY, retries=1), 2, 0, GiveUp()),
+    (fault(RETRY, retries=0), 1, 0, GiveUp()),
+    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS, MAX_AMBIGUOUS, Again(1.0)),
+    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS + 1, MAX_AMBIGUOUS + 1, GiveUp()),
+    (fault(PAUSE), 1, 0, Again(0.5, lane=True)),
+    (fault(PAUSE), 10, 0, Again(30.0, lane=True)),
+    (fault(PAUSE, delay=12.0), 1, 0, Again(12.0, lane=True)),
+    (fault(PAUSE), MAX_PAUSES, 0, Again(30.0, lane=True)),
+    (fault(PAUSE), MAX_PAUSES + 1, 0, GiveUp()),
+    (fault(PAUSE, delay=LONGEST_WAIT), 1, 0, Again(LONGEST_WAIT, lane=True)),
+    (fault(PAUSE, delay=LONGEST_WAIT + 1), 1, 0, StopRun()),
+    (fault(RETRY, delay=LONGEST_WAIT + 1), 1, 0, GiveUp()),
+]
+
+
+@pytest.mark.parametrize(("given_fault", "attempt", "ambiguous", "decision"), TABLE)
+def test_the_table(given_fault: Fault, attempt: int, ambiguous: int, decision: object) -> None:
+    assert decide(given_fault, attempt, ambiguous, 0.0) == decision
+
+
+delays = st.none() | st.floats(0, LONGEST_WAIT)
+
+
+@given(st.sampled_from([RETRY, PAUSE]), delays, st.integers(1, 5), st.floats(0, 1, exclude_max=True))
+def test_nobody_comes_back_early_or_much_later(
+    kind: FaultKind, delay: float | None, attempt: int, spread: float
+) -> None:
+    again = decide(fault(kind, delay=delay), attempt, 0, spread)
+    assert isinstance(again, Again)
+    least = 2.0 ** (attempt - 2) if delay is None else delay
+    assert least <= again.delay <= least + min(least, 5.0) / 4
+
+
+@given(
+    st.sampled_from(list(FaultKind)),
+    st.none() | st.floats(0, 1e6),
+    st.none() | st.integers(0, 100),
+    st.integers(0, 30),
+    st.booleans(),
+)
+def test_every_task_ends(
+    kind: FaultKind, delay: float | None, retries: int | None, attempt: int, ambiguous: bool
+) -> None:
+    most = retries if retries is not None else MAX_PAUSES
+    given_fault = fault(kind, delay=delay, retries=retries, ambiguous=ambiguous)
+    assert not isinstance(decide(given_fault, most + 1 + attempt, 0, 0.5), Again)
+
+
+def prior(error: ErrorType | None, failures: int) -> PriorTask:
+    outcome = Outcome.FAILED if error else Outcome.DONE
+    return PriorTask(1, 0, b"", outcome, None, RowError(error, "") if error else None, failures)
+
+
+@pytest.mark.parametrize("error", list(ErrorType))
+@pytest.mark.parametrize("failures", [0, 1, FURTHER_RUNS, FURTHER_RUNS + 1, FURTHER_RUNS + 5])
+def test_only_answers_are_left_and_only_after_two_further_runs(error: ErrorType, failures: int) -> None:
+    assert is_left(prior(error, failures)) == (error in ANSWER_FAILURES and failures > FURTHER_RUNS)
+
+
+def test_what_is_done_is_not_left() -> None:
+    assert not is_left(prior(None, 9))

@@ -1,0 +1,112 @@
+"""What decides an answer: pinned, so that nobody changes it by accident. A change asks every row of everybody again."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core import keys
+from agac.core.types import Message, Params, Schema
+
+SCHEMA = Schema("answer", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+MESSAGES = (Message.of("system", "Be brief."), Message.of("user", "Größe \u2028 🎉?"))
+EVERY_PARAM = Params(
+    temperature=0.5, top_p=0.9, max_tokens=100, presence_penalty=0.1, frequency_penalty=0.2, stop=("a", "b"), seed=7,
+    reasoning="low", service_tier="flex",
+)  # fmt: skip
+BASE: dict[str, Any] = {"provider": "openai", "model": "gpt-5.4-mini", "params": EVERY_PARAM, "schema": SCHEMA}
+
+
+def fingerprint(messages: tuple[Message, ...] = MESSAGES, *, replica: int = 0, salt: str = "", **changes: Any) -> bytes:
+    return keys.Fingerprinter(**{**BASE, **changes}).fingerprint(messages, replica=replica, salt=salt)
+
+
+PINNED = {
+    "everything": "90ccaae4e0e2f4a2027bb1c8b094978b",
+    "no parameters, no schema": "b6299b6e2c2bd9deacb51ddb050ae6bc",
+    "empty prompt": "54800554294cf81bd3bee067d6974f1b",
+    "second replica": "f1a0766685402d30ccce86612b3087d6",
+    "salted": "6f62f174a360325d50b3c2f765c0468e",
+    "row": "4ed8d7aa4abb34a5bc231f0b8c13dd4a",
+    "definition": "0321f76c73673ae0d3d9ed3d733cc481",
+}
+
+
+def test_pinned() -> None:
+    assert fingerprint().hex() == PINNED["everything"]
+    assert fingerprint(params=Params(), schema=None).hex() == PINNED["no parameters, no schema"]
+    assert fingerprint((Message.of("user", ""),), params=Params(), schema=None).hex() == PINNED["empty prompt"]
+    assert fingerprint(replica=1).hex() == PINNED["second replica"]
+    assert fingerprint(salt="r-1").hex() == PINNED["salted"]
+    assert keys.row_hash('{"id":"r-1","text":"Größe"}').hex() == PINNED["row"]
+    assert keys.definition_hash({"b": [1, None], "a": {"ü": 1.5}}).hex() == PINNED["definition"]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "provider": {"provider": "azure"},
+    "model": {"model": "gpt-5.4"},
+    "schema": {"schema": Schema("answer", {"type": "object"})},
+    "no schema": {"schema": None},
+    "replica": {"replica": 1},
+    "salt": {"salt": "x"},
+    "role": {"messages": (Message.of("user", "Be brief."), MESSAGES[1])},
+    "text": {"messages": (MESSAGES[0], Message.of("user", "Größe ?"))},
+    "no system": {"messages": MESSAGES[1:]},
+    "order": {"messages": MESSAGES[::-1]},
+    "one more": {"messages": (*MESSAGES, Message.of("assistant", ""))},
+    **{f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: None})} for f in fields(Params)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_ingredient_counts(change: str) -> None:
+    assert fingerprint(**CHANGES[change]) != fingerprint()
+
+
+def test_no_two_changes_give_the_same() -> None:
+    found = {change: fingerprint(**more) for change, more in CHANGES.items()}
+    assert len(set(found.values())) == len(found)
+
+
+def test_the_name_of_a_schema_does_not_count() -> None:
+    assert fingerprint(schema=Schema("other", SCHEMA.body)) == fingerprint()
+
+
+def test_the_order_of_a_schemas_keys_does_not_count() -> None:
+    assert fingerprint(schema=Schema("answer", dict(reversed(SCHEMA.body.items())))) == fingerprint()
+
+
+def test_the_format_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint()
+    monkeypatch.setattr(keys, "FORMAT_VERSION", keys.FORMAT_VERSION + 1)
+    assert fingerprint() != before
+
+
+def test_fingerprints_are_sixteen_bytes_and_the_same_each_time() -> None:
+    prints = keys.Fingerprinter(**BASE)
+    assert prints.fingerprint(MESSAGES) == prints.fingerprint(MESSAGES) == fingerprint()
+    assert len(fingerprint()) == keys.DIGEST_BYTES == 16
+
+
+texts = st.text(max_size=6)
+
+
+@given(st.lists(texts, min_size=1, max_size=4), st.lists(texts, min_size=1, max_size=4))
+def test_texts_are_not_run_together(one: list[str], other: list[str]) -> None:
+    first, second = (fingerprint(tuple(Message.of("user", text) for text in some)) for some in (one, other))
+    assert (first == second) == (one == other)
+
+
+def test_halves_of_surrogates_are_kept_apart() -> None:
+    assert keys.digest("\ud800") != keys.digest("\ud801")
+
+
+@given(st.dictionaries(texts, st.integers() | texts | st.none(), max_size=4))
+def test_a_row_counts_in_the_order_of_its_fields(row: dict[str, Any]) -> None:
+    turned = dict(reversed(row.items()))
+    assert (keys.row_hash(keys.snapshot(row)) == keys.row_hash(keys.snapshot(turned))) == (list(row) == list(turned))
+    assert keys.definition_hash(row) == keys.definition_hash(turned)

@@ -1,0 +1,189 @@
+"""Every statement of the store against the schema, and what the hot ones cost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiosqlite
+import pytest
+
+from agac.store import db, sql
+
+PLACEHOLDERS = re.compile(r":\w+|\?")
+HOT = [
+    "rows_at",
+    "rows_by_id",
+    "tasks_of_rows",
+    "results_by_fingerprint",
+    "rows_export",
+    "rows_leaving",
+    "number_last",
+    "row_change",
+    "row_place",
+    "row_settle",
+    "row_leave",
+    "row_key_max",
+    "result_id_max",
+    "task_forget",
+    "counters",
+    "run_newest",
+    "run_read",
+    "lease_beat",
+    "endpoint_find",
+]
+LARGE = ("row", "task", "result", "attempt", "counter")
+
+
+def fresh(path: Path) -> sqlite3.Connection:
+    async def make() -> None:
+        async with db.open_database(path):
+            pass
+
+    asyncio.run(make())
+    return sqlite3.connect(path)
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    made = fresh(tmp_path / "agac.db")
+    made.execute(sql.sql("ids_scan_make"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def statement_of(name: str) -> str:
+    return sql.sql_many(name, 8) if "(:many)" in sql.sql(name) else sql.sql(name)
+
+
+def plan_of(connection: sqlite3.Connection, name: str) -> list[str]:
+    statement = statement_of(name)
+    named = set(re.findall(r":(\w+)", statement))
+    values = dict.fromkeys(named) if named else [None] * statement.count("?")
+    return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, values)]
+
+
+@pytest.mark.parametrize("name", sorted(sql.statements().keys() - {"ids_scan_make"}))  # the fixture ran that one
+def test_every_statement_fits_the_schema(connection: sqlite3.Connection, name: str) -> None:
+    plan_of(connection, name)
+
+
+def test_every_statement_has_a_sentence() -> None:
+    for name, text in sql.statements().items():
+        assert re.match(r"-- [A-Z].*[.:]\n", text), name
+
+
+def test_every_statement_is_used() -> None:
+    folder = Path(db.__file__).parents[1]
+    code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
+    unused = [name for name in sql.statements() if f'"{name}"' not in code]
+    assert unused == []
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_hot_statements_use_an_index(connection: sqlite3.Connection, name: str) -> None:
+    plan = plan_of(connection, name)
+    scans = [line for line in plan if re.match(rf"SCAN ({'|'.join(LARGE)}|[rtva])\b", line)]
+    assert not [line for line in scans if not line.endswith("COVERING INDEX row_id")], plan
+
+
+@pytest.mark.parametrize("name", ["rows_at", "rows_export"])
+def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
+    assert not [line for line in plan_of(connection, name) if "FOR ORDER BY" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("rows_at", "row_ordinal"),
+        ("rows_export", "row_ordinal"),
+        ("rows_leaving", "row_ordinal"),
+        ("rows_by_id", "row_id"),
+        ("number_last", "row_id"),
+        ("results_by_fingerprint", "result_fingerprint"),
+        ("tasks_of_rows", "PRIMARY KEY"),
+        ("run_newest", "run_identity"),
+    ],
+)
+def test_statements_go_by_the_index_that_was_made_for_them(
+    connection: sqlite3.Connection, name: str, index: str
+) -> None:
+    assert any(index in line and line.startswith("SEARCH") for line in plan_of(connection, name))
+
+
+def test_values_are_padded_to_a_few_sizes() -> None:
+    assert [len(sql.padded(list(range(n)))) for n in (0, 1, 8, 9, 500, 512)] == [8, 8, 8, 16, 512, 512]
+    assert sql.padded([1, 2])[2:] == [None] * 6
+
+
+def test_padding_matches_nothing(connection: sqlite3.Connection) -> None:
+    found = connection.execute(sql.sql_many("rows_by_id", 8), (1, *sql.padded([]))).fetchall()
+    assert found == []
+
+
+def test_names_are_not_given_twice() -> None:
+    text = (Path(db.__file__).parent / "queries.sql").read_text("utf-8")
+    names = re.findall(r"^-- name: (\w+)$", text, re.MULTILINE)
+    assert len(names) == len(set(names)) == len(sql.statements())
+
+
+def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    found = connection.execute(
+        "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY type, name"
+    )
+    return [(kind, name, re.sub(r"\s+", " ", text)) for kind, name, text in found]
+
+
+def test_a_database_migrated_step_by_step_equals_a_fresh_one(tmp_path: Path) -> None:
+    made = fresh(tmp_path / "fresh.db")
+    step = sqlite3.connect(tmp_path / "steps.db", isolation_level=None)
+    for _, script in sql.migrations():
+        for statement in sql.split_script(script):
+            step.execute(statement)
+    assert schema_of(made) == schema_of(step)
+    assert made.execute("PRAGMA user_version").fetchone() == (sql.migrations()[-1][0],)
+    made.close()
+    step.close()
+
+
+def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "agac.db"
+    before = fresh(path)
+    first = schema_of(before)
+    before.close()
+
+    async def again() -> None:
+        async with aiosqlite.connect(path, isolation_level=None) as writer:
+            await db.migrate(writer)
+
+    asyncio.run(again())
+    after = fresh(path)
+    assert schema_of(after) == first
+    after.close()
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    assert [number for number, _ in sql.migrations()] == list(range(1, len(sql.migrations()) + 1))
+
+
+def test_the_tables_of_the_design_are_there(connection: sqlite3.Connection) -> None:
+    tables = {name for kind, name, _ in schema_of(connection) if kind == "table"}
+    assert {"definition", "run", "row", "task", "result", "attempt", "event", "counter", "lease"} <= tables
+
+
+def test_a_database_is_marked_as_ours_and_gives_space_back(tmp_path: Path) -> None:
+    made = fresh(tmp_path / "agac.db")
+    assert made.execute("PRAGMA application_id").fetchone() == (db.APPLICATION_ID,)
+    assert made.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    made.close()
+
+
+def test_a_semicolon_within_a_line_ends_no_statement() -> None:
+    script = "-- a; comment\nCREATE TABLE a (b TEXT DEFAULT ';x');\nCREATE TABLE c (d);  \n"
+    assert sql.split_script(script) == ["CREATE TABLE a (b TEXT DEFAULT ';x')", "CREATE TABLE c (d)"]
