@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import threading
 import time
@@ -30,17 +29,17 @@ async def _on_terminal(watched: Watched) -> None:
     total: list[int] = []
     # a daemon, so that nobody waits for it: counting a large file may take longer than the run
     threading.Thread(target=lambda: total.append(watched.count_rows()), daemon=True).start()
+    from rich.console import Console  # a tenth of a second that only a terminal needs
+    from rich.live import Live
+    from rich.text import Text
+
     started = time.monotonic()
-    try:
+    console = Console(file=sys.stderr, highlight=False)
+    with Live(console=console, transient=True, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(TERMINAL_SECONDS)
             line = progress_line(watched, total[0] if total else None, time.monotonic() - started)
-            width = shutil.get_terminal_size().columns
-            sys.stderr.write(f"\r{line[: width - 1]}\x1b[K")
-            sys.stderr.flush()
-    finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+            live.update(Text(shown_in(console.encoding, line), no_wrap=True, overflow="crop"), refresh=True)
 
 
 async def _plainly(watched: Watched) -> None:
@@ -54,6 +53,11 @@ async def _plainly(watched: Watched) -> None:
 def _warn(watched: Watched) -> None:
     for warning in watched.warnings:
         print(warning, file=sys.stderr)
+
+
+def shown_in(encoding: str, line: str) -> str:
+    """The line with its bar in characters that the terminal has."""
+    return line if encoding.lower().startswith("utf") else line.replace("█", "#").replace("░", "-")
 
 
 def progress_line(watched: Watched, total: int | None, seconds: float) -> str:

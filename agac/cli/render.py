@@ -236,7 +236,8 @@ def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, An
             f"e.g. {example['id']!r} (row {example['row_number']}):"
         )
         lines.append(f"    {first_line(example['message'])}")
-    lines.append(f"  All of them, with their input: {summary['output']}/errors.jsonl")
+    if invocation["complete"]:
+        lines.append(f"  All of them, with their input: {summary['output']}/errors.jsonl")
     if invocation["rows_left_failed"]:
         left = _counted(invocation["rows_left_failed"], "row")
         lines.append(
