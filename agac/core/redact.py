@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 MASK = "[redacted]"
@@ -15,8 +16,9 @@ class Redactor:
     __slots__ = ("_bytes", "_secrets")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = {s for s in secrets if len(s) >= MIN_SECRET}
         # longest first, so that a secret that contains another is masked whole
-        self._secrets = sorted({s for s in secrets if len(s) >= MIN_SECRET}, key=len, reverse=True)
+        self._secrets = sorted({form for s in known for form in _forms(s)}, key=len, reverse=True)
         self._bytes = [s.encode("utf-8", "surrogateescape") for s in self._secrets]
 
     def clean(self, text: str) -> str:
@@ -32,3 +34,9 @@ class Redactor:
             if secret in body:
                 body = body.replace(secret, MASK.encode())
         return body
+
+
+def _forms(secret: str) -> set[str]:
+    """How a secret stands in text, and in JSON, which may escape quotes, slashes and letters beyond ASCII."""
+    written = {json.dumps(secret, ensure_ascii=escaped)[1:-1] for escaped in (False, True)}
+    return {secret, *written, *(form.replace("/", "\\/") for form in written)}

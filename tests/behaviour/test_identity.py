@@ -251,6 +251,14 @@ def test_the_same_prompt_is_asked_once_and_reused(project: ProjectFolder, server
     assert asked(project, server) == 0
 
 
+def test_the_command_says_when_many_rows_had_one_prompt(project: ProjectFolder) -> None:
+    project.rows([{"id": f"r-{n}", "text": "same" if n < 90 else f"text {n}"} for n in range(100)])
+    echo(project)
+    said = project.agac("run", "-a", "reviews")
+    assert said.code == 0
+    assert "Asked once: 89 tasks had the very prompt of another row" in said.out
+
+
 def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, server: Server) -> None:
     texts = [f"text {n % 300}" for n in range(900)]
     project.rows([{"id": f"r-{n}", "text": text} for n, text in enumerate(texts)])

@@ -182,14 +182,13 @@ def test_a_newer_database_is_refused_and_never_touched(project: ProjectFolder, s
     assert server.account()["requests"] == 0
 
 
-@pytest.mark.parametrize("moment", [*(f"statement:{n}" for n in range(1, 41, 3)), "commit:1", "committed:1"])
+@pytest.mark.parametrize("moment", [*(f"statement:{n}" for n in range(1, 41, 5)), "commit:1", "committed:1"])
 def test_a_database_whose_making_was_killed_is_made_by_the_next_command(
     moment: str, project: ProjectFolder, server: Server
 ) -> None:
     project.numbered(3)
     project.workflow()
     assert project.agac("run", "-a", "reviews", env=kill_at(moment)).code == -9
-    assert project.agac("status").code in (0, 1)  # 1: it says which command brings the database up to date
     assert project.run().exit_code == 0
     assert len(project.envelopes()) == 3
     assert server.account()["duplicates"] == 0

@@ -1,0 +1,177 @@
+"""Moments that are hard to hit: a commit under way, a cancelled start, a Ctrl-C at the very end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+from agac.core.errors import AgacError, ErrorType
+from agac.core.types import Fault, FaultKind
+from agac.engine import intake
+from agac.engine.control import Control, Stop
+from agac.store import lease
+from agac.store.ledger import Ledger
+
+
+def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder, monkeypatch: Any) -> None:
+    """A look-up that is slower than the writer lets a commit begin in the middle of a chunk."""
+    project.numbered(300)
+    project.workflow()
+    project.run()
+    moved = [{"id": "new", "text": "x"}, *({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1, 301))]
+    project.rows(moved)
+    look_up, write = intake.prior_tasks, Ledger._write
+    looked = {"times": 0}
+
+    async def slow_look_up(database: Any, keys: Any) -> Any:
+        looked["times"] += 1
+        found = await look_up(database, keys)
+        if looked["times"] == 2:
+            await asyncio.sleep(0.2)
+            looked["times"] = 3
+        return found
+
+    def slow_write(self: Ledger, batch: Any, writer: Any) -> None:
+        if batch.places and looked["times"] == 2:
+            time.sleep(0.6)
+        write(self, batch, writer)
+
+    monkeypatch.setattr(intake, "prior_tasks", slow_look_up)
+    monkeypatch.setattr(Ledger, "_write", slow_write)
+    report = project.run()
+    assert report.summary["rows"]["total"] == 301
+    assert len(project.envelopes()) == 301
+    project.assert_sound()
+
+
+def test_a_run_that_is_cancelled_at_any_moment_gives_its_lease_back(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.workflow()
+    project.run()
+
+    async def cancelled(after: float) -> None:
+        task = asyncio.ensure_future(agac.run_async("reviews", project=project.root))
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.wait({task})
+
+    for step in range(25):
+        asyncio.run(cancelled(0.001 * step))
+        assert project.query("SELECT holder FROM lease WHERE workflow = 'reviews'") == [("",)]
+    assert project.run().exit_code == 0
+
+
+def test_a_watcher_that_fails_costs_nothing_but_its_words(project: ProjectFolder) -> None:
+    project.numbered(4)
+    project.workflow()
+
+    async def watch(_: Any) -> None:
+        raise BrokenPipeError
+
+    report = agac.run("reviews", project=project.root, watch=watch)
+    assert report.exit_code == 0
+    assert len(project.envelopes()) == 4
+
+
+def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
+    project: ProjectFolder, server: Server, monkeypatch: Any
+) -> None:
+    project.numbered(300)
+    project.workflow()
+    read, chunks = intake.read_chunk, iter(range(10))
+
+    def broken(rows: Any) -> Any:
+        if next(chunks) == 1:
+            raise AgacError("the disk is gone")
+        return read(rows)
+
+    monkeypatch.setattr(intake, "read_chunk", broken)
+    with pytest.raises(AgacError, match="the disk is gone"):
+        project.run(concurrency=4)
+    monkeypatch.undo()
+    stored = project.query("SELECT count(*) FROM result")[0][0]
+    assert stored == server.account()["charged"]
+    assert project.run(concurrency=4).summary["rows"]["done"] == 300
+    assert server.account()["duplicates"] == 0
+
+
+def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+    server = faulty([{"kind": "refusal", "match": "number 3"}])
+    project.configure(server.base_url)
+    project.numbered(6)
+    project.workflow()
+    project.run()
+    project.numbered(2)
+    summary = project.run().summary
+    assert summary["rows"] == {"total": 2, "done": 2, "failed": 0, "dropped": 0, "open": 0}
+    assert [(s["done"], s["failed"]) for s in summary["stages"]] == [(2, 0)]
+    project.numbered(6)
+    summary = project.run().summary
+    assert [(s["done"], s["failed"]) for s in summary["stages"]] == [(5, 1)]
+    project.assert_sound()
+
+
+def test_ctrl_c_during_a_fatal_stop_gives_up_the_calls_in_flight() -> None:
+    async def stopping() -> Control:
+        control = Control()
+        control.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "bad key"))
+        control.interrupt()
+        return control
+
+    control = asyncio.run(stopping())
+    assert control.forced.is_set()
+    assert control.stop is Stop.FATAL
+
+
+def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: ProjectFolder, monkeypatch: Any) -> None:
+    project.numbered(4)
+    project.workflow()
+
+    async def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agac.api.running.export_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        project.run()
+    monkeypatch.undo()
+    assert not (project.root / "output/reviews/results.jsonl").exists()
+    report = project.run()
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 0
+    assert len(project.envelopes()) == 4
+
+
+def test_a_holder_in_another_container_is_not_taken_for_dead() -> None:
+    host, machine, pid, started = lease.this_process().split(" ")
+    boot, _, namespace = machine.partition("/")
+    assert lease.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
+    assert not lease.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
+    assert lease.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
+
+
+def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
+    project: ProjectFolder, monkeypatch: Any
+) -> None:
+    read = 0
+    by_id = intake.rows_by_id
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal read
+        found = await by_id(*arguments)
+        read += sum(map(len, found.values()))
+        return found
+
+    monkeypatch.setattr(intake, "rows_by_id", counted)
+    project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
+    project.workflow()
+    report = project.run()
+    assert report.summary["rows"] == {"total": 1500, "done": 1, "failed": 1499, "dropped": 0, "open": 0}
+    assert read == 0  # the first chunk finds none, and after it the id is known
+    project.assert_sound()

@@ -1,0 +1,68 @@
+"""Replies that no model should give: each fails its own row at most, is stored, and stops nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted_server import Step, scripted
+from support.project import ProjectFolder
+
+ANSWER = {"sentiment": "positive", "reason": "r"}
+LONE = "\ud83d"
+
+
+def reply(content: str | None, **more: Any) -> Step:
+    message = {"role": "assistant", "content": content, "refusal": more.get("refusal")}
+    choice = {"index": 0, "finish_reason": more.get("finish", "stop"), "message": message}
+    usage = {"prompt_tokens": more.get("tokens", 10), "completion_tokens": 5, "total_tokens": 15}
+    wire = {"id": "x", "model": more.get("model", "small"), "choices": [choice], "usage": usage}
+    return Step(body=json.dumps({key: value for key, value in wire.items() if key not in more.get("without", ())}))
+
+
+CASES: dict[str, tuple[Step, str | None]] = {
+    "a lone surrogate in a refusal": (reply(None, refusal=f"no {LONE}"), "Refused"),
+    "a lone surrogate in a refused text": (reply(f"no {LONE}", finish="refusal"), "Refused"),
+    "a lone surrogate in the model's name": (reply(json.dumps(ANSWER), model=f"m{LONE}"), None),
+    "a lone surrogate in an error": (
+        Step(status=400, body=json.dumps({"error": {"message": f"bad {LONE}", "type": "x"}})),
+        "ProviderError",
+    ),
+    "a lone surrogate in a value": (reply(json.dumps({**ANSWER, "reason": LONE})), "SchemaMismatch"),
+    "more tokens than a column holds": (reply(json.dumps(ANSWER), tokens=10**20), None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_odd_reply_is_stored_and_fails_at_most_its_row(project: ProjectFolder, case: str) -> None:
+    answer, error = CASES[case]
+    project.numbered(1)
+    project.workflow()
+    with scripted(answer) as server:
+        project.configure(server.base_url)
+        report = project.run()
+        assert report.exit_code == (3 if error else 0)
+        assert [e["type"] for e in report.summary["errors"]] == ([error] if error else [])
+        assert project.query("SELECT count(*) FROM attempt") == [(len(server.asked),)]
+        project.assert_sound()
+
+
+def test_a_number_that_the_validator_cannot_divide_is_a_mismatch(project: ProjectFolder) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}, "required": ["n"]}
+    project.numbered(1)
+    project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
+    with scripted(reply('{"n": 1' + "0" * 400 + "}")) as server:
+        project.configure(server.base_url)
+        report = project.run()
+    assert report.summary["errors"][0]["type"] == "SchemaMismatch"
+    assert project.query("SELECT count(*) FROM attempt") == [(2,)]
+
+
+def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    with scripted(reply('{"sentiment": "odd"}', without=["usage"])) as server:
+        project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
+        calls = project.run().summary["calls"]
+    assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, 0, 2)
