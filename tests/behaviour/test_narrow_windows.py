@@ -22,6 +22,7 @@ from agac.store.ledger import Ledger
 
 def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder, monkeypatch: Any) -> None:
     """A look-up that is slower than the writer lets a commit begin in the middle of a chunk."""
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
     project.numbered(300)
     project.workflow()
     project.run()
@@ -46,6 +47,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
     monkeypatch.setattr(intake, "prior_tasks", slow_look_up)
     monkeypatch.setattr(Ledger, "_write", slow_write)
     report = project.run()
+    assert looked["times"] == 3
     assert report.summary["rows"]["total"] == 301
     assert len(project.envelopes()) == 301
     project.assert_sound()
@@ -85,6 +87,7 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
 ) -> None:
     project.numbered(300)
     project.workflow()
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
     read, chunks = intake.read_chunk, iter(range(10))
 
     def broken(rows: Any) -> Any:
@@ -169,6 +172,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
         return found
 
     monkeypatch.setattr(intake, "rows_by_id", counted)
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
     project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
     project.workflow()
     report = project.run()
