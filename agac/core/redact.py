@@ -10,6 +10,11 @@ MIN_SECRET = 6
 """Shorter values are not treated as secrets: masking every `abc` would destroy messages and hide nothing."""
 
 
+MIN_IN_DATA = 12
+"""Shorter ones are left alone in what a model answers: the dummy key of a local server (`ollama`, `lm-studio`) is a word
+that results may hold. No provider's key is so short."""
+
+
 class Redactor:
     """Replaces known secret values by `[redacted]`. Give it each key, token and header value of the providers."""
 
@@ -19,7 +24,8 @@ class Redactor:
         known = {s for s in secrets if len(s) >= MIN_SECRET}
         # longest first, so that a secret that contains another is masked whole
         self._secrets = sorted({form for s in known for form in _forms(s)}, key=len, reverse=True)
-        self._bytes = [s.encode("utf-8", "surrogateescape") for s in self._secrets]
+        in_data = (form for form in self._secrets if len(form) >= MIN_IN_DATA)
+        self._bytes = [form.encode("utf-8", "surrogateescape") for form in in_data]
 
     def clean(self, text: str) -> str:
         """The same text without any known secret."""
@@ -29,7 +35,7 @@ class Redactor:
         return text
 
     def clean_bytes(self, body: bytes) -> bytes:
-        """The same bytes without any known secret."""
+        """The same answer of a provider without any known secret that cannot be a word."""
         for secret in self._bytes:
             if secret in body:
                 body = body.replace(secret, MASK.encode())

@@ -116,3 +116,13 @@ def test_a_key_in_the_project_environment_is_not_in_status_or_json(project: Proj
     assert [ran.code for ran in said] == [0, 0]
     assert not any(KEY in ran.out + ran.err for ran in said)
     assert_hidden(project, KEY)
+
+
+def test_the_dummy_key_of_a_local_server_is_a_word_that_answers_may_hold(project: ProjectFolder) -> None:
+    with scripted("I run on ollama, and the token of the day is tok-abcdef987654") as server:
+        project.configure(server.base_url, api_key="${LOCAL_KEY}", headers={"x-token": "${DAY_TOKEN}"})
+        project.write(".env", "LOCAL_KEY=ollama\nDAY_TOKEN=tok-abcdef987654\n")
+        project.numbered(1)
+        project.workflow(stages=SAY)
+        project.run()
+    assert project.output() == ["I run on ollama, and the token of the day is [redacted]"]
