@@ -55,7 +55,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="one scenario")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON too")
     parser.add_argument("--write-docs", action="store_true", help=f"put the figures into {PAGE.name}")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.write_docs and (asked.only or asked.tiny):
+        parser.error("--write-docs wants every scenario, with rows enough to mean something")
+    return asked
 
 
 def _as_json(facts: dict[str, Any], figures: list[Figure]) -> dict[str, Any]:

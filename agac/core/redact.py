@@ -11,7 +11,7 @@ MIN_SECRET = 6
 
 
 MIN_IN_DATA = 12
-"""Shorter ones are left alone in what a model answers: the dummy key of a local server (`ollama`, `lm-studio`) is a word
+"""Shorter ones are left alone in what a model answers: a local server's dummy key (`ollama`, `lm-studio`) is a word
 that results may hold. No provider's key is so short."""
 
 

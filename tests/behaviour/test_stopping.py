@@ -111,6 +111,24 @@ def test_what_an_interrupted_run_has_is_exported_when_asked_for(project: Project
     assert summary["rows"]["done"] == row_count(project)
 
 
+def test_a_run_whose_rows_were_all_done_when_it_was_interrupted_is_finished_by_the_next(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    """Only the next run knows that there are no more rows, and the outputs have to say so."""
+    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(1, WIDE + 1))}])
+    asks(project, server, rows=WIDE)
+    process = runs(project)
+    wait_until(in_flight(server, WIDE), "all calls", process)
+    interrupt(process)
+    assert ended(process).code == 130
+    assert row_count(project) == WIDE
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert project.output(file="summary.json")["complete"] is False
+    assert project.run().exit_code == 0
+    assert project.output(file="summary.json")["complete"] is True
+    assert server.account()["requests"] == WIDE
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project: ProjectFolder, faulty: Faulty) -> None:
     """Four calls never get an answer: only the second signal can end this."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import kill_at, killed, quiet_account, row_count, wait_until
+from support.processes import kill_at, killed, listening, quiet_account, row_count, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server, simulator
 
@@ -61,6 +62,34 @@ def test_a_run_survives_being_killed_at_any_moment(group: str, slow: Server, tmp
     assert disturbed.query("SELECT count(*) FROM row WHERE ordinal IS NOT NULL AND state <> 1") == [(0,)]
     account = quiet_account(slow)
     assert account["charged"] - account["distinct"] == account["duplicates"] <= watch.lost_in_all
+
+
+@pytest.mark.parametrize("concurrency", [4, 16])
+def test_calls_that_are_not_durable_yet_hold_back_further_ones(
+    concurrency: int, project: ProjectFolder, faulty: Callable[..., Server]
+) -> None:
+    """The store cannot keep up: somebody else holds the database. What a kill can cost stays bounded all the same."""
+    server = faulty([], "--latency", "0.1")
+    project.configure(server.base_url)
+    project.numbered(100)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", str(concurrency)))
+    wait_until(lambda: row_count(project) > 0, "the first rows", process)
+    other = sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None, timeout=60)
+    other.execute("BEGIN IMMEDIATE")
+    (stored,) = other.execute("SELECT count(*) FROM attempt").fetchone()
+    allowed = stored + 2 * concurrency
+    wait_until(lambda: server.account()["charged"] >= allowed, "as many calls as are allowed", process)
+    lost = quiet_account(server)["charged"] - stored
+    killed(process)
+    other.execute("ROLLBACK")
+    other.close()
+    assert lost == 2 * concurrency
+    again = project.agac("run", "-a", "reviews", "--json")
+    assert again.json["rows"]["done"] == 100
+    assert again.json["invocation"]["lost_calls_at_most"] == lost
+    assert server.account()["duplicates"] == lost
+    project.assert_sound()
 
 
 def prepared(root: Path, server: Server, stages: list[dict[str, Any]], concurrency: int) -> ProjectFolder:

@@ -89,3 +89,10 @@ def test_figures_replace_only_what_stands_between_the_marks_of_the_page(tmp_path
 def test_the_page_has_the_marks_that_figures_are_put_between() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     assert text.index("<!-- figures: bench/run.py --write-docs -->") < text.index("<!-- end of figures -->")
+
+
+@pytest.mark.parametrize("flags", [["--tiny"], ["--only", "latency"]], ids=" ".join)
+def test_the_page_is_never_filled_with_a_part_of_the_figures(flags: list[str]) -> None:
+    run = bench("--write-docs", *flags)
+    assert run.returncode == 2
+    assert "--write-docs wants every scenario" in run.stderr

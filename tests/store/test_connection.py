@@ -1,0 +1,67 @@
+"""The connection's own thread: several statements at once, whatever becomes of the one who asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from agac.core.errors import StoreError
+from agac.store.db import open_database, translated
+
+
+def test_statements_given_at_once_run_in_the_connections_own_thread(tmp_path: Path) -> None:
+    def work(writer: sqlite3.Connection) -> tuple[int, str]:
+        return writer.execute("SELECT 1 + 1").fetchone()[0], threading.current_thread().name
+
+    async def ask() -> tuple[int, str]:
+        async with open_database(tmp_path / "agac.db") as database:
+            assert database.writer is not None
+            return await database.writer.at_once(work)
+
+    result, thread = asyncio.run(ask())
+    assert result == 2
+    assert thread != threading.current_thread().name
+
+
+def test_what_was_begun_at_once_runs_to_its_end_when_the_caller_is_cancelled(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(writer: sqlite3.Connection) -> None:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("INSERT INTO event (run_id, kind, at, body) VALUES (1, 'first', 0, '{}')")
+        begun.set()
+        assert go_on.wait(timeout=30)
+        writer.execute("INSERT INTO event (run_id, kind, at, body) VALUES (1, 'second', 0, '{}')")
+        writer.execute("COMMIT")
+
+    async def cancelled() -> None:
+        async with open_database(tmp_path / "agac.db") as database:
+            assert database.writer is not None
+            asking = asyncio.ensure_future(database.writer.at_once(work))
+            assert await asyncio.to_thread(begun.wait, 30)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            go_on.set()
+
+    asyncio.run(cancelled())
+    with sqlite3.connect(tmp_path / "agac.db") as database:
+        assert database.execute("SELECT kind FROM event ORDER BY id").fetchall() == [("first",), ("second",)]
+    database.close()
+
+
+def test_an_error_of_statements_given_at_once_reaches_the_caller_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "agac.db"
+
+    async def ask() -> None:
+        async with open_database(path) as database:
+            assert database.writer is not None
+            with translated(path):
+                await database.writer.at_once(lambda writer: writer.execute("SELECT missing").fetchone())
+
+    with pytest.raises(StoreError, match="no such column: missing"):
+        asyncio.run(ask())
