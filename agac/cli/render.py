@@ -204,7 +204,7 @@ def _continued(invocation: dict[str, Any]) -> str:
     lost = invocation["lost_calls_at_most"]
     if lost:
         facts.append(
-            f"the last invocation was killed: at most {_counted(lost, 'call')} in flight may have been paid for "
+            f"the last invocation broke off: at most {_counted(lost, 'call')} in flight may have been paid for "
             f"and {'is' if lost == 1 else 'are'} asked again"
         )
     return "Went on: " + "; ".join(facts)

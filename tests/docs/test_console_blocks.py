@@ -48,7 +48,7 @@ def test_the_readme_shows_a_run_a_crash_and_a_real_model() -> None:
     assert any("OPENAI_API_KEY" in command and "--model openai/" in command for command in commands)
     text = (ROOT / "README.md").read_text("utf-8")
     assert "Killed\n" in text
-    assert "the last invocation was killed: at most" in text
+    assert "the last invocation broke off: at most" in text
     assert len(text.split("\n")) < 120
 
 
