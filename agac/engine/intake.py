@@ -12,51 +12,29 @@ rows than positions there, takes the second road, and puts it right.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
 from agac.engine.policy import is_left
+from agac.engine.repeats import Places, Repeats
 from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
-from agac.store.db import Database
 from agac.store.ledger import Ledger
-from agac.store.rows import PriorTask, State, StoredRow, last_number, prior_tasks, rows_at, rows_by_id, rows_of_id
-from agac.store.scans import last_positions, leaving_rows, scan_positions
+from agac.store.rows import PriorTask, State, StoredRow, last_number, prior_tasks, rows_at
+from agac.store.scans import leaving_rows, scan_positions
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
 
-PROBES = 8
-"""Ids of the form `id#2` that are looked up at a time for a repeated id."""
 
-KEPT_NUMBERS = 10_000
-"""Repeated ids whose last number is kept in memory; for others it is looked for again."""
-
-
-class Places(NamedTuple):
-    """Which run and which invocation rows are placed for."""
-
-    database: Database
-    run: int
-    event: int
-
-
-@dataclass(slots=True)
-class Met:
-    """An id before a chunk: how often this pass met it and where first, and its stored rows that were not met yet."""
-
-    count: int
-    first: int
-    free: dict[int, StoredRow]
+NEVER = 1 << 62
+"""A position beyond every input."""
 
 
 class Intake:
@@ -70,9 +48,7 @@ class Intake:
         self._db, self._run, self._event = places
         self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
         self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
-        self._last_number: dict[RowId, int] = {}
-        self._repeated: dict[RowId, tuple[int, int]] = {}  # how often an id was met, and where first
-        self._moved_from: int | None = None
+        self._repeats = Repeats(places, self._on_duplicate)
         self._last = 0
         self._stored_last = 0
 
@@ -93,7 +69,7 @@ class Intake:
 
     async def finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
-        moved = self._moved_from if self._moved_from is not None else 1 << 62
+        moved = NEVER if self._repeats.moved_from is None else self._repeats.moved_from
         while True:
             leaving = await leaving_rows(
                 self._db, self._run, last=self._last, moved_from=moved, event=self._event, limit=CHUNK_ROWS
@@ -110,20 +86,20 @@ class Intake:
 
     async def _place(self, chunk: list[NewRow]) -> list[Flight]:
         first = chunk[0].row.ordinal
-        if self._moved_from is None:
+        if self._repeats.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [flight for new in chunk for flight in self._insert(new)]
             stored = await rows_at(self._db, self._run, first, self._last)
             if await self._stands(chunk, stored):
                 return await self._compare(list(zip(chunk, stored, strict=True)))
-            self._moved_from = first
+            self._repeats.moved_from = first
         return await self._by_id(chunk)
 
     async def _stands(self, chunk: list[NewRow], stored: list[StoredRow]) -> bool:
         """Whether the store holds just these ids at just these positions, so that repetitions are what they were."""
         if len(chunk) != len(stored):
             return False
-        last = await self._last_positions(chunk)
+        last = await self._repeats.last_positions(chunk)
         return all(self._is_at_home(new, old, last) for new, old in zip(chunk, stored, strict=True))
 
     def _is_at_home(self, new: NewRow, old: StoredRow, last: dict[RowId, int]) -> bool:
@@ -198,107 +174,24 @@ class Intake:
             self._ledger.batch.changes.append(change)
 
     async def _by_id(self, chunk: list[NewRow]) -> list[Flight]:
-        """Rows wherever they stood before: by id, repetitions counted in the order of the input."""
-        met = await self._met([new.row.id for new in chunk])
-        last = await self._last_positions(chunk)
-        taken: Counter[RowId] = Counter()
+        """Rows wherever they stood before."""
+        await self._repeats.look_up(chunk)
         flights: list[Flight] = []
         reopened: list[tuple[NewRow, StoredRow]] = []
         for new in chunk:
-            row_id = new.row.id
-            before = met[row_id]
-            repetition = new.occurrence = before.count + taken[row_id]
-            before.first = min(before.first or new.row.ordinal, new.row.ordinal)
-            taken[row_id] += 1
-            if repetition and self._on_duplicate == "suffix":
-                old = await self._name_apart(new, taken)
-            else:
-                self._judge_repetition(new, repetition, before.first, last)
-                old = before.free.get(new.occurrence)
+            old = await self._repeats.place(new)
             if old is None:
                 flights += self._insert(new)
             else:
                 self._place_again(new, old)
                 reopened.append((new, old))
-        self._keep_repeated(met, taken)
+        self._repeats.keep()
         return [*flights, *await self._reopen(reopened)]
 
     def _place_again(self, new: NewRow, old: StoredRow) -> None:
         self._ledger.batch.places.append((new.row.ordinal, old.key))
         if old.ordinal is None:  # it comes back
             self._count_present(1)
-
-    async def _met(self, ids: list[RowId]) -> dict[RowId, Met]:
-        """What is known of these ids before the chunk. An id that comes often is not read as a whole each time."""
-        wanted = Counter(ids)
-        unknown = [row_id for row_id in wanted if row_id not in self._repeated]
-        stored = await rows_by_id(self._db, self._run, unknown) if unknown else {}
-        met = {row_id: self._met_among(stored.get(row_id, [])) for row_id in unknown}
-        for row_id in wanted.keys() - met.keys():
-            count, first = self._repeated[row_id]
-            rows = await rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
-            met[row_id] = Met(count, first, {old.occurrence: old for old in rows if not self._is_placed(old)})
-        return met
-
-    def _met_among(self, rows: list[StoredRow]) -> Met:
-        placed = [old.ordinal or 0 for old in rows if self._is_placed(old)]
-        free = {old.occurrence: old for old in rows if not self._is_placed(old)}
-        return Met(len(placed), min(placed, default=0), free)
-
-    def _keep_repeated(self, met: dict[RowId, Met], taken: Counter[RowId]) -> None:
-        if len(self._repeated) >= KEPT_NUMBERS:
-            self._repeated.clear()
-        for row_id, before in met.items():
-            if before.count + taken[row_id] > 1:
-                self._repeated[row_id] = (before.count + taken[row_id], before.first)
-
-    async def _name_apart(self, new: NewRow, taken: Counter[RowId]) -> StoredRow | None:
-        """Gives a repeated row the first free id of `id#2`, `id#3`, …, and what is stored under that."""
-        row_id, new.occurrence = new.row.id, 0
-        number = self._last_number.get(row_id, 1)
-        while True:
-            names: list[RowId] = [f"{row_id}#{n}" for n in range(number + 1, number + 1 + PROBES)]
-            stored = await rows_by_id(self._db, self._run, names)
-            for name in names:
-                number += 1
-                rows = stored.get(name, [])
-                if not taken[name] and not any(self._is_placed(old) for old in rows):
-                    if len(self._last_number) >= KEPT_NUMBERS:
-                        self._last_number.clear()
-                    self._last_number[row_id] = number
-                    taken[name] += 1
-                    new.row = new.row._replace(id=name)
-                    return next((old for old in rows if old.occurrence == 0), None)
-
-    def _is_placed(self, old: StoredRow) -> bool:
-        """Whether this pass met the row already."""
-        assert self._moved_from is not None
-        return old.ordinal is not None and (old.ordinal < self._moved_from or old.seen == self._event)
-
-    async def _last_positions(self, chunk: list[NewRow]) -> dict[RowId, int]:
-        if self._on_duplicate != "last":
-            return {}
-        return await last_positions(self._db, [new.row.id for new in chunk])
-
-    def _judge_repetition(self, new: NewRow, repetition: int, first: int, last: dict[RowId, int]) -> None:
-        """What becomes of a row whose id was met before, or (under `last`) will be met again."""
-        row = new.row
-        if self._on_duplicate == "last":
-            stays = last.get(row.id) == row.ordinal
-            new.occurrence = 0 if stays else repetition + 1
-            if not stays:
-                self._drop(new)
-        elif repetition == 0:
-            return
-        elif self._on_duplicate == "first":
-            self._drop(new)
-        else:
-            message = f"id {row.id!r} was used by row {first} already; give each row its own id, or set "
-            error = RowError(ErrorType.DUPLICATE_ID, message + "input.on_duplicate_id: first | last | suffix")
-            new.row, new.state = row._replace(error=error), State.FAILED
-
-    def _drop(self, new: NewRow) -> None:
-        new.state = State.DROPPED
 
     def _count_present(self, change: int) -> None:
         self._ledger.batch.tally(PRESENT).count += change

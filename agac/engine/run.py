@@ -17,11 +17,12 @@ from agac.core.redact import Redactor
 from agac.core.types import Row
 from agac.engine.call import Caller
 from agac.engine.control import Control, Stop
-from agac.engine.intake import Intake, Places, scan_ids
+from agac.engine.intake import Intake, scan_ids
 from agac.engine.limits import Exposure, Lane, Slots
 from agac.engine.line import Line
 from agac.engine.lookup import Lookup
 from agac.engine.policy import MAX_BILLED
+from agac.engine.repeats import Places
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.totals import Totals

@@ -14,7 +14,7 @@ from support.server import Server
 import agac
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.engine import intake
+from agac.engine import intake, repeats
 from agac.engine.control import Control, Stop
 from agac.store import lease
 from agac.store.ledger import Ledger
@@ -163,7 +163,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
     project: ProjectFolder, monkeypatch: Any
 ) -> None:
     read = 0
-    by_id = intake.rows_by_id
+    by_id = repeats.rows_by_id
 
     async def counted(*arguments: Any) -> Any:
         nonlocal read
@@ -171,7 +171,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
         read += sum(map(len, found.values()))
         return found
 
-    monkeypatch.setattr(intake, "rows_by_id", counted)
+    monkeypatch.setattr(repeats, "rows_by_id", counted)
     monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
     project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
     project.workflow()
