@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import Project, environment, with_providers
-from agac.core.errors import Problem, SpecError, UsageError
-from agac.data.sources import Source, open_source
+from agac.api.project import Project, open_project
+from agac.core.errors import Problem, SpecError, UsageError, Where
+from agac.data.sources import Source, open_source, separator_hint
 from agac.plan.check import check_placeholders, resolve_models
 from agac.plan.plan import ResolvedModel
-from agac.spec.load import in_order, load_project, load_workflow, workflow_names
-from agac.spec.root import find_project
+from agac.spec.load import in_order, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, Workflow
 
 
@@ -27,7 +27,7 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Whether everything can run."""
-        return not any(problem.severity == "error" for problem in self.problems)
+        return not _any_error(self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -60,14 +60,15 @@ class Checked:
 
 def validate(workflow: str | None = None, *, project: Path | str | None = None) -> CheckReport:
     """Checks one workflow, or all of the project, and agac.yml."""
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
-    env = environment(root)
-    spec, problems = load_project(root, env)
-    if spec is None:
-        return CheckReport([], problems)
-    opened = with_providers(spec, problems, env)
-    names = [workflow] if workflow else workflow_names(spec)
+    try:
+        opened = open_project(project)
+    except SpecError as error:
+        return CheckReport([], error.problems)
+    names = [workflow] if workflow else workflow_names(opened.spec)
     problems = list(opened.problems)
+    if not names:
+        folder = Where(opened.spec.shown(opened.spec.paths.workflows) + "/")
+        problems.append(Problem(folder, "no workflow is here; `agac init NAME` makes a project that has one"))
     for name in names:
         _, found = check_workflow(opened, name, Overrides())
         problems += found
@@ -78,7 +79,7 @@ def checked_workflow(project: Project, name: str, overrides: Overrides) -> Check
     """The workflow, ready for a plan. Raises SpecError with all problems when there is an error among them."""
     checked, problems = check_workflow(project, name, overrides)
     problems = in_order([*project.problems, *problems])
-    if checked is None or any(problem.severity == "error" for problem in problems):
+    if checked is None or _any_error(problems):
         raise SpecError(problems)
     return checked
 
@@ -88,7 +89,7 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     workflow, problems = load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
-    models, found = resolve_models(workflow, project.providers)
+    models, found = resolve_models(workflow, project.providers, broken=_any_error([*project.problems, *problems]))
     problems = [*problems, *found]
     source, found = _open_input(workflow)
     problems += found
@@ -96,10 +97,13 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     if source is not None:
         problems += check_placeholders(workflow, columns)
         problems += _id_field(workflow, columns)
-    if source is None or any(problem.severity == "error" for problem in problems):
+    if source is None or _any_error(problems):
         return None, problems
-    warnings = [problem for problem in problems if problem.severity == "warning"]
-    return Checked(workflow, models, source, warnings), problems
+    return Checked(workflow, models, source, problems), problems
+
+
+def _any_error(problems: Iterable[Problem]) -> bool:
+    return any(problem.severity == "error" for problem in problems)
 
 
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:
@@ -107,16 +111,16 @@ def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:
     try:
         return open_source(spec.path, spec.format, spec.shown), []
     except UsageError as error:
-        message = error.message.removeprefix(f"{spec.shown}: ")
-        return None, [Problem(spec.where, f"{spec.shown}: {message}. {error.remedy or ''}".strip(), "input.path")]
+        message = f"{error.message}. {error.remedy or ''}".strip()
+        return None, [Problem(spec.where, message, "input.path")]
 
 
 def _id_field(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     field = workflow.input.id_field
     if field is None or columns is None or field in columns:
         return []
-    import difflib
-
-    near = difflib.get_close_matches(field, columns, 1)
-    hint = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+    near = get_close_matches(field, columns, 1)
+    hint = separator_hint(columns) or (
+        f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+    )
     return [Problem(workflow.input.where, f"the input has no column {field!r}; {hint}", "input.id_field")]

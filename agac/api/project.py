@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from agac.core.errors import Problem, SpecError, Where
+from agac.core.errors import Problem, SpecError, UsageError, Where
 from agac.core.redact import Redactor
 from agac.providers.rows import build_providers
 from agac.providers.table import Provider
@@ -38,20 +38,16 @@ class Project:
 
 
 def open_project(project: Path | str | None, *, start: Path | None = None) -> Project:
-    """The project at `project`, or the nearest one from `start` (the current folder) upward.
+    """The project at `project`, or the nearest one from `start` (the current folder) upward, with agac.yml's problems.
 
-    Raises UsageError when there is none, SpecError when agac.yml has problems.
+    With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
+    when nothing of agac.yml can be read.
     """
     root = find_project(start or Path.cwd(), Path(project) if project is not None else None)
     env = environment(root)
     spec, problems = load_project(root, env)
-    if spec is None or problems:
+    if spec is None:
         raise SpecError(problems)
-    return with_providers(spec, problems, env)
-
-
-def with_providers(spec: ProjectSpec, problems: list[Problem], env: Mapping[str, str]) -> Project:
-    """The project of an agac.yml that was read."""
 
     def locate(path: tuple[str, ...]) -> Where:
         key = ".".join(path)
@@ -60,10 +56,21 @@ def with_providers(spec: ProjectSpec, problems: list[Problem], env: Mapping[str,
         return spec.where.get(key, Where(PROJECT_FILE))
 
     providers, found = build_providers(spec.providers, env, locate)
+    # what was refused in a provider's row is missing from it: that it is missing is no further problem
+    found = [problem for problem in found if not any(p.path.startswith(f"{problem.path}.") for p in problems)]
     return Project(spec, providers, [*problems, *found], env)
 
 
 def environment(root: Path) -> dict[str, str]:
     """The process's environment over the project's .env: what is exported wins."""
-    values = dotenv_values(root / ".env", encoding="utf-8-sig") if (root / ".env").is_file() else {}
+    file = root / ".env"
+    if not file.is_file():
+        return dict(os.environ)
+    try:
+        values = dotenv_values(file, encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = file.read_bytes()[: error.start].count(b"\n") + 1
+        raise UsageError(f".env:{line}: is not UTF-8", remedy="Save the file as UTF-8.") from None
+    except OSError as error:
+        raise UsageError(f".env: cannot be read: {error.strerror}", remedy="Give the file read permission.") from error
     return {**{key: value for key, value in values.items() if value is not None}, **os.environ}

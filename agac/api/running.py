@@ -58,7 +58,7 @@ class RunReport:
     summary: dict[str, Any]
     invocation: dict[str, Any]
     exit_code: ExitCode
-    files: list[str]
+    files: list[Path]
     stopped: str | None = None
     warnings: list[Problem] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class RunReport:
             **self.summary,
             "invocation": self.invocation,
             "exit_code": int(self.exit_code),
-            "files": self.files,
+            "files": [str(file) for file in self.files],
             "stopped": self.stopped,
         }
 
@@ -207,8 +207,9 @@ async def _report(database: Database, project: Project, invocation: Invocation, 
     if code is ExitCode.DONE and summary["rows"]["failed"]:
         code = ExitCode.ROWS_FAILED
     fault = invocation.control.fault
-    shown = [project.spec.shown(file) for file in files] if replaced else []
-    return RunReport(summary, _facts(invocation), code, shown, fault.message if fault else None, warnings)
+    return RunReport(
+        summary, _facts(invocation), code, files if replaced else [], fault.message if fault else None, warnings
+    )
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class CardReport:
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
     """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
     opened = open_project(project)
+    if any(problem.severity == "error" for problem in opened.problems):
+        raise SpecError(opened.problems)
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TERMINAL_SECONDS = 0.2
 PLAIN_SECONDS = 5.0
-BAR = 20
+BAR = 12
 
 
 def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
@@ -68,12 +68,13 @@ def progress_line(watched: Watched, total: int | None, seconds: float) -> str:
     parts = [f"{watched.workflow} {_share(settled, total)}", f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"]
     if total is not None and rate > 0:
         parts.append(f"ETA {duration((total - settled) / rate)}")
-    parts.append(f"{totals.input_tokens + totals.output_tokens:,} tokens")
-    cost = f"${totals.cost:,.2f}" + ("+?" if totals.unpriced else "")
-    parts.append(f"simulated {cost}" if totals.simulated else cost)
+    # what may be cropped on a narrow terminal comes last
     if totals.rows_failed and totals.last_error:
         error, row_id = totals.last_error
         parts.append(f"errors {totals.rows_failed:,} (last: {error.type}, row {row_id})")
+    cost = f"${totals.cost:,.2f}" + (" + unknown prices" if totals.unpriced else "")
+    parts.append(f"simulated {cost}" if totals.simulated else cost)
+    parts.append(f"{totals.input_tokens + totals.output_tokens:,} tokens")
     if watched.invocation.control.stop is not None:
         parts.append("stopping: waiting for calls in flight (Ctrl-C again gives them up)")
     return " | ".join(parts)

@@ -22,6 +22,7 @@ from agac import __version__
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
+    from agac.api.reading import StatusReport
     from agac.api.running import RunReport
     from agac.api.showing import CardReport
 
@@ -161,9 +162,12 @@ def print_run(report: RunReport, command: str, *, quiet: bool, as_json: bool) ->
 
 
 def _print_summary(report: RunReport, command: str) -> None:
-    print_text("\n".join(run_lines(report.summary, report.invocation, command)))
+    print_text(
+        "\n".join(run_lines(report.summary, report.invocation, command, report.files[2] if report.files else None))
+    )
     if report.files:
-        print_text(f"Results: {report.files[0]}   (also: {', '.join(Path(f).name for f in report.files[1:])})")
+        names = ", ".join(file.name for file in report.files[1:])
+        print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
 
 
 def _say_how_it_ended(report: RunReport, command: str) -> None:
@@ -179,7 +183,7 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         say(f"  Go on with: {command}")
 
 
-def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str) -> list[str]:
+def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None) -> list[str]:
     """The summary of a run as lines of text."""
     rows = summary["rows"]
     parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
@@ -192,13 +196,13 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str)
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = _counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
-    lines += _error_lines(summary, command, invocation)
+    lines += _error_lines(summary, command, invocation, errors_file)
     return lines
 
 
 def _continued(invocation: dict[str, Any]) -> str:
     unchanged = invocation["rows_unchanged"]
-    facts = [f"{_counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"]
+    facts = [f"{_counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"] if unchanged else []
     if not invocation["calls"]:
         facts.append("nothing had to be asked")
     lost = invocation["lost_calls_at_most"]
@@ -207,7 +211,7 @@ def _continued(invocation: dict[str, Any]) -> str:
             f"the last invocation broke off: at most {_counted(lost, 'call')} in flight may have been paid for "
             f"and {'is' if lost == 1 else 'are'} asked again"
         )
-    return "Went on: " + "; ".join(facts)
+    return "Went on" + (": " + "; ".join(facts) if facts else "")
 
 
 def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
@@ -224,7 +228,9 @@ def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
     return f"Calls: {calls['count']:,}{note}, {tokens}, {money(calls)}"
 
 
-def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, Any]) -> list[str]:
+def _error_lines(
+    summary: dict[str, Any], command: str, invocation: dict[str, Any], errors_file: Path | None
+) -> list[str]:
     if not summary["errors"]:
         return []
     lines = ["", "Errors:"]
@@ -236,17 +242,29 @@ def _error_lines(summary: dict[str, Any], command: str, invocation: dict[str, An
             f"e.g. {example['id']!r} (row {example['row_number']}):"
         )
         lines.append(f"    {first_line(example['message'])}")
-    if invocation["complete"]:
-        lines.append(f"  All of them, with their input: {summary['output']}/errors.jsonl")
+    if errors_file is not None:
+        lines.append(f"  All of them, with their input: {from_here(errors_file)}")
     if invocation["rows_left_failed"]:
         left = _counted(invocation["rows_left_failed"], "row")
         lines.append(
             f"  {left} failed in three runs and are left as they are: change the prompt, or ask all anew with --fresh"
         )
-    retried = summary["rows"]["failed"] - invocation["rows_left_failed"]
-    if retried > 0 and any(error["stage"] for error in summary["errors"]):
+    if can_be_retried(summary, invocation["rows_left_failed"]):
         lines.append(f"  Try the failed rows again with: {command}")
+    elif not any(error["stage"] for error in summary["errors"]):
+        lines.append(f"  Mend these rows in the input, then run again: {command}")
     return lines
+
+
+def can_be_retried(summary: dict[str, Any], left: int) -> bool:
+    """Whether a further run would ask any failed row again: what the input lacks no run can mend."""
+    asked: int = sum(error["rows"] for error in summary["errors"] if error["stage"])
+    return asked > left
+
+
+def from_here(path: Path) -> str:
+    """A path as it can be typed in the current folder."""
+    return os.path.relpath(path)
 
 
 def first_line(text: str, most: int = 300) -> str:
@@ -255,16 +273,17 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def print_status(runs: list[dict[str, Any]], database_bytes: int, workflow: str | None) -> None:
+def print_status(report: StatusReport, workflow: str | None) -> None:
     """The newest runs as a table, then what to do next."""
+    runs = report.runs
     if not runs:
         what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
         print_text(f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}")
         return
     header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
     print_text(table(header, [_status_row(run) for run in runs]))
-    print_text(f"\nStore: {database_bytes / 1e6:,.1f} MB")
-    for advice in filter(None, (_advice(run) for run in runs[:1])):
+    print_text(f"\nStore: {report.database_bytes / 1e6:,.1f} MB")
+    for advice in filter(None, (_advice(run, report.project) for run in runs[:1])):
         print_text(advice)
 
 
@@ -282,16 +301,19 @@ def _state(run: dict[str, Any]) -> str:
     return "finished" if run["complete"] else "stopped"
 
 
-def _advice(run: dict[str, Any]) -> str:
+def _advice(run: dict[str, Any], project: Path) -> str:
     again = run["go_on"]
+    folder = from_here(project / run["output"])
+    left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
     match _state(run):
         case "killed" | "stopped":
             return f"Run {run['run']} is not finished. Go on with: {again}"
         case "finished" if run["rows"]["failed"]:
             failed = _counted(run["rows"]["failed"], "row")
-            return f"{failed} of run {run['run']} failed: see {run['output']}/errors.jsonl, then: {again}"
+            then = f", then: {again}" if can_be_retried(run, left) else ""
+            return f"{failed} of run {run['run']} failed: see {folder}/errors.jsonl{then}"
         case "finished":
-            return f"Results of run {run['run']}: {run['output']}/results.jsonl"
+            return f"Results of run {run['run']}: {folder}/results.jsonl"
         case _:
             return ""
 

@@ -15,7 +15,7 @@ from agac.data.formats.jsonl import JsonLinesSource
 from agac.data.jsontext import kind_of, quoted
 from agac.data.records import Record, Source
 
-__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_source", "read_rows"]
+__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_source", "read_rows", "separator_hint"]
 
 FORMATS: dict[str, Callable[[Path, str], Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
@@ -29,10 +29,14 @@ SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".
 """The format of a file that says none, by its suffix."""
 
 
+_SEPARATORS = (";", "\t", "|", ",")
+
+
 def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: A002 - it is the key's name
     """The source at `path`, read as `format` or, without one, by its suffix; `shown` is its name in messages.
 
-    Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable.
+    Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable:
+    its message begins with `shown`, and with `shown:line` when the trouble is in the header.
     """
     if format is not None and format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
@@ -56,14 +60,31 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
         return _numbered(source.records(start))
     columns = source.columns()
     if columns is not None and id_field not in columns:
-        near = get_close_matches(id_field, columns, n=1)
-        hint = f"Did you mean {quoted(near[0])}? " if near else ""
         listed = ", ".join(quoted(name) for name in columns)
         raise UsageError(
             f"{source.describe()}: has no column {quoted(id_field)}, which input.id_field names",
-            remedy=f"{hint}The columns are: {listed}.",
+            remedy=f"{_column_hint(id_field, columns)}The columns are: {listed}.",
         )
     return _identified(source.records(start), id_field, source.describe())
+
+
+def separator_hint(columns: tuple[str, ...]) -> str:
+    """A question, without a full stop at its end, when the one column looks like a header that was not taken apart."""
+    if len(columns) != 1:
+        return ""
+    found = next((sign for sign in _SEPARATORS if sign in columns[0]), None)
+    if found is None:
+        return ""
+    name = "tabs" if found == "\t" else f"'{found}'"
+    return f"is the file separated by {name}? agac reads commas (csv) and tabs (tsv)"
+
+
+def _column_hint(id_field: str, columns: tuple[str, ...]) -> str:
+    separated = separator_hint(columns)
+    if separated:
+        return f"{separated[0].upper()}{separated[1:]}. "
+    near = get_close_matches(id_field, columns, n=1)
+    return f"Did you mean {quoted(near[0])}? " if near else ""
 
 
 def _listed() -> str:

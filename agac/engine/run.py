@@ -169,6 +169,7 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
         "tasks_reused": totals.tasks_reused,
         "calls": totals.calls,
         "given_up": totals.given_up,
+        "rows_left_failed": totals.left_failed,
         "retries": totals.retries,
         "cost_usd": totals.cost,
     }

@@ -21,14 +21,18 @@ _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in 
 
 
 def resolve_models(
-    workflow: Workflow, providers: Mapping[str, Provider]
+    workflow: Workflow, providers: Mapping[str, Provider], *, broken: bool = False
 ) -> tuple[dict[str, ResolvedModel], list[Problem]]:
-    """Each stage's provider, model and parameters, by the stage's name."""
+    """Each stage's provider, model and parameters, by the stage's name.
+
+    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said.
+    """
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
     for stage in workflow.stages:
         if stage.model is None:
-            problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
+            if not broken:
+                problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
         ref, messages = parse_model(stage.model, providers)
         problems += [Problem(stage.at("model"), message, _model_key(stage)) for message in messages]
@@ -110,14 +114,18 @@ def _placeholder(
     by_name = {s.name: s for s in earlier}
     if columns and name in columns:
         clash = name in by_name or name in (VARS, ROW_JSON)
-        message = f"${{{name}}} could be the input's column or agac's own {name!r}; rename the one or the other"
+        other = f"the result of stage {name!r}" if name in by_name else f"agac's own {name!r}"
+        message = f"${{{name}}} could be the input's column or {other}; rename the one or the other"
         return [Problem(placeholder.where, message, path)] if clash else []
     if head in by_name:
         return _result_field(placeholder, by_name[head], rest, path)
     if head == VARS and rest:
         return _known(placeholder, rest.split(".")[0], list(workflow.vars), "variable", path, prefix="vars.")
-    if name == ROW_JSON or (columns and head in columns):
+    if name == ROW_JSON:
         return []
+    if columns and head in columns:
+        message = f"${{{name}}}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
+        return [Problem(placeholder.where, message, path)]
     later = {s.name for s in workflow.stages} - by_name.keys()
     if head in later:
         message = f"${{{name}}} names a stage that has not run yet at {stage.name!r}; stages see only those before them"
@@ -143,10 +151,15 @@ def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) 
     if stage.schema is None:
         message = f"stage {stage.name!r} answers with plain text, which has no field {rest!r}; give it an output_schema"
         return [Problem(placeholder.where, f"${{{placeholder.name}}}: {message}", path)]
-    names = property_names(stage.schema.schema.body)
-    if names is None:
-        return []
-    return _known(placeholder, rest.split(".")[0], sorted(names), "field", path, prefix=f"{stage.name}.")
+    way = rest.split(".")
+    for depth, part in enumerate(way):
+        names = property_names(stage.schema.schema.body, way[:depth])
+        if names is None:
+            return []
+        prefix = ".".join([stage.name, *way[:depth]]) + "."
+        if part not in names:
+            return _known(placeholder, part, sorted(names), "field", path, prefix=prefix)
+    return []
 
 
 def _known(

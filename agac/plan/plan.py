@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body
 from agac.core.types import JSONValue, Params, Schema
 from agac.providers.modelref import ModelRef
 from agac.providers.table import Provider
-from agac.spec.pythonschema import resolve_schema
+from agac.spec.pythonschema import Resolved, resolve_schema
 from agac.spec.template import Template
 from agac.spec.workflow import InputSpec, OutputSpec, Stage, Timeout, Workflow
 
@@ -117,8 +118,18 @@ def _concurrency(stages: tuple[PlannedStage, ...]) -> int:
     return max(s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in stages)
 
 
+def _resolved_schema(stage: Stage, root: Path) -> Resolved | None:
+    if stage.schema is None:
+        return None
+    try:
+        return resolve_schema(stage.schema, root)
+    except UsageError as error:
+        place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
+        raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
+
+
 def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
-    resolved = resolve_schema(stage.schema, root) if stage.schema else None
+    resolved = _resolved_schema(stage, root)
     schema = resolved.schema if resolved else None
     wanted = stage.timeout or DEFAULT_TIMEOUT
     return PlannedStage(

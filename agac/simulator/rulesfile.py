@@ -20,8 +20,12 @@ def load_rules(path: Path) -> list[Rule]:
     """Reads a faults file; raises SimulatorError with all that is wrong in it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SimulatorError([f"{path}: the faults file cannot be read: {error}"]) from error
+    except FileNotFoundError as error:
+        raise SimulatorError([f"no such file: {path}"]) from error
+    except OSError as error:
+        raise SimulatorError([f"{path}: the faults file cannot be read: {error.strerror or error}"]) from error
+    except UnicodeDecodeError as error:
+        raise SimulatorError([f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"]) from error
     return parse_rules(read_data(path, text), str(path))
 
 
@@ -30,14 +34,22 @@ def read_data(path: Path, text: str) -> Any:
     if path.suffix == ".json":
         try:
             return json.loads(text)
-        except ValueError as error:
-            raise SimulatorError([f"{path}: not valid JSON: {error}"]) from error
+        except json.JSONDecodeError as error:
+            raise SimulatorError([f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"]) from error
     import yaml  # only who uses faults pays for it
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SimulatorError([f"{path}: not valid YAML: {' '.join(str(error).split())}"]) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise SimulatorError([f"{where}: not valid YAML: {error.problem or error.context}"]) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        where = f"{path}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        raise SimulatorError([f"{where}: not valid YAML: the character U+{error.character:04X}"]) from error
+    except ValueError as error:  # a date that does not exist, for one
+        raise SimulatorError([f"{path}: not valid YAML: {error}"]) from error
 
 
 def parse_rules(data: Any, source: str) -> list[Rule]:
@@ -92,8 +104,8 @@ class Reading:
         """The rule's kind, None when there is no such kind."""
         if isinstance(value, str) and value in KINDS:
             return value
-        what = "is missing" if value is None else f"{value!r} is none"
-        self.problems.append(f"{self.where}.kind: {what}{guess(value, KINDS)}; known: {', '.join(KINDS)}")
+        what = "`kind` is missing" if value is None else f"unknown kind {shown(value)}{guess(value, KINDS)}"
+        self.problems.append(f"{self.where}: {what}; known: {', '.join(KINDS)}")
         return None
 
     def take(self, key: Any, value: Any, kind: str | None) -> None:
@@ -104,7 +116,7 @@ class Reading:
             return
         if kind is not None and key not in SELECTORS and key not in KINDS[kind]:
             takers = ", ".join(name for name, keys in KINDS.items() if key in keys)
-            self.problems.append(f"{self.where}.{key}: a {kind} takes no such key; only: {takers}")
+            self.problems.append(f"{self.where}: {kind!r} takes no key {key!r}; it is for: {takers}")
             return
         check, wanted = CHECKS[key]
         if not check(value):

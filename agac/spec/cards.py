@@ -136,10 +136,9 @@ def _type_problems(document: Document) -> list[Problem]:
     if not isinstance(kind, str) or kind == "agent":
         return []
     where = document.where(("type",))
-    known = ("agent", *TYPES_LATER)
     if kind.lower() in TYPES_LATER:
         return [Problem(where, f"`type: {kind}` is not supported yet; agent is", "type")]
-    remedy = "did you mean 'agent'?" if nearest(kind, ["agent"]) else f"types: {', '.join(known)}"
+    remedy = "did you mean 'agent'?" if nearest(kind, ["agent"]) else "only 'agent' is supported yet"
     return [Problem(where, f"unknown type {kind!r}; {remedy}", "type")]
 
 

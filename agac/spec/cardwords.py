@@ -46,6 +46,16 @@ PLACEHOLDERS_LATER = frozenset({
 # fmt: on
 PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
 
+CAMEL_CASE = {
+    "maxTokens": "max_tokens",
+    "topP": "top_p",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "stopSequences": "stop_sequences",
+    "serviceTier": "service_tier",
+}
+"""Other spellings of request parameters."""
+
 _PARAMS = ("max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop_sequences")
 
 
@@ -63,6 +73,9 @@ def hints() -> Mapping[str, str]:
 
 def param_hints() -> Mapping[str, str]:
     """Sentences for unknown keys of `request_params`."""
-    return {field: not_yet(field) for field in PARAMS_LATER} | {
-        "model": "unknown key; the card's own `model` says which model runs"
+    # a camelCase key is only unknown beside its other spelling
+    twice = {
+        camel: f"{camel} and {snake} are two spellings of one key; keep one" for camel, snake in CAMEL_CASE.items()
     }
+    later = {field: not_yet(field) for field in PARAMS_LATER}
+    return {**later, **twice, "model": "unknown key; the card's own `model` says which model runs"}

@@ -14,6 +14,7 @@ from agac.spec.texts import near_files
 from agac.spec.workflow import InputFormat, InputSpec, OutputSpec, ProjectSpec
 from agac.spec.yamlfile import Document, key_path
 
+_REMEDY = "Name a csv, tsv, json or jsonl file."
 STATE_FOLDERS = (".agac", ".git")
 
 _FORMATS: Mapping[str, InputFormat] = {
@@ -23,6 +24,8 @@ _FORMATS: Mapping[str, InputFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
+
+_TABLES_LATER = frozenset({".parquet", ".xlsx", ".xls", ".ods", ".arrow", ".feather"})
 
 
 def input_spec(
@@ -57,7 +60,11 @@ def _input_path(text: str, project: ProjectSpec, *, known_format: bool) -> tuple
         path = inside(project.root, text)
     except OutsideProject as error:
         return None, f"{error}, or use --input"
-    if not known_format and not path.is_dir():
+    if path.is_dir():
+        return None, f"{text!r} is a folder; name a file in it"
+    if message := _unsupported(path, known_format=known_format):
+        return None, message
+    if not known_format:
         return None, f"cannot tell the format of {text!r}; add format: {' or '.join(get_args(InputFormat))}"
     if path.is_file():
         return path, ""
@@ -68,10 +75,25 @@ def _input_path(text: str, project: ProjectSpec, *, known_format: bool) -> tuple
     return None, f"no such file: {text!r}; {near_files(path, project.root)}"
 
 
+def _unsupported(path: Path, *, known_format: bool) -> str:
+    """Why no file with this suffix can be read, if so. A text file can when its format is told."""
+    suffix = path.suffix.lower()
+    if suffix in _TABLES_LATER:
+        return f"{suffix[1:]} is not supported yet; convert it to csv or jsonl"
+    if suffix == ".txt" and not known_format:
+        return "txt is not supported yet; convert it to csv or jsonl, or add format: csv if that is what it holds"
+    return ""
+
+
 def _given(path: Path, written: InputFile, where: Where) -> InputSpec:
     """The command line's file. Its suffix decides the format; without a known one the workflow's `format` does."""
+    if path.is_dir():
+        shown = "'' or ." if path == Path() else str(path)
+        raise UsageError(f"--input {shown}: is a folder; name a file in it", remedy=_REMEDY)
     if not path.is_file():
-        raise UsageError(f"--input {path}: no such file", remedy="Name a csv, tsv, json or jsonl file.")
+        raise UsageError(f"--input {path}: no such file", remedy=_REMEDY)
+    if message := _unsupported(path, known_format=written.format is not None):
+        raise UsageError(f"--input {path}: {message}", remedy=_REMEDY)
     found = _FORMATS.get(path.suffix.lower()) or written.format
     if found is None:
         known = listed(_FORMATS)

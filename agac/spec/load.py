@@ -111,12 +111,15 @@ def find_workflow(project: ProjectSpec, name: str) -> Path:
 def load_workflow(
     project: ProjectSpec, name: str, overrides: Overrides | None = None
 ) -> tuple[Workflow | None, list[Problem]]:
-    """The workflow with everything it names, or None and every problem; warnings may come with a workflow.
+    """The workflow with everything it names, as far as it can be read, and every problem.
 
+    With an error among them it is only good for finding more; None when a stage, the input or the output is unusable.
     Raises `UsageError` for a name that does not exist and for overrides that the workflow cannot take.
     """
     path = find_workflow(project, name)
     overrides = overrides or Overrides()
+    if overrides.model is not None and not overrides.model.strip():
+        raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
     document = read_yaml(path, project.shown(path))
     problems = _mapping_problems(document)
     if not isinstance(document.data, dict):
@@ -127,8 +130,7 @@ def load_workflow(
     workflow, more = _resolved(file, document, project, path.stem, overrides)
     problems += found
     problems += [problem for problem in more if not _follows_from(problem, found)]
-    broken = any(problem.severity == "error" for problem in problems)
-    return None if broken else workflow, in_order(problems)
+    return workflow, in_order(problems)
 
 
 def _resolved(

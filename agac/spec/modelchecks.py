@@ -19,8 +19,6 @@ _TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 RESERVED_NAMES = ("vars", "row_json")
 DIALECTS_LATER = ("openai-responses", "anthropic", "gemini", "mistral")
-CAMEL = {"topP": "top_p", "presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty"}
-CAMEL |= {"maxTokens": "max_tokens", "stopSequences": "stop_sequences", "serviceTier": "service_tier"}
 
 
 def _refuse(message: str) -> PydanticCustomError:

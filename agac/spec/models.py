@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
+from agac.spec.cardwords import CAMEL_CASE
 from agac.spec.workflow import InputFormat, OnDuplicateId, RunMode
 
 
@@ -183,7 +184,7 @@ def _camel(value: Any) -> Any:
     """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
     if not isinstance(value, dict):
         return value
-    return {key if (snake := check.CAMEL.get(key)) is None or snake in value else snake: v for key, v in value.items()}
+    return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
 
 
 class RequestParamsFile(FileModel):

@@ -7,17 +7,20 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.suggest import did_you_mean
 from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 PREFIX = "python:"
 
@@ -98,10 +101,12 @@ def _imported(spec: PythonSchema, root: Path) -> Resolved:
     from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
 
     name = f"{PREFIX}{spec.module}.{spec.cls}"
-    model = getattr(_import(spec.module, name, root), spec.cls, None)
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
-    adapter: TypeAdapter[Any] = TypeAdapter(model)
+    with redirect_stdout(sys.stderr):  # stdout belongs to what agac itself says
+        model = getattr(_import(spec.module, name, root), spec.cls, None)
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
+        adapter: TypeAdapter[Any] = TypeAdapter(model)
+        schema = Schema(spec.name, _json_schema(adapter, name))
 
     def validate_extra(value: JSONValue) -> list[str]:
         try:
@@ -113,14 +118,25 @@ def _imported(spec: PythonSchema, root: Path) -> Resolved:
             return [f"{name} raised {type(error).__name__}: {error}"]
         return []
 
-    return Resolved(Schema(spec.name, adapter.json_schema()), validate_extra)
+    return Resolved(schema, validate_extra)
+
+
+def _json_schema(adapter: TypeAdapter[Any], name: str) -> dict[str, Any]:
+    try:
+        return adapter.json_schema()
+    except Exception as error:  # the user's types may bring code of their own
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        remedy = "Give its fields types that JSON has, as str, int, list[str] or another model."
+        raise UsageError(f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy) from error
 
 
 def _import(module: str, name: str, root: Path) -> ModuleType:
     with _importable(root):
         try:
             found = importlib.import_module(module)
-        except Exception as error:  # the user's code runs here and may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(
                 f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'"

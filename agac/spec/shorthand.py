@@ -49,6 +49,9 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
     required: list[str] = []
     for name, value in body.items():
         text = value.strip() if isinstance(value, str) else value
+        if name.endswith("?"):
+            faults.append(((*path, name), _optional_key(name, text)))
+            continue
         optional = isinstance(text, str) and text.endswith("?")
         if not optional:
             required.append(name)
@@ -57,10 +60,35 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
     return {**schema, "required": required, "additionalProperties": False}, faults
 
 
+def _optional_key(name: str, value: Any) -> str:
+    meant = name.rstrip("? ")
+    if isinstance(value, str):
+        return f'the ? of an optional field stands after its type; write {meant}: "{value.rstrip("?")}?"'
+    return f"a ? is not part of a field's name; make the whole a JSON Schema and leave {meant!r} out of required"
+
+
+def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
+    """A sentence when the mapping of a field reads as JSON Schema: the shorthand has no such words."""
+    kind = value.get("type")
+    if kind not in TYPES or not value.keys() <= _KEYWORDS:
+        return None
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    field = f"[{kind}]" if path[-1:] == (0,) else kind
+    says_it_all = len(value) == 1 or (kind not in ("object", "array") and "enum" not in value)
+    short = f"write {name}: {field}, or " if says_it_all else ""
+    return (
+        f"this is the shorthand, in which {name!r} would be an object with a field 'type'; "
+        f"{short}make the whole a JSON Schema with type: object and properties"
+    )
+
+
 def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
     if isinstance(value, str):
         return _type(value.strip(), path, faults)
     if isinstance(value, dict) and value:
+        if (fault := _schema_inside(value, path)) is not None:
+            faults.append((path, fault))
+            return {}
         inner, inner_faults = expand_shorthand(value, path)
         faults += inner_faults
         return inner

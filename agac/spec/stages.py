@@ -126,7 +126,7 @@ class StageBuilder:
             "defaults": _set_keys(self.file.defaults),
             "card": {key: value for key, value in from_card.items() if value is not None},
             "stage": _set_keys(written),
-            "override": {"model": self.overrides.model} if self.overrides.model else {},
+            "override": {} if self.overrides.model is None else {"model": self.overrides.model},
         }
 
     def _where(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Where]:
@@ -137,7 +137,7 @@ class StageBuilder:
         if card is not None and card.info.model is None:
             of_card.pop("model", None)
         placed = {key: place for key, place in self.project.where.items() if "." not in key}
-        typed = {"model": Where("--model")} if self.overrides.model else {}
+        typed = {} if self.overrides.model is None else {"model": Where("--model")}
         return {**placed, **defaults, **of_card, **own, **typed, "": self.document.where(path)}
 
     def _run_mode(self, levels: Mapping[Level, Mapping[str, Any]], where: Mapping[str, Where], path: Path_) -> RunMode:

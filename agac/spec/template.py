@@ -75,11 +75,9 @@ class Template:
             pieces[index] = value if type(value) is str else _compact(value)
         return "".join(pieces)
 
-    def with_pieces(self, change: Callable[[str], tuple[str, list[Problem]]]) -> tuple[Template, list[Problem]]:
-        """The same template with each literal part replaced by what `change` gives for it, and what that found."""
-        changed = [change(piece) for piece in self.pieces]
-        problems = [problem for _, found in changed for problem in found]
-        return replace(self, pieces=tuple(piece for piece, _ in changed)), problems
+    def with_pieces(self, change: Callable[[str], str]) -> Template:
+        """The same template with each literal part replaced by what `change` gives for it."""
+        return replace(self, pieces=tuple(map(change, self.pieces)))
 
 
 def as_text(value: JSONValue) -> str:
@@ -119,7 +117,7 @@ def compile_template(
     problems: list[Problem] = []
     end = 0
     for match in PromptTemplate.pattern.finditer(text):
-        spot = _spot(text, match.start(), where) if positions else where
+        spot = spot_of(text, match.start(), where) if positions else where
         pieces.append(text[end : match.start()])
         end = match.end()
         if match["escaped"] is not None:
@@ -143,7 +141,8 @@ def _unclosed(text: str, offset: int) -> str:
     return f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
 
 
-def _spot(text: str, offset: int, start: Where) -> Where:
+def spot_of(text: str, offset: int, start: Where) -> Where:
+    """The place of the character at `offset` of a text that starts at `start`, the first column of its line."""
     line = text.count("\n", 0, offset)
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
     return Where(start.file, (start.line or 1) + line, column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from yaml import MarkedYAMLError
 
+_UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
 _BY_PROBLEM = {
     "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': '",
     "could not find expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
@@ -15,10 +16,10 @@ _BY_PROBLEM = {
     "but found '<block mapping start>'": "expected a key here; check the indentation of this line",
     "expected <block end>": "expected a key here; check the indentation and the quotes of the lines above",
     "did not find expected '-' indicator": "expected a '-' here: all items of a list start in the same column",
-    "did not find expected ',' or '}'": "expected ',' or '}' here",
-    "expected ',' or '}'": "expected ',' or '}' here",
-    "did not find expected ',' or ']'": "expected ',' or ']' here",
-    "expected ',' or ']'": "expected ',' or ']' here",
+    "did not find expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
+    "expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
+    "did not find expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
+    "expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
     "node content": "expected a value here; check the brackets and the '-' signs",
     "unexpected end of stream": "the file ends inside a quoted text",
     "unknown escape character": "unknown escape in double quotes; write \\\\ for a backslash, or use single quotes",

@@ -48,12 +48,13 @@ FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id =
 WHERE r.id = ?;
 
 -- name: run_ids
--- All runs, newest first.
-SELECT id FROM run ORDER BY id DESC;
+-- All runs, the one last worked on first.
+SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_ids_of_workflow
--- The runs of one workflow, newest first.
-SELECT id FROM run WHERE workflow = ? ORDER BY id DESC;
+-- The runs of one workflow, the one last worked on first.
+SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE r.workflow = ?
+GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_exporting
 -- The files in this run's output folder are about to be replaced: no run that wrote there is shown any longer.

@@ -135,7 +135,7 @@ def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFold
     finished.write("agentcards/greet.md", "---\n---\nYou write for {{shop}}.\n")
     ran = finished.agac("card", "show", "greet")
     assert ran.code == 2
-    assert "agentcards/greet.md:3:1: unknown placeholder {{shop}}; known: agentName, agentType. Declare it" in ran.err
+    assert "agentcards/greet.md:3:15: unknown placeholder {{shop}}; known: agentName, agentType. Declare it" in ran.err
     assert "give them here with --var NAME=VALUE" in ran.err
     assert finished.agac("card", "show", "greet", "--var", "shop=Northwind").out == "You write for Northwind.\n"
 
@@ -330,7 +330,7 @@ def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> N
     ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml")
     assert (ran.code, ran.out) == (2, "")
     assert "latency 'soon' is none that the simulator knows" in ran.err
-    assert "none.yml: the faults file cannot be read" in ran.err
+    assert "no such file: none.yml" in ran.err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["status"], ["run", "--help"]], ids=" ".join)
@@ -355,3 +355,68 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.write("agac.yml", "providers:\n  own: {dialect: anthropic, base_url: 'http://127.0.0.1:1/v1'}\n")
+    project.write(
+        "workflows/w.yml",
+        "input: {path: data/rows.csv, id_field: idd}\nstages:\n"
+        "  - {name: a, promptt: x, prompt: '${txt} ${text.x}', model: foo/bar, output_schema: {s: string}}\n"
+        "  - {name: b, prompt: '${a.s.x}', model: simulator/small}\n",
+    )
+    checked, ran = project.agac("validate"), project.agac("run", "-a", "w")
+    assert (checked.code, ran.code) == (2, 2)
+    for said in (
+        "providers.own.dialect: dialect 'anthropic' is not supported yet",
+        "stages[0].promptt: unknown key; did you mean 'prompt'?",
+        "input.id_field: the input has no column 'idd'; did you mean 'id'?",
+        "${txt}: no such field; did you mean 'text'?",
+        "${text.x}: the column 'text' holds text, which has no field 'x'; write ${text}",
+        "unknown provider 'foo'",
+        "${a.s.x}: no such field",
+    ):
+        assert said in checked.out, said
+        assert said in ran.err, said
+    assert "dialect is missing" not in checked.out
+
+
+def test_an_env_file_that_is_not_utf8_is_named_with_its_line(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    (project.root / ".env").write_bytes(b"A=1\nB=\xff\n")
+    ran = project.agac("validate")
+    assert (ran.code, ran.err) == (2, "error: .env:2: is not UTF-8\n  Save the file as UTF-8.\n")
+
+
+def test_status_speaks_of_the_run_that_was_last_at_work(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    project.run()
+    project.run(limit=1)
+    project.run()
+    assert "Results of run 1: output/reviews/results.jsonl" in project.agac("status").out
+
+
+def test_paths_are_told_as_they_can_be_typed_here(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    (project.root / "deep").mkdir()
+    ran = project.agac("run", "-a", "reviews", cwd=project.root / "deep")
+    assert "Results: ../output/reviews/results.jsonl " in ran.out
+
+
+def test_rows_that_only_the_input_can_mend_are_not_to_be_tried_again(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", "id,text\nr-1,fine\nr-2,too,many\n")
+    project.workflow()
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 3
+    assert "Mend these rows in the input, then run again: agac run -a reviews" in ran.out
+    assert "Try the failed rows again" not in ran.out
+
+
+def test_a_project_without_workflows_is_not_valid(project: ProjectFolder) -> None:
+    ran = project.agac("validate")
+    assert ran.code == 2
+    assert ran.out.startswith("workflows/: no workflow is here; ")

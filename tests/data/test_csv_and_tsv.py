@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.data.formats import delimited
 from agac.data.records import Record
-from agac.data.sources import open_source, read_rows
+from agac.data.sources import open_source, read_rows, separator_hint
 
 
 def source_of(folder: Path, content: bytes | str, suffix: str = "csv") -> delimited.DelimitedSource:
@@ -39,18 +39,19 @@ def message(record: Record) -> str:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "rows.csv: has no header"),
-        ("\n\n\r\n", "rows.csv: has no header"),
+        ("", "rows.csv:1: there is no header"),
+        ("\n\n\r\n", "rows.csv:1: there is no header"),
         ("id,text,id,text,x\n", 'rows.csv:1: the header names "id", "text" more than once'),
         ("id, id\n", 'rows.csv:1: the header names "id" more than once'),
         ("id,,text,\n1,2,3,4\n", "rows.csv:1: the header has no name for column 2, 4"),
         ("\nid,  \n", "rows.csv:2: the header has no name for column 2"),
         ('"id,text\n1,2\n', "rows.csv:1: a quote that is opened in the record on line 1 is never closed"),
         ('"id"x,text\n', "rows.csv:1: the quoting is broken"),
-        (b"id,caf\xe9\n", r'rows.csv:1: column "caf\udce9": byte 0xe9 at offset 3 of the value is not UTF-8'),
+        (b"id,caf\xe9\n", "rows.csv:1: the header's column 2: byte 0xe9 is not UTF-8"),
+        (b"\n\xff\xffid\n", "rows.csv:2: the header's column 1: byte 0xff is not UTF-8"),
         (
             "id,text\n".encode("utf-16-le"),
-            "rows.csv:1: the header holds NUL characters; save the file as UTF-8, not UTF-16",
+            "rows.csv:1: the header holds NUL characters, as UTF-16 has them",
         ),
     ],
 )
@@ -58,7 +59,17 @@ def test_a_header_that_cannot_name_the_fields_is_refused(tmp_path: Path, content
     with pytest.raises(UsageError) as caught:
         source_of(tmp_path, content)
     assert caught.value.message.startswith(problem)
+    assert caught.value.message.count("rows.csv") == 1
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("content", [b"id,caf\xe9\n", "id,text\n".encode("utf-16-le")])
+def test_a_header_in_another_encoding_gets_one_remedy_and_no_escapes(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(UsageError) as caught:
+        source_of(tmp_path, content)
+    assert "\\u" not in caught.value.message
+    assert "save" not in caught.value.message
+    assert caught.value.remedy == "Save the file as UTF-8."
 
 
 def test_header_names_are_taken_without_the_spaces_around_them(tmp_path: Path) -> None:
@@ -174,6 +185,25 @@ def test_an_id_field_that_is_no_column_is_refused_before_the_first_row(tmp_path:
     with pytest.raises(UsageError, match=r'rows\.csv: has no column "reveiw_id"') as caught:
         read_rows(source, "reveiw_id")
     assert caught.value.remedy == 'Did you mean "review_id"? The columns are: "review_id", "text".'
+
+
+@pytest.mark.parametrize(
+    ("header", "suffix", "sign"),
+    [("id;text", "csv", "';'"), ("id|text", "csv", "'|'"), ("id\ttext", "csv", "tabs"), ("id,text", "tsv", "','")],
+)
+def test_a_header_with_another_separator_is_asked_about(tmp_path: Path, header: str, suffix: str, sign: str) -> None:
+    source = source_of(tmp_path, f"{header}\n1{header[2]}x\n", suffix)
+    hint = f"is the file separated by {sign}? agac reads commas (csv) and tabs (tsv)"
+    assert separator_hint(source.columns()) == hint
+    with pytest.raises(UsageError) as caught:
+        read_rows(source, "id")
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith(f"I{hint[1:]}. The columns are: ")
+
+
+@pytest.mark.parametrize("columns", [("id",), ("id", "a;b"), ()])
+def test_nothing_is_asked_about_a_header_that_was_taken_apart(columns: tuple[str, ...]) -> None:
+    assert separator_hint(columns) == ""
 
 
 def test_a_short_record_without_its_id_says_so(tmp_path: Path) -> None:

@@ -364,15 +364,15 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
         parse_rules(rules, "f.yml")
     known, selectors = ", ".join(KINDS), "rate, at, match, first, attempts, always"
     assert caught.value.problems == [
-        f"f.yml: faults[0].kind: 'rate_limt' is none; did you mean 'rate_limit'?; known: {known}",
+        f"f.yml: faults[0]: unknown kind 'rate_limt'; did you mean 'rate_limit'?; known: {known}",
         f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",
-        "f.yml: faults[2].retry_after: a quota takes no such key; only: rate_limit, server_error",
+        "f.yml: faults[2]: 'quota' takes no key 'retry_after'; it is for: rate_limit, server_error",
         "f.yml: faults[3].rate: must be a share from 0 to 1, not 1.5",
         "f.yml: faults[4].at: must be a list of request numbers, counted from 1, not [0]",
         "f.yml: faults[5].status: must be a status from 500 to 599, not 404",
         "f.yml: faults[6]: `first` and `attempts` mean the same; write one of them",
         "f.yml: faults[7].in_ms: says how `retry_after` is told, which is missing; add it",
-        f"f.yml: faults[8].kind: is missing; known: {known}",
+        f"f.yml: faults[8]: `kind` is missing; known: {known}",
         "f.yml: faults[9]: a rule is a mapping with a `kind`, not 'cut'",
         "f.yml: faults[10].always: must be true (or left out), not False",
     ]
@@ -382,16 +382,24 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("f.json", "{", "not valid JSON"),
-        ("f.yml", "a: [", "not valid YAML"),
-        ("f.yml", "kind: cut", "a faults file is a list of rules"),
-        ("f.yml", None, "cannot be read"),
+        ("f.json", b"[\n {]", "{path}:2:3: not valid JSON: "),
+        ("f.yml", b"- {kind: cut}\n- {kind: cut\n- a", "{path}:3:4: not valid YAML: "),
+        ("f.yml", b"- a: 1\n- [b\n", "{path}:3:1: not valid YAML: "),
+        ("f.yml", b"- a\n- b\x07\n", "{path}:2:4: not valid YAML: the character U+0007"),
+        ("f.yml", b"- 2026-13-40\n", "{path}: not valid YAML: "),
+        ("f.yml", b"- caf\xe9\n", "{path}: byte 6 is not UTF-8; save the file as UTF-8"),
+        ("f.yml", b"kind: cut", "{path}: a faults file is a list of rules"),
+        ("f.yml", None, "no such file: {path}"),
+        (".", None, "{path}: the faults file cannot be read: "),
     ],
 )
-def test_unreadable_faults_file_is_named(tmp_path: Path, name: str, text: str | None, problem: str) -> None:
+def test_unreadable_faults_file_is_named(tmp_path: Path, name: str, text: bytes | None, problem: str) -> None:
     path = tmp_path / name
     if text is not None:
-        path.write_text(text)
-    with pytest.raises(SimulatorError, match=problem) as caught:
+        path.write_bytes(text)
+    with pytest.raises(SimulatorError) as caught:
         load_rules(path)
-    assert str(path) in str(caught.value)
+    (said,) = caught.value.problems
+    assert said.startswith(problem.format(path=path))
+    assert "unicode string" not in said
+    assert "\n" not in said

@@ -86,7 +86,7 @@ REFUSED = [
         "---\nname: a\nname: b\n---\n",
         "agentcards/c.md:3:1: name: duplicate key, first given on line 2; keep one of them",
     ),
-    ("---\ntype: swarm\n---\n", "agentcards/c.md:2:7: type: unknown type 'swarm'; types: agent, chain, parallel, "),
+    ("---\ntype: swarm\n---\n", "agentcards/c.md:2:7: type: unknown type 'swarm'; only 'agent' is supported yet"),
     ("---\ntype: agnet\n---\n", "agentcards/c.md:2:7: type: unknown type 'agnet'; did you mean 'agent'?"),
     ("---\ntype: chain\nsequence: [a]\n---\n", "type: `type: chain` is not supported yet; agent is"),
     ("---\ntype: MAKER\n---\n", "type: `type: MAKER` is not supported yet; agent is"),
@@ -110,7 +110,14 @@ REFUSED = [
         "---\nrequest_params: {tmperature: 1}\n---\n",
         "request_params.tmperature: unknown key; did you mean 'temperature'?",
     ),
-    ("---\nrequest_params: {top_p: 1, topP: 0.5}\n---\n", "request_params.topP: unknown key; did you mean 'top_p'?"),
+    (
+        "---\nrequest_params: {top_p: 1, topP: 0.5}\n---\n",
+        "c.md:2:28: request_params.topP: topP and top_p are two spellings of one key; keep one",
+    ),
+    (
+        "---\nrequest_params: {maxTokens: 5, max_tokens: 6}\n---\n",
+        "c.md:2:18: request_params.maxTokens: maxTokens and max_tokens are two spellings of one key; keep one",
+    ),
     ("---\nrequest_params: {model: x}\n---\n", "request_params.model: unknown key; the card's own `model` says which"),
     (
         "---\nrequest_params: {service_tier: slow}\n---\n",
@@ -121,7 +128,7 @@ REFUSED = [
         "---\n---\na\n---USER\nhi\n",
         "agentcards/c.md:4:1: ---USER blocks in the instruction are not supported; a card holds",
     ),
-    ("---\n---\nUse {{policy}}.", "agentcards/c.md:3:1: unknown placeholder {{policy}}; known: agentName, agentType"),
+    ("---\n---\nUse {{policy}}.", "agentcards/c.md:3:5: unknown placeholder {{policy}}; known: agentName, agentType"),
     (
         "---\n---\nUse {{agentNmae}}.",
         "unknown placeholder {{agentNmae}}; did you mean 'agentName'? Declare it in vars, or",
@@ -175,6 +182,35 @@ def test_every_other_type_is_refused_by_its_name(tree: Any, kind: str) -> None:
 def test_all_problems_of_a_card_come_together(tree: Any) -> None:
     _, problems = load(tree, "---\nmodle: x\nshell: true\nname: ${NOBODY}\n---\n{{x}} ${y}")
     assert len(problems) == 5
+
+
+def test_each_double_brace_is_reported_at_its_own_place(tree: Any) -> None:
+    _, problems = load(tree, "---\n---\n\nAt ${vars.tone} {{currentDate}} {{nope}}\n$${ \\{{x}} {{ y }}", tone="x")
+    assert [problem.split(";")[0] for problem in problems] == [
+        "agentcards/c.md:4:17: {{currentDate}} is not supported yet",
+        "agentcards/c.md:4:33: unknown placeholder {{nope}}",
+        "agentcards/c.md:5:12: unknown placeholder {{ y }}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("${shop}", "agentcards/c.md:3:4: in a card a variable of the workflow is {{shop}}"),
+        ("${shop.town}", "agentcards/c.md:3:4: a variable of the workflow is ${vars.shop.town}"),
+        (
+            "${review}",
+            (
+                "agentcards/c.md:3:4: instructions are the same for every row; move ${review} into prompt; "
+                "in a card a variable of the workflow is {{review}}"
+            ),
+        ),
+    ],
+)
+def test_a_dollar_placeholder_in_a_card_is_told_how_a_variable_is_written(
+    tree: Any, written: str, expected: str
+) -> None:
+    assert load(tree, f"---\n---\nOf {written}", shop={"town": "Ulm"})[1] == [expected]
 
 
 def test_history_only_warns(tree: Any) -> None:

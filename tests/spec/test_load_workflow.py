@@ -241,6 +241,43 @@ def test_the_command_lines_input_may_lie_anywhere(tree: Any, tmp_path_factory: A
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("data", r"--input .*/data: is a folder; name a file in it"),
+        ("rows.parquet", r"--input .*/rows\.parquet: parquet is not supported yet; convert it to csv or jsonl"),
+        ("rows.XLSX", r"--input .*/rows\.XLSX: xlsx is not supported yet; convert it to csv or jsonl"),
+        ("rows.txt", r"--input .*/rows\.txt: txt is not supported yet; convert it to csv or jsonl"),
+    ],
+)
+def test_a_command_lines_input_that_cannot_be_read_is_told_why(
+    tree: Any, good_workflow: str, given: str, expected: str
+) -> None:
+    for name in ("rows.parquet", "rows.XLSX", "rows.txt"):
+        tree.write(name, "")
+    with pytest.raises(UsageError, match=expected):
+        tree.load(good_workflow, Overrides(input=tree.root / given))
+
+
+def test_an_empty_input_is_the_folder_it_stands_for(tree: Any, good_workflow: str) -> None:
+    with pytest.raises(UsageError, match=r"--input '' or \.: is a folder; name a file in it"):
+        tree.load(good_workflow, Overrides(input=Path()))
+
+
+def test_a_text_file_is_read_when_its_format_is_told(tree: Any) -> None:
+    rows = tree.write("rows.txt", "")
+    declared = "input: {path: rows.txt, format: csv}\nstages: [{name: a}]\n"
+    assert tree.workflow(declared).input.format == "csv"
+    assert tree.workflow(declared, Overrides(input=rows)).input.format == "csv"
+
+
+@pytest.mark.parametrize("model", ["", " "])
+def test_an_empty_model_on_the_command_line_is_refused(tree: Any, good_workflow: str, model: str) -> None:
+    with pytest.raises(UsageError, match="--model is empty; it takes provider/model") as caught:
+        tree.load(good_workflow, Overrides(model=model))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
     ("name", "found"),
     [("a.csv", "csv"), ("a.TSV", "tsv"), ("a.json", "json"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl")],
 )

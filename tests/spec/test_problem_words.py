@@ -41,7 +41,7 @@ WORKFLOWS = [
         "input: {path: data/revews.csv}\n" + STAGES,
         "workflows/w.yml:1:15: input.path: no such file: 'data/revews.csv'; did you mean 'data/reviews.csv'?",
     ),
-    ("input: {path: data}\n" + STAGES, "input.path: 'data' is not a file"),
+    ("input: {path: data}\n" + STAGES, "input.path: 'data' is a folder; name a file in it"),
     (
         "input: {path: ../x.csv}\n" + STAGES,
         "input.path: '../x.csv' leads out of the project; name a path inside it, or use --input",
@@ -57,7 +57,19 @@ WORKFLOWS = [
     ),
     (
         "input: {path: data/rows.xlsx}\n" + STAGES,
-        "cannot tell the format of 'data/rows.xlsx'; add format: csv or tsv or json or jsonl",
+        "input.path: xlsx is not supported yet; convert it to csv or jsonl",
+    ),
+    (
+        "input: {path: data/rows.parquet, format: csv}\n" + STAGES,
+        "input.path: parquet is not supported yet; convert it to csv or jsonl",
+    ),
+    (
+        "input: {path: data/rows.txt}\n" + STAGES,
+        "txt is not supported yet; convert it to csv or jsonl, or add format: csv if that is what it holds",
+    ),
+    (
+        "input: {path: data/rows.dat}\n" + STAGES,
+        "cannot tell the format of 'data/rows.dat'; add format: csv or tsv or json or jsonl",
     ),
     (
         "input: {path: data/reviews.csv, format: cvs}\n" + STAGES,
@@ -189,6 +201,30 @@ STAGE = [
     (
         "{name: a, output_schema: {s: 'string|null'}}",
         "'string|null' mixes texts to choose from with the type 'string'; write an optional field as 'string?'",
+    ),
+    (
+        "{name: a, output_schema: {a?: string}}",
+        'output_schema.a?: the ? of an optional field stands after its type; write a: "string?"',
+    ),
+    (
+        "{name: a, output_schema: {a?: {b: string}}}",
+        "a ? is not part of a field's name; make the whole a JSON Schema and leave 'a' out of required",
+    ),
+    (
+        "{name: a, output_schema: {a: {type: string, description: x}}}",
+        (
+            "output_schema.a: this is the shorthand, in which 'a' would be an object with a field 'type'; "
+            "write a: string, or make the whole a JSON Schema with type: object and properties"
+        ),
+    ),
+    (
+        "{name: a, output_schema: {a: {type: array, items: {type: string}}}}",
+        "would be an object with a field 'type'; make the whole a JSON Schema with type: object and properties",
+    ),
+    ("{name: a, output_schema: {a: [{type: string}]}}", "a field 'type'; write a: [string], or make the whole"),
+    (
+        "{name: a, output_schema: {tags: string[]?}}",
+        "expected ',' or '}' here; put quotes around text that has [ ] { } or , in it; the '{' was opened on line 3",
     ),
     ("{name: a, output_schema: {s: 'a||b'}}", "'a||b' has an empty choice; write the choices as a|b|c"),
     ("{name: a, output_schema: {s: 'a|b|a'}}", "'a|b|a' names 'a' twice"),

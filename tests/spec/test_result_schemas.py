@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
 
 from agac.core.errors import UsageError
+from agac.plan.plan import Selection, make_plan
 from agac.spec.pythonschema import resolve_schema
 from agac.spec.schemabody import property_names, schema_faults
 from agac.spec.schemas import schema_name
@@ -308,6 +309,50 @@ def test_a_module_that_breaks_says_so_with_a_remedy(models: Any) -> None:
     models.write("broken.py", "class X: pass\nraise RuntimeError('no')\n")
     with pytest.raises(UsageError, match=r"python:broken\.X cannot be imported: RuntimeError: no") as caught:
         resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"), [("raise SystemExit(7)", "SystemExit: 7"), ("raise GeneratorExit('x')", "GeneratorExit: x")]
+)
+def test_a_module_that_ends_the_process_only_ends_the_command(models: Any, body: str, reason: str) -> None:
+    models.write("broken.py", f"class X: pass\n{body}\n")
+    with pytest.raises(UsageError, match=rf"python:broken\.X cannot be imported: {reason}"):
+        resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+
+
+def test_a_module_that_breaks_is_reported_at_the_key_that_names_it(models: Any) -> None:
+    models.write("broken.py", "class X: pass\nraise RuntimeError('no')\n")
+    text = "input: {path: data/reviews.csv}\nstages:\n  - name: a\n    output_schema: python:broken.X\n"
+    workflow, no_model = models.workflow(text), cast(Any, None)  # never asked for: the schema comes first
+    with pytest.raises(UsageError) as caught:
+        make_plan(workflow, {"a": no_model}, models.root, Selection(), None)
+    place = "workflows/w.yml:4:20: stages[0].output_schema: "
+    assert caught.value.message == place + "python:broken.X cannot be imported: RuntimeError: no"
+    assert caught.value.remedy
+
+
+def test_an_interrupt_during_an_import_stays_one(models: Any) -> None:
+    models.write("broken.py", "class X: pass\nraise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+
+
+def test_what_a_module_prints_does_not_reach_stdout(models: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    models.write("broken.py", "from pydantic import BaseModel\nprint('loading')\nclass X(BaseModel):\n    a: int\n")
+    resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+    assert capsys.readouterr() == ("", "loading\n")
+
+
+def test_a_model_without_a_json_schema_is_refused_by_name(models: Any) -> None:
+    models.write(
+        "broken.py",
+        "from collections.abc import Callable\nfrom pydantic import BaseModel\n"
+        "class X(BaseModel):\n    a: Callable[[], int]\n",
+    )
+    with pytest.raises(UsageError, match=r"python:broken\.X cannot be told as JSON Schema: .*[Cc]allable") as caught:
+        resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+    assert "errors.pydantic.dev" not in caught.value.message
     assert caught.value.remedy
 
 

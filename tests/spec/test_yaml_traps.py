@@ -106,8 +106,20 @@ REFUSED = [
     ("a:\n\tb: 1\n", "f:2:1: a tab cannot indent in YAML; use spaces"),
     ("a: 1\n\tb: 2\n", "f:2:1: a tab cannot indent in YAML; use spaces"),
     ("a: 'abc\nb: 2\n", "f:3:1: the file ends inside a quoted text; the quote was opened on line 1"),
-    ("a: {b: 1\nc: 2", "f:2:2: expected ',' or '}' here; the '{' was opened on line 1"),
-    ("a: [1, 2\nb: 3", "f:2:2: expected ',' or ']' here; the '[' was opened on line 1"),
+    (
+        "a: {b: 1\nc: 2",
+        (
+            "f:2:2: expected ',' or '}' here; put quotes around text that has [ ] { } or , in it; "
+            "the '{' was opened on line 1"
+        ),
+    ),
+    (
+        "a: [1, 2\nb: 3",
+        (
+            "f:2:2: expected ',' or ']' here; put quotes around text that has [ ] { } or , in it; "
+            "the '[' was opened on line 1"
+        ),
+    ),
     ("a: b: c\n", "f:1:5: a ':' is not allowed here; put quotes around text that contains ': '"),
     ("a: @x\n", "f:1:4: a value cannot start with '@'; put quotes around it"),
     ("a: - b\n", "f:1:4: a '-' is not allowed here; start the list on a line of its own"),

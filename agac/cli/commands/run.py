@@ -20,7 +20,7 @@ from agac.cli.options import read_variables
 @click.option("--model", help="Use this model for every stage: provider/model?key=value.")
 @click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight; 1 is one by one.")
-@click.option("--output", metavar="DIR", help="Write the results to this folder of the project.")
+@click.option("--output", metavar="DIR", help="Folder for the results, relative to the project.")
 @click.option("--fresh", is_flag=True, help="Ask everything anew: earlier results are not reused.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj

@@ -19,4 +19,4 @@ def command(settings: Globals, workflow: str | None, as_json: bool) -> None:
     if as_json:
         render.print_json(report.as_json())
     else:
-        render.print_status(report.runs, report.database_bytes, workflow)
+        render.print_status(report, workflow)

@@ -11,7 +11,7 @@ import codecs
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,13 +137,13 @@ class DelimitedSource:
             cells = next((cells for cells in reader if cells), None)
         except csv.Error as error:
             raise UsageError(f"{self._shown}:1: {_quoting(str(error), 1)}", remedy="Mend the header line.") from error
-        where = f"{self._shown}:{max(reader.line_num, 1)}"
         if cells is None:
-            raise UsageError(f"{self._shown}: has no header", remedy="Write the column names in the first line.")
+            raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
         names = tuple(cell.strip() for cell in cells)
-        problem = _bad_bytes(names, names) or _bad_names(names)
-        if problem:
-            raise UsageError(f"{where}: {problem}", remedy="Give every column its own name, in UTF-8.")
+        trouble = _header_trouble(names)
+        if trouble:
+            problem, remedy = trouble
+            raise UsageError(f"{self._shown}:{max(reader.line_num, 1)}: {problem}", remedy=remedy)
         return names
 
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:
@@ -176,25 +176,37 @@ def _quoting(error: str, line: int) -> str:
     return f'the quoting is broken ({error}); write a quote inside a quoted value as ""'
 
 
-def _bad_bytes(columns: tuple[str, ...], cells: list[str] | tuple[str, ...]) -> str | None:
+def _bad_bytes(columns: tuple[str, ...], cells: list[str]) -> str | None:
+    bad = _first_bad_byte(cells)
+    if bad is None:
+        return None
+    place, byte, offset = bad
+    name = quoted(columns[place]) if place < len(columns) else str(place + 1)
+    return f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8; save the file as UTF-8"
+
+
+def _first_bad_byte(cells: Sequence[str]) -> tuple[int, int, int] | None:
+    """The first byte that is not UTF-8: the place of its cell from 0, the byte, its offset in the cell."""
     for place, cell in enumerate(cells):
         try:
             cell.encode()
         except UnicodeEncodeError as error:
-            byte = ord(cell[error.start]) & 0xFF
-            offset = len(cell[: error.start].encode())
-            name = quoted(columns[place]) if place < len(columns) else str(place + 1)
-            return (
-                f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8; save the file as UTF-8"
-            )
+            return place, ord(cell[error.start]) & 0xFF, len(cell[: error.start].encode())
     return None
 
 
-def _bad_names(names: tuple[str, ...]) -> str | None:
+def _header_trouble(names: tuple[str, ...]) -> tuple[str, str] | None:
+    """What keeps a header from naming the fields, and the remedy."""
+    bad = _first_bad_byte(names)
+    if bad is not None:
+        # by its number: the name itself is what cannot be shown
+        return f"the header's column {bad[0] + 1}: byte 0x{bad[1]:02x} is not UTF-8", "Save the file as UTF-8."
+    if any("\0" in name for name in names):
+        return "the header holds NUL characters, as UTF-16 has them", "Save the file as UTF-8."
     blank = [str(place) for place, name in enumerate(names, start=1) if not name]
     if blank:
-        return f"the header has no name for column {', '.join(blank)}"
-    if any("\0" in name for name in names):
-        return "the header holds NUL characters; save the file as UTF-8, not UTF-16"
+        return f"the header has no name for column {', '.join(blank)}", "Give every column a name."
     twice = [quoted(name) for name, count in Counter(names).items() if count > 1]
-    return f"the header names {', '.join(twice)} more than once" if twice else None
+    if twice:
+        return f"the header names {', '.join(twice)} more than once", "Give every column its own name."
+    return None
