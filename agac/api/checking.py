@@ -120,7 +120,6 @@ def _id_field(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Probl
     if field is None or columns is None or field in columns:
         return []
     near = get_close_matches(field, columns, 1)
-    hint = separator_hint(columns) or (
-        f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
-    )
+    named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+    hint = separator_hint(columns) or named
     return [Problem(workflow.input.where, f"the input has no column {field!r}; {hint}", "input.id_field")]

@@ -23,8 +23,8 @@ class Row(NamedTuple):
     """One record in flight.
 
     `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is None, and `error` set, for a
-    record that cannot be used (unparsable, with too many fields, without its id): such a row is accounted for, never dropped.
-    A tuple, because one is made for each of a million records.
+    record that cannot be used (unparsable, with too many fields, without its id): such a row is accounted for, never
+    dropped. A tuple, because one is made for each of a million records.
     """
 
     id: RowId

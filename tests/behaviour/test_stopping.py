@@ -168,6 +168,7 @@ def test_the_second_signal_amid_the_work_leaves_everything_consistent(project: P
     assert server.account()["duplicates"] <= WIDE
 
 
+@pytest.mark.unmeasured
 def test_an_interrupt_before_the_first_call_asks_nothing(project: ProjectFolder, server: Server) -> None:
     """Somebody else holds the database, so that the run cannot begin."""
     asks(project, server)

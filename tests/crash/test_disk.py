@@ -42,6 +42,7 @@ def database(project: ProjectFolder) -> Path:
     return project.root / ".agac/agac.db"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("pages", [1, 8, 32, 40, 64])
 def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
     pages: int, project: ProjectFolder, server: Server

@@ -324,7 +324,7 @@ def test_a_module_that_ends_the_process_only_ends_the_command(models: Any, body:
 def test_a_module_that_breaks_is_reported_at_the_key_that_names_it(models: Any) -> None:
     models.write("broken.py", "class X: pass\nraise RuntimeError('no')\n")
     text = "input: {path: data/reviews.csv}\nstages:\n  - name: a\n    output_schema: python:broken.X\n"
-    workflow, no_model = models.workflow(text), cast(Any, None)  # never asked for: the schema comes first
+    workflow, no_model = models.workflow(text), cast("Any", None)  # never asked for: the schema comes first
     with pytest.raises(UsageError) as caught:
         make_plan(workflow, {"a": no_model}, models.root, Selection(), None)
     place = "workflows/w.yml:4:20: stages[0].output_schema: "
