@@ -26,6 +26,8 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
         path = ((base or root) / text).resolve()
     except (OSError, RuntimeError) as error:  # a loop of links, or a name that the file system refuses
         raise OutsideProject(f"{text!r} cannot be followed: {error.__class__.__name__}") from None
+    if any(part.is_symlink() for part in (path, *path.parents)):  # from Python 3.13 on a loop is left as it is
+        raise OutsideProject(f"{text!r} cannot be followed: its links lead in a circle")
     if not path.is_relative_to(real_root):
         raise OutsideProject(f"{text!r} leads out of the project; name a path inside it")
     return path

@@ -17,6 +17,7 @@ from typing import TypeVar
 import aiosqlite
 
 from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.store.shielded import to_the_end
 from agac.store.sql import migrations, split_script
 
 T = TypeVar("T")
@@ -138,13 +139,26 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
 async def _connected(uri: str) -> AsyncIterator[Connection]:
     connect = partial(sqlite3.connect, uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     connection = Connection(connect, iter_chunk_size=64)
+    opening = asyncio.ensure_future(_opened(connection))
     try:
-        async with connection:
-            for pragma in _PRAGMAS:
-                await connection.execute_fetchall(pragma)
-            yield connection
+        await asyncio.shield(opening)
+        for pragma in _PRAGMAS:
+            await connection.execute_fetchall(pragma)
+        yield connection
     finally:
-        await connection.gone()
+        await to_the_end(_closed(connection, opening))
+
+
+async def _opened(connection: Connection) -> None:
+    await connection
+
+
+async def _closed(connection: Connection, opening: asyncio.Task[None]) -> None:
+    """Closes what is open, also when the wait for its opening was cancelled."""
+    await asyncio.wait({opening})
+    if not opening.cancelled() and opening.exception() is None:
+        await connection.close()
+    await connection.gone()
 
 
 async def _version(connection: aiosqlite.Connection, path: Path) -> int:

@@ -11,15 +11,15 @@ import asyncio
 import os
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agac.core.errors import LeaseHeld, StoreError
 from agac.store.db import Database, translated
+from agac.store.shielded import to_the_end
 from agac.store.sql import sql
 
 STALE_SECONDS = 60.0
@@ -100,7 +100,7 @@ async def lease_held(database: Database, workflow: str, clock: Callable[[], floa
     try:
         yield await asyncio.shield(taking)
     finally:
-        await _to_the_end(_give_back(database, taking))
+        await to_the_end(_give_back(database, taking))
 
 
 async def _give_back(database: Database, taking: asyncio.Task[Lease]) -> None:
@@ -108,16 +108,6 @@ async def _give_back(database: Database, taking: asyncio.Task[Lease]) -> None:
     if not taking.cancelled() and taking.exception() is None:
         with suppress(StoreError):  # one that cannot be given back is taken over once this process has ended
             await free_lease(database, taking.result())
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` even when cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 async def take_lease(database: Database, workflow: str, now: float) -> Lease:

@@ -109,7 +109,7 @@ def test_a_yaml_schema_file_may_be_shorthand(tree: Any) -> None:
                 "only #/… is followed, nothing is ever fetched"
             ),
         ),
-        ('{"type": "object",\n}', "schemas/s.json:2:1: not valid JSON: "),
+        ('{"type": "object"\n"x": 1}', "schemas/s.json:2:1: not valid JSON: "),
         ("[1]", "schemas/s.json:1:1: expected a JSON Schema: a mapping with type, properties and the like"),
         ("", "schemas/s.json: is empty; write a JSON Schema"),
         ('{"type": "object", "type": "array"}', "schemas/s.json: duplicate key 'type'; keep one of them"),

@@ -27,8 +27,9 @@ def happens(event: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def audit(event: str, _arguments: Any) -> None:
-    happens(event)
+def audit(event: str, arguments: Any) -> None:
+    if event != "os.scandir" or "output" in str(arguments[0]):  # Python looks into folders of its own, too
+        happens(event)
 
 
 class Connection(sqlite3.Connection):
