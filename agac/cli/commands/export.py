@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from agac import api
-from agac.cli import render
+from agac.cli import garbage, render
 from agac.cli.main import Globals
 
 
@@ -17,7 +17,9 @@ from agac.cli.main import Globals
 @click.pass_obj
 def command(settings: Globals, workflow: str | None, number: int | None, partial: bool, as_json: bool) -> None:
     """Prints the files that were written."""
-    summary, files = api.export(workflow, run=number, partial=partial, project=settings.project_dir)
+    export = api.export
+    garbage.from_here_on()
+    summary, files = export(workflow, run=number, partial=partial, project=settings.project_dir)
     if as_json:
         render.print_json({**summary, "files": [str(file) for file in files]})
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from agac import api
-from agac.cli import render
+from agac.cli import garbage, render
 from agac.cli.main import Globals
 from agac.cli.options import read_variables
 
@@ -50,8 +50,8 @@ def command(
         output=output,
         fresh=fresh,
     )
-    report = api.run(
-        workflow, options, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
-    )
+    run = api.run  # loads the engine
+    garbage.from_here_on()
+    report = run(workflow, options, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True)
     render.print_run(report, render.command_to_go_on(), quiet=settings.quiet, as_json=as_json)
     return report.exit_code

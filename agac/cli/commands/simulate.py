@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from agac.cli import render
+from agac.cli import garbage, render
 from agac.core.errors import AgacError, UsageError
 
 
@@ -39,6 +39,7 @@ def command(
         render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
     settings = Settings(port=port, seed=seed, latency=latency, slots=slots, rpm=rpm, tpm=tpm, faults=faults)
+    garbage.from_here_on()
     try:
         run_simulator(settings, ready)
     except SimulatorError as error:
