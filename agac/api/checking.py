@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from agac.api.project import Project, open_project
-from agac.core.errors import Problem, SpecError, UsageError, Where
+from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
 from agac.data.sources import Source, open_source, separator_hint
 from agac.plan.check import check_placeholders, resolve_models
 from agac.plan.plan import ResolvedModel
@@ -27,7 +27,7 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Whether everything can run."""
-        return not _any_error(self.problems)
+        return not any_error(self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -79,7 +79,7 @@ def checked_workflow(project: Project, name: str, overrides: Overrides) -> Check
     """The workflow, ready for a plan. Raises SpecError with all problems when there is an error among them."""
     checked, problems = check_workflow(project, name, overrides)
     problems = in_order([*project.problems, *problems])
-    if checked is None or _any_error(problems):
+    if checked is None or any_error(problems):
         raise SpecError(problems)
     return checked
 
@@ -89,7 +89,7 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     workflow, problems = load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
-    models, found = resolve_models(workflow, project.providers, broken=_any_error([*project.problems, *problems]))
+    models, found = resolve_models(workflow, project.providers, broken=any_error([*project.problems, *problems]))
     problems = [*problems, *found]
     source, found = _open_input(workflow)
     problems += found
@@ -97,13 +97,9 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     if source is not None:
         problems += check_placeholders(workflow, columns)
         problems += _id_field(workflow, columns)
-    if source is None or _any_error(problems):
+    if source is None or any_error(problems):
         return None, problems
     return Checked(workflow, models, source, problems), problems
-
-
-def _any_error(problems: Iterable[Problem]) -> bool:
-    return any(problem.severity == "error" for problem in problems)
 
 
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:

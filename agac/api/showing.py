@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.project import open_project
-from agac.core.errors import Problem, SpecError, UsageError
+from agac.core.errors import Problem, SpecError, UsageError, any_error
 from agac.providers.modelref import parse_model
 from agac.spec.cards import find_card, load_card
 
@@ -40,7 +40,7 @@ class CardReport:
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
     """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
     opened = open_project(project)
-    if any(problem.severity == "error" for problem in opened.problems):
+    if any_error(opened.problems):
         raise SpecError(opened.problems)
     path, message = find_card(name, opened.spec)
     if path is None:

@@ -8,15 +8,14 @@
     │   ├── StoreOutdated        exit 1   a reading command met an older database
     │   ├── StoreCorrupt         exit 1   damaged file
     │   └── LeaseHeld            exit 1   another process works on this workflow
-    ├── LeaseLost                exit 1   another process took the workflow over while we slept
-    ├── RunStopped               exit 1   a fatal fault: every further call would fail too
-    └── Interrupted              exit 130 Ctrl-C; the state is saved
+    └── LeaseLost                exit 1   another process took the workflow over while we slept
 
 A failure of one row is no exception: it is a `RowError` value, named by `ErrorType`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Literal
@@ -111,6 +110,11 @@ class Problem:
         return f"{self.where}: {mark}{what}"
 
 
+def any_error(problems: Iterable[Problem]) -> bool:
+    """Whether one of the problems is more than a warning."""
+    return any(problem.severity == "error" for problem in problems)
+
+
 class SpecError(UsageError):
     """The project's files have problems; `problems` holds every one that was found, in file order."""
 
@@ -142,16 +146,6 @@ class LeaseHeld(StoreError):
 
 class LeaseLost(AgacError):
     """Our lease was taken over; nothing was written after that."""
-
-
-class RunStopped(AgacError):
-    """A fault that every further call would meet too: bad key, unknown model, no money."""
-
-
-class Interrupted(AgacError):
-    """The user asked to stop; everything that was answered is stored."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.core.errors import ErrorType, RowError
-from agac.data.sinks import OutputFolder, envelope
+from agac.data.sinks import FILES, OutputFolder, envelope
 from agac.store.db import Database
 from agac.store.rows import ExportRow, State, export_rows
 from agac.store.runs import RunRecord, write
@@ -45,7 +45,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
 
 def files_of(run: RunRecord, root: Path) -> list[Path]:
     """The files that a finished run's users expect."""
-    return [root / run.output_dir / name for name in ("results.jsonl", "results.json", "errors.jsonl", "summary.json")]
+    return [root / run.output_dir / name for name in FILES]
 
 
 def is_shown(run: RunRecord, root: Path) -> bool:

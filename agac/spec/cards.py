@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
 from agac.spec.cardwords import FIELDS_LATER, TYPES_LATER, hints, param_hints
 from agac.spec.envtext import expand
@@ -88,7 +88,7 @@ def load_card(
     problems += [problem for problem in found if problem.path not in taken]
     instruction, found = _instruction(model, document, source, path, variables)
     problems += found
-    if model is None or any(problem.severity == "error" for problem in problems):
+    if model is None or any_error(problems):
         return None, problems
     if model.use_history:
         where = document.where(("use_history",), key=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
 from agac.spec.cards import Card, find_card, load_card
 from agac.spec.chain import Link
@@ -44,7 +44,7 @@ class StageBuilder:
         levels = self._levels(written, card)
         model_level, model = _strongest(levels, "model")
         run_mode = self._run_mode(levels, where, path)
-        if any(problem.severity == "error" for problem in self.problems[before:]) or prompt is None:
+        if any_error(self.problems[before:]) or prompt is None:
             return None
         return Stage(
             name=written.name,
