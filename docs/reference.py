@@ -103,6 +103,7 @@ TYPES = {
     "number": "number",
     "boolean": "true, false",
     "object": "mapping",
+    "array": "list",
     "any": "anything",
 }
 
@@ -139,6 +140,9 @@ SECTIONS = {
     "StageFile": "a-stage",
     "TimeoutFile": "timeout",
     "OutputFile": "output",
+    "RunRulesFile": "a-workflow",
+    "BudgetFile": "budget",
+    "ConfirmFile": "confirm_above",
     "CardFile": "an-agentcard",
     "RequestParamsFile": "request_params",
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
-from agac.core.errors import ErrorType, RowError
-from agac.core.types import JSONValue, Message, Outcome, Request
+from agac.core.errors import RowError
+from agac.core.types import JSONValue, Outcome
 from agac.engine.call import Answer, Caller
 from agac.engine.control import Halted
 from agac.engine.lookup import Lookup
@@ -16,19 +16,12 @@ from agac.engine.policy import is_left
 from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
-from agac.spec.template import MissingField, VisibleRow, visible_row
+from agac.plan.prepare import Prepared, Preparer
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
-
-
-class Prepared(NamedTuple):
-    """A task that is ready to be looked up or asked."""
-
-    fingerprint: bytes
-    request: Request
 
 
 class Segment:
@@ -37,7 +30,7 @@ class Segment:
     def __init__(
         self,
         stages: tuple[PlannedStage, ...],
-        variables: dict[str, JSONValue],
+        preparer: Preparer,
         caller: Caller,
         settler: Settler,
         ledger: Ledger,
@@ -46,39 +39,20 @@ class Segment:
         newest_before: int,
     ) -> None:
         """`newest_before`: the id of the last result that this invocation found in the store."""
-        self._stages, self._vars = stages, variables
+        self._stages, self._preparer = stages, preparer
         self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
         self._totals, self._newest_before = totals, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
-        self._systems = tuple(Message.of("system", s.system) if s.system else None for s in stages)
-
-    def visible(self, flight: Flight, results: dict[str, JSONValue]) -> VisibleRow:
-        """What the row's templates see; results that are added later are seen too."""
-        return visible_row(flight.new.row.data or {}, results, self._vars)
-
-    def prepare(self, stage: PlannedStage, visible: VisibleRow) -> Prepared | RowError:
-        """Renders the stage's messages: the same for asking, looking up and showing."""
-        try:
-            text = stage.prompt.render(visible)
-        except MissingField as missing:
-            return RowError(
-                ErrorType.MISSING_TEMPLATE_FIELD,
-                f"stage {stage.name!r}: this row has no ${{{missing.name}}}; "
-                f"visible are: {', '.join(missing.visible) or 'nothing'}",
-            )
-        system, user = self._systems[stage.index], Message.of("user", text)
-        messages = (system, user) if system else (user,)
-        return Prepared(stage.prints.fingerprint(messages), Request(messages, stage.schema, stage.params))
 
     async def walk(self, flight: Flight) -> None:
         """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
         results: dict[str, JSONValue] = {}
-        visible = self.visible(flight, results)
+        visible = self._preparer.visible(flight.new.row.data, results)
         result: Result | None = None
         last = self._stages[-1]
         for stage in self._stages:
-            prepared = self.prepare(stage, visible)
+            prepared = self._preparer.prepare(stage, visible, flight.new.row.id)
             if isinstance(prepared, RowError):
                 self._settler.row_failed(flight, stage, None, prepared)
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from agac.core.errors import Problem
@@ -40,8 +40,35 @@ def resolve_models(
             continue
         params, found = _params(stage, ref)
         problems += found
-        resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params)
+        fallbacks, found = _fallbacks(stage, params, providers)
+        problems += found
+        resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params, fallbacks)
     return resolved, problems
+
+
+def _fallbacks(
+    stage: Stage, params: Params, providers: Mapping[str, Provider]
+) -> tuple[tuple[ResolvedModel, ...], list[Problem]]:
+    """The models after the first: asked with the stage's parameters, and their own string's over them.
+
+    What the first model's string says holds for that model alone.
+    """
+    found: list[ResolvedModel] = []
+    problems: list[Problem] = []
+    common = _keys_alone(stage, params)
+    for text in stage.fallback:
+        ref, messages = parse_model(text, providers)
+        problems += [Problem(stage.at("fallback"), message, f"{stage.path}.fallback") for message in messages]
+        if ref is not None:
+            found.append(ResolvedModel(providers[ref.provider], ref, replace(common, **ref.params)))
+    return tuple(found), problems
+
+
+def _keys_alone(stage: Stage, params: Params) -> Params:
+    """The stage's parameters as its keys set them at every level, without those of a model string."""
+    merged = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
+    known = {f.name for f in fields(params)}
+    return Params(**{key: value for key, value in merged.items() if key in known})
 
 
 def _model_key(stage: Stage) -> str:
@@ -78,16 +105,17 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
     """Environment variables that the providers in use need and nobody set: only a run needs them."""
     problems = []
     for stage in workflow.stages:
-        provider = models[stage.name].provider
-        problems += [
-            Problem(
-                stage.at("model"),
-                f"provider {provider.name!r} needs the variable {variable}; "
-                f"export it, or write {variable}=… into the project's .env file",
-                _model_key(stage),
-            )
-            for variable in provider.missing_variables
-        ]
+        model = models[stage.name]
+        for key, one in (("model", model), *(("fallback", other) for other in model.fallbacks)):
+            problems += [
+                Problem(
+                    stage.at(key),
+                    f"provider {one.provider.name!r} needs the variable {variable}; "
+                    f"export it, or write {variable}=… into the project's .env file",
+                    _model_key(stage) if key == "model" else f"{stage.path}.fallback",
+                )
+                for variable in one.provider.missing_variables
+            ]
     return list(dict.fromkeys(problems))
 
 

@@ -14,7 +14,7 @@ from agac.providers.modelref import ModelRef
 from agac.providers.table import Provider
 from agac.spec.pythonschema import Resolved, resolve_schema
 from agac.spec.template import Template
-from agac.spec.workflow import InputSpec, OutputSpec, Stage, Timeout, Workflow
+from agac.spec.workflow import Budget, InputSpec, OutputSpec, ReusePolicy, RunRules, Stage, Timeout, Workflow
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""
@@ -27,8 +27,25 @@ ExtraCheck = Callable[[JSONValue], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model of a stage and the parameters with which it is asked."""
+
+    provider: Provider
+    model: str
+    params: Params
+
+    @property
+    def lane(self) -> str:
+        """The model as users write it."""
+        return f"{self.provider.name}/{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage, ready to be asked: its model, its parameters and all texts are known."""
+    """One stage, ready to be asked: its model, its parameters and all texts are known.
+
+    `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds.
+    """
 
     name: str
     index: int
@@ -43,11 +60,22 @@ class PlannedStage:
     timeout: Timeout
     concurrency: int | None
     prints: Fingerprinter
+    fallbacks: tuple[PlannedModel, ...] = ()
+    repair: int = 1
+    json_repair: bool = False
+    reuse: ReusePolicy = "content"
+    max_age: float | None = None
+    budget: Budget | None = None
 
     @property
     def lane(self) -> str:
         """The stage's model as users write it."""
         return f"{self.provider.name}/{self.model}"
+
+    @property
+    def models(self) -> tuple[PlannedModel, ...]:
+        """The stage's model and its fallbacks, in the order in which they are asked."""
+        return (PlannedModel(self.provider, self.model, self.params), *self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +108,17 @@ class Plan:
     concurrency: int
     body: dict[str, Any]
     hash: bytes
+    rules: RunRules
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A stage's model after all levels had their say."""
+    """A stage's model after all levels had their say, and the models that are asked after it."""
 
     provider: Provider
     ref: ModelRef
     params: Params
+    fallbacks: tuple[ResolvedModel, ...] = ()
 
 
 def make_plan(
@@ -110,6 +140,7 @@ def make_plan(
         concurrency=concurrency or _concurrency(stages),
         body=body,
         hash=definition_hash(body),
+        rules=workflow.rules,
     )
 
 
@@ -150,11 +181,17 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
         ),
         concurrency=stage.concurrency,
         prints=Fingerprinter(provider=model.provider.name, model=model.ref.model, params=model.params, schema=schema),
+        fallbacks=tuple(PlannedModel(other.provider, other.ref.model, other.params) for other in model.fallbacks),
+        repair=stage.repair,
+        json_repair=stage.json_repair,
+        reuse=stage.reuse,
+        max_age=stage.max_age,
+        budget=stage.budget,
     )
 
 
 def _definition(workflow: Workflow, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
-    """Everything that can change a result. Not in it: time-outs, concurrency, where results go."""
+    """Everything that decides what is asked. Not in it: time-outs, repairs, fallbacks, limits, where results go."""
     spec = workflow.input
     return {
         "workflow": workflow.name,
@@ -174,6 +211,7 @@ def _definition(workflow: Workflow, stages: tuple[PlannedStage, ...]) -> dict[st
                 "model": stage.lane,
                 "params": params_body(stage.params),
                 "schema": {"name": stage.schema.name, "body": stage.schema.body} if stage.schema else None,
+                **({"reuse": stage.reuse} if stage.reuse != "content" else {}),
             }
             for stage in stages
         ],

@@ -16,12 +16,15 @@ ANY_MODEL = "*"
 def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
     """A model's price: agac.yml's, else the price library's of today, else None.
 
-    `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml holds for every tier.
-    The first look-up in the library imports it, which takes a third of a second.
+    `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
+    factor for the tier where it has one. The first look-up in the library imports it, which takes a third of a second.
     """
     known = provider.prices.get(model) or provider.prices.get(ANY_MODEL)
-    if known is not None or provider.price_id is None:
-        return known
+    if known is not None:
+        factor = {"flex": known.flex, "priority": known.priority}.get(service_tier or "")
+        return known if factor is None else _times(known, factor)
+    if provider.price_id is None:
+        return None
     return _library_price(provider.price_id, model, service_tier)
 
 
@@ -36,6 +39,11 @@ def cost(usage: Usage, price: Price | None) -> float | None:
     cached_price = price.input if price.cached_input is None else price.cached_input
     fresh = (usage.input_tokens - cached) * price.input
     return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1_000_000
+
+
+def _times(price: Price, factor: float) -> Price:
+    cached = None if price.cached_input is None else price.cached_input * factor
+    return Price(input=price.input * factor, output=price.output * factor, cached_input=cached)
 
 
 @lru_cache(maxsize=256)

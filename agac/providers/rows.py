@@ -41,6 +41,10 @@ class PriceSpec(Protocol):
     def output(self) -> float: ...
     @property
     def batch(self) -> float | None: ...
+    @property
+    def flex(self) -> float | None: ...
+    @property
+    def priority(self) -> float | None: ...
 
 
 class ProviderSpec(Protocol):
@@ -192,4 +196,11 @@ def _limits(spec: LimitsSpec) -> Limits:
 
 
 def _price(spec: PriceSpec) -> Price:
-    return Price(input=spec.input, output=spec.output, cached_input=spec.cached_input, batch=spec.batch)
+    return Price(
+        input=spec.input,
+        output=spec.output,
+        cached_input=spec.cached_input,
+        batch=spec.batch,
+        flex=spec.flex,
+        priority=spec.priority,
+    )

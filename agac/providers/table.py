@@ -26,7 +26,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do. `batch` is a factor.
+    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do.
+
+    `batch`, `flex`, `priority` are factors for that mode and those service tiers; None: not known, full price.
 
     `above`: from so many input tokens on, all tokens of the call have the other price; the highest such step counts.
     """
@@ -35,6 +37,8 @@ class Price:
     output: float
     cached_input: float | None = None
     batch: float | None = None
+    flex: float | None = None
+    priority: float | None = None
     above: tuple[tuple[int, Price], ...] = ()
 
 

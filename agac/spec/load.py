@@ -10,10 +10,11 @@ from agac.core.types import JSONValue
 from agac.spec.chain import chain
 from agac.spec.envtext import expand
 from agac.spec.inout import input_spec, output_spec
-from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, WorkflowFile
+from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, WorkflowFile
 from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.root import PROJECT_FILE
+from agac.spec.rules import run_rules
 from agac.spec.stages import StageBuilder
 from agac.spec.suggest import did_you_mean, listed
 from agac.spec.workflow import Overrides, ProjectPaths, ProjectSpec, Workflow
@@ -38,24 +39,34 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     defaults, unset = _expanded_model(file.defaults, document, env)
     paths, outside = _paths(file.paths, root, document)
     where = {key: document.where(("defaults", key)) for key in file.defaults.model_fields_set}
+    for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
+        where[f"project.{key}"] = document.where((key,))
     for name, provider in file.providers.items():
         where[f"providers.{name}"] = document.where(("providers", name), key=True)
         for key in provider.model_fields_set:
             where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
-    project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, paths, where, env)
+    project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env)
     return project, in_order([*problems, *found, *unset, *outside])
 
 
 def _expanded_model(
     defaults: DefaultsFile, document: Document, env: Mapping[str, str]
 ) -> tuple[DefaultsFile, list[Problem]]:
-    if defaults.model is None:
-        return defaults, []
-    text, missing = expand(defaults.model, env)
-    where = document.where(("defaults", "model"))
-    message = "the environment variable {} is not set; set it or add it to .env"
-    problems = [Problem(where, message.format(name), "defaults.model") for name in missing]
-    return defaults.model_copy(update={"model": text}), problems
+    problems: list[Problem] = []
+
+    def expanded(text: str, key: str) -> str:
+        found, missing = expand(text, env)
+        where = document.where(("defaults", key))
+        message = "the environment variable {} is not set; set it or add it to .env"
+        problems.extend(Problem(where, message.format(name), f"defaults.{key}") for name in missing)
+        return found
+
+    update: dict[str, object] = {}
+    if defaults.model is not None:
+        update["model"] = expanded(defaults.model, "model")
+    if defaults.fallback is not None:
+        update["fallback"] = [expanded(text, "fallback") for text in defaults.fallback]
+    return (defaults.model_copy(update=update) if update else defaults), problems
 
 
 def _paths(paths: PathsFile, root: Path, document: Document) -> tuple[ProjectPaths, list[Problem]]:
@@ -149,7 +160,9 @@ def _resolved(
     ready = tuple(stage for stage in stages if stage is not None)
     if source is None or output is None or len(ready) < len(stages):
         return None, problems
-    return Workflow(name, document.shown, file.description, source, ready, variables, output), problems
+    return Workflow(
+        name, document.shown, file.description, source, ready, variables, output, run_rules(file, document, project)
+    ), problems
 
 
 def _names_were_lost(file: WorkflowFile, document: Document) -> bool:

@@ -17,6 +17,8 @@ _KEY_SHAPE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}\Z")
 _TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])\Z")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 RESERVED_NAMES = ("vars", "row_json")
 DIALECTS_LATER = ("openai-responses", "anthropic", "gemini", "mistral")
 
@@ -117,6 +119,41 @@ def one_or_many(value: Any) -> Any:
     if not isinstance(value, str):
         raise _refuse("expected the name of a stage")
     return [value]
+
+
+def model_or_chain(value: Any) -> Any:
+    """One model is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected provider/model, or a list of them")
+    return [value]
+
+
+def split_chain(data: Any) -> Any:
+    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is judged elsewhere."""
+    if not isinstance(data, dict) or not isinstance(data.get("model"), list):
+        return data
+    first, *others = data["model"] or [None]
+    if first is None:
+        raise _refuse("model is an empty list; name at least one model")
+    if not others:
+        return data | {"model": first}
+    if data.get("fallback") is not None:
+        raise _refuse("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
+    return data | {"model": first, "fallback": others}
+
+
+def duration(value: Any) -> Any:
+    """Seconds, or a number with s, m, h, d or w."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise _refuse("expected a time as 90, 30m, 12h or 7d")
+    if isinstance(value, str):
+        match = _DURATION.match(value)
+        if match is None:
+            raise _refuse(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
+        return float(match[1]) * _SECONDS[match[2]]
+    return float(value)
 
 
 def schema_form(value: Any) -> Any:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
 from agac.spec.cardwords import CAMEL_CASE
-from agac.spec.workflow import InputFormat, OnDuplicateId, RunMode
+from agac.spec.workflow import InputFormat, OnDuplicateId, ReusePolicy, RunMode
 
 
 class FileModel(BaseModel):
@@ -53,15 +62,79 @@ Timeout = Annotated[
 ]
 
 
+class BudgetFile(FileModel):
+    """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
+
+    usd: float | None = Field(default=None, gt=0, description="US dollars.")
+    tokens: int | None = Field(default=None, ge=1, description="Tokens, of requests and replies together.")
+    calls: int | None = Field(default=None, ge=1, description="Calls, retries and re-asks included.")
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> BudgetFile:
+        if self.usd is None and self.tokens is None and self.calls is None:
+            raise PydanticCustomError("no_bound", "is empty; give usd, tokens or calls")
+        return self
+
+
+class ConfirmFile(FileModel):
+    """From which estimated cost on a run asks before it begins."""
+
+    usd: float = Field(ge=0, description="US dollars.")
+
+
+class RunRulesFile(FileModel):
+    """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
+
+    budget: BudgetFile | None = Field(
+        default=None, description="What a run may spend at most, over all its invocations."
+    )
+    row_budget: BudgetFile | None = Field(default=None, description="What one row may spend at most in an invocation.")
+    confirm_above: ConfirmFile | None = Field(
+        default=None, description="Ask before a run that is estimated to cost more."
+    )
+    stop_loss: bool | None = Field(
+        default=None, description="Stop when over 80 % of a stage's first 20 outcomes fail alike; true when left out."
+    )
+    max_errors: int | None = Field(default=None, ge=0, description="Stop when more rows than this failed.")
+    row_timeout: Seconds | None = Field(default=None, description="Seconds that one row may take from its first call.")
+    keep_replies: Literal["all", "failed"] | None = Field(
+        default=None, description="Which raw replies stay in the store; all when left out."
+    )
+
+
 class DefaultsFile(FileModel):
     """What holds for every stage that does not say otherwise."""
 
-    model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
+    model: Annotated[NonEmpty, WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})] | None = (
+        Field(default=None, description="Model as `provider/model?key=value`; a list is a model and its fallbacks.")
+    )
     run_mode: RunMode | None = Field(default=None, description="`sync` calls the model for each row as it comes.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
     timeout: Timeout | None = Field(default=None, description="Seconds for a call, or {connect, first_byte, total}.")
     concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
+    fallback: (
+        Annotated[list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])] | None
+    ) = Field(default=None, description="Models that are asked in this order when the model gave no valid answer.")
+    repair: int | None = Field(
+        default=None, ge=0, le=10, description="How often a reply of the wrong form is asked again; 1 when left out."
+    )
+    json_repair: bool | None = Field(
+        default=None, description="Mend replies that are almost JSON before asking again; false when left out."
+    )
+    reuse: ReusePolicy | None = Field(
+        default=None,
+        description="Whose earlier answers are taken: `content` (the same prompt's), `row` (the same row's), `never`.",
+    )
+    max_age: Annotated[float, BeforeValidator(check.duration, json_schema_input_type=str | float)] | None = Field(
+        default=None, gt=0, description="Ask again when an answer is older: seconds, or a text as `12h`, `7d`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chain(cls, data: Any) -> Any:
+        """`model: [a, b]` is the model a with the fallback b."""
+        return check.split_chain(data)
 
 
 class StageFile(DefaultsFile):
@@ -85,6 +158,7 @@ class StageFile(DefaultsFile):
         '`{sentiment: "positive|neutral|negative", reason: string}`, or `python:module.Class`.',
         json_schema_extra={"type": ["string", "object"]},
     )
+    budget: BudgetFile | None = Field(default=None, description="What this stage may spend at most in a run.")
 
 
 class InputFile(FileModel):
@@ -107,7 +181,7 @@ class OutputFile(FileModel):
     include_input: bool = Field(default=False, description="Put the row's fields beside its result.")
 
 
-class WorkflowFile(FileModel):
+class WorkflowFile(RunRulesFile):
     """A workflow: rows in, stages, results out."""
 
     description: str | None = Field(default=None, description="What the workflow is for.")
@@ -136,6 +210,8 @@ class PriceFile(FileModel):
     cached_input: float | None = Field(default=None, ge=0, description="$ per million input tokens that were cached.")
     output: float = Field(ge=0, description="$ per million output tokens.")
     batch: float | None = Field(default=None, gt=0, le=1, description="Factor on all prices in batch mode.")
+    flex: float | None = Field(default=None, gt=0, description="Factor on all prices of the service tier flex.")
+    priority: float | None = Field(default=None, gt=0, description="Factor on all prices of the tier priority.")
 
 
 class ProviderSpec(FileModel):
@@ -170,7 +246,7 @@ class PathsFile(FileModel):
     output: NonEmpty = Field(default="output", description="Results of workflows that name no folder.")
 
 
-class ProjectFile(FileModel):
+class ProjectFile(RunRulesFile):
     """agac.yml; nothing in it is required."""
 
     providers: dict[Annotated[str, AfterValidator(check.provider_name)], ProviderSpec] = Field(

@@ -12,6 +12,7 @@ from agac.spec.cards import Card, find_card, load_card
 from agac.spec.chain import Link
 from agac.spec.instructions import Filling, fill
 from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, WorkflowFile
+from agac.spec.rules import budget
 from agac.spec.schemas import load_schema
 from agac.spec.template import Template, compile_template, default_prompt
 from agac.spec.texts import template_file, text_or_file
@@ -19,6 +20,7 @@ from agac.spec.workflow import Level, Overrides, ProjectSpec, RunMode, SchemaSpe
 from agac.spec.yamlfile import Document, Path_, key_path
 
 _PARAMS = ("temperature", "max_tokens")
+_ORDER: tuple[Level, ...] = ("project", "defaults", "card", "stage", "override")
 
 
 @dataclass(slots=True)
@@ -62,10 +64,24 @@ class StageBuilder:
             card=card.info if card else None,
             where=where,
             path=key_path(path),
+            fallback=self._fallback(levels, model_level),
+            repair=_or(_strongest(levels, "repair")[1], 1),
+            json_repair=_or(_strongest(levels, "json_repair")[1], False),
+            reuse=_or(_strongest(levels, "reuse")[1], "content"),
+            max_age=_strongest(levels, "max_age")[1],
+            budget=budget(written.budget),
         )
 
     def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
         self.problems.append(Problem(self.document.where(path, key=key), message, key_path(path)))
+
+    def _fallback(self, levels: Mapping[Level, Mapping[str, Any]], model_level: Level | None) -> tuple[str, ...]:
+        """The models after the first. A stronger level's model stands without the fallbacks of a weaker one's: they
+        were chosen for another model. `--model` has none."""
+        level, found = _strongest(levels, "fallback")
+        if level is None or model_level is None or _ORDER.index(level) < _ORDER.index(model_level):
+            return ()
+        return tuple(found)
 
     def _card(self, written: StageFile, path: Path_) -> Card | None:
         if written.agent is None:
@@ -161,6 +177,10 @@ def _strongest(levels: Mapping[Level, Mapping[str, Any]], key: str) -> tuple[Lev
         if key in levels[level]:
             return level, levels[level][key]
     return None, None
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _params(levels: Mapping[Level, Mapping[str, Any]]) -> dict[Level, Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from agac.core.types import JSONValue, Schema
 from agac.spec.template import Template
 
 if TYPE_CHECKING:
-    from agac.spec.models import DefaultsFile, ProviderSpec
+    from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
 
 Level = Literal["project", "defaults", "card", "stage", "override"]
 """Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
@@ -23,6 +23,8 @@ Level = Literal["project", "defaults", "card", "stage", "override"]
 RunMode = Literal["sync", "batch"]
 InputFormat = Literal["csv", "tsv", "json", "jsonl"]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
+ReusePolicy = Literal["content", "row", "never"]
+KeepReplies = Literal["all", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,36 @@ class Timeout:
     connect: float | None = None
     first_byte: float | None = None
     total: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be spent at most; None: not limited. `tokens` are those of requests and replies together."""
+
+    usd: float | None = None
+    tokens: int | None = None
+    calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRules:
+    """When a run stops by itself, and what it keeps.
+
+    `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
+    `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
+    a row's first call.
+    """
+
+    project: Budget | None = None
+    workflow: Budget | None = None
+    row: Budget | None = None
+    confirm_above: float | None = None
+    stop_loss: bool = True
+    max_errors: int | None = None
+    row_timeout: float | None = None
+    keep_replies: KeepReplies = "all"
+    where: Mapping[str, Where] = field(default_factory=dict)
+    """Where each key stands that is set, by its name; `project.budget` is agac.yml's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +124,8 @@ class Stage:
     `upstream` names the stage whose results it follows, None for the first. `params` holds, for each level, the fields
     of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
     was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
-    them, `path` is the stage's place in its file (`stages[1]`), which may be another.
+    them, `path` is the stage's place in its file (`stages[1]`), which may be another. `fallback` are the models
+    asked after `model`; `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds.
     """
 
     name: str
@@ -110,6 +143,12 @@ class Stage:
     card: CardInfo | None
     where: Mapping[str, Where]
     path: str = ""
+    fallback: tuple[str, ...] = ()
+    repair: int = 1
+    json_repair: bool = False
+    reuse: ReusePolicy = "content"
+    max_age: float | None = None
+    budget: Budget | None = None
 
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""
@@ -127,6 +166,7 @@ class Workflow:
     stages: tuple[Stage, ...]
     vars: Mapping[str, JSONValue]
     output: OutputSpec
+    rules: RunRules = RunRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +187,7 @@ class ProjectSpec:
     file: str
     providers: Mapping[str, ProviderSpec]
     defaults: DefaultsFile
+    rules: RunRulesFile
     paths: ProjectPaths
     where: Mapping[str, Where]
     env: Mapping[str, str] = field(repr=False)

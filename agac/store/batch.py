@@ -45,13 +45,17 @@ class RowChange(NamedTuple):
 
 @dataclass(slots=True)
 class Result:
-    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text."""
+    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text.
+
+    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`.
+    """
 
     fingerprint: bytes
     value: str
     endpoint: Endpoint | None = None
     created_at: float = 0.0
     id: int = 0
+    how: str = ""
 
 
 class TaskEnd(NamedTuple):
@@ -116,7 +120,7 @@ PRESENT: CounterKey = ("", "present", "", "")
 
 @dataclass(slots=True)
 class Tally:
-    """What a commit adds to one roll-up."""
+    """What a commit adds to one roll-up. `held_…`: the most that calls without an answer may have cost."""
 
     count: int = 0
     input_tokens: int = 0
@@ -126,6 +130,8 @@ class Tally:
     cost: float = 0.0
     unpriced: int = 0
     simulated: int = 0
+    held_cost: float = 0.0
+    held_tokens: int = 0
 
     def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
         """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""

@@ -190,7 +190,7 @@ class Ledger:
             result.id = number
             assert result.endpoint is not None
             endpoint = self._endpoint(result.endpoint, writer)
-            rows.append((number, result.fingerprint, result.value, endpoint, result.created_at))
+            rows.append((number, result.fingerprint, result.value, endpoint, result.created_at, result.how))
         _many(writer, "result_insert", rows)
 
     def _attempt(self, a: Attempt, writer: sqlite3.Connection) -> tuple[Any, ...]:

@@ -177,7 +177,7 @@ SELECT coalesce(max(id), 0) FROM result;
 
 -- name: result_insert
 -- A result is kept.
-INSERT INTO result (id, fingerprint, value, endpoint_id, created_at) VALUES (?, ?, ?, ?, ?);
+INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: results_by_fingerprint
 -- Earlier results for these fingerprints; the newest comes last and wins.
@@ -192,16 +192,18 @@ VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: counter_add
 -- Moves a roll-up by what a commit changed.
 INSERT INTO counter (run_id, stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, cost, unpriced, simulated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reasoning_tokens, cost, unpriced, simulated, held_cost, held_tokens)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = count + excluded.count,
     input_tokens = input_tokens + excluded.input_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
     output_tokens = output_tokens + excluded.output_tokens, reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
-    cost = cost + excluded.cost, unpriced = unpriced + excluded.unpriced, simulated = simulated + excluded.simulated;
+    cost = cost + excluded.cost, unpriced = unpriced + excluded.unpriced, simulated = simulated + excluded.simulated,
+    held_cost = held_cost + excluded.held_cost, held_tokens = held_tokens + excluded.held_tokens;
 
 -- name: counters
 -- The roll-ups of a run.
 SELECT stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
-    unpriced, simulated FROM counter WHERE run_id = ? AND count <> 0;
+    unpriced, simulated, held_cost, held_tokens FROM counter WHERE run_id = ? AND count <> 0;
 
 -- name: ids_scan_make
 -- A scratch table for `on_duplicate_id: last`, which has to know the whole input first.

@@ -59,6 +59,8 @@ class Count(NamedTuple):
     cost: float
     unpriced: int
     simulated: int
+    held_cost: float
+    held_tokens: int
 
 
 class RunIdentity(NamedTuple):

@@ -22,6 +22,8 @@ class Prices:
     output: float
     cached_input: float | None = None
     batch: float | None = None
+    flex: float | None = None
+    priority: float | None = None
 
 
 @dataclass

@@ -1,0 +1,38 @@
+"""When a run stops by itself and what it keeps: the workflow's word over agac.yml's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agac.spec.models import BudgetFile, RunRulesFile
+from agac.spec.workflow import Budget, ProjectSpec, RunRules
+from agac.spec.yamlfile import Document
+
+
+def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec) -> RunRules:
+    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first."""
+    where = {key: place for key, place in project.where.items() if key.startswith("project.")}
+    where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
+
+    def strongest(key: str) -> Any:
+        own = getattr(file, key)
+        return getattr(project.rules, key) if own is None else own
+
+    confirm = strongest("confirm_above")
+    stop_loss = strongest("stop_loss")
+    return RunRules(
+        project=budget(project.rules.budget),
+        workflow=budget(file.budget),
+        row=budget(strongest("row_budget")),
+        confirm_above=confirm.usd if confirm else None,
+        stop_loss=True if stop_loss is None else stop_loss,
+        max_errors=strongest("max_errors"),
+        row_timeout=strongest("row_timeout"),
+        keep_replies=strongest("keep_replies") or "all",
+        where=where,
+    )
+
+
+def budget(file: BudgetFile | None) -> Budget | None:
+    """A budget as it was written."""
+    return Budget(file.usd, file.tokens, file.calls) if file else None
