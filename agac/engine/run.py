@@ -29,6 +29,7 @@ from agac.engine.totals import Totals
 from agac.engine.validate import Checker
 from agac.engine.window import walk_all
 from agac.plan.plan import Plan, PlannedStage
+from agac.plan.prepare import Preparer
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.prices import price_of
@@ -196,7 +197,8 @@ async def _work(
     async with _lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(lines, settler, control, wall=work.clocks.wall, spread=work.clocks.spread)
-        segment = Segment(plan.stages, dict(plan.vars), caller, settler, ledger, lookup, totals, newest)
+        preparer = Preparer(plan.stages, plan.vars, invocation.run)
+        segment = Segment(plan.stages, preparer, caller, settler, ledger, lookup, totals, newest)
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
         walking = group.create_task(walk_all(intake.flights(work.rows()), segment, control, plan.concurrency))
