@@ -32,11 +32,14 @@ class Sizes:
     simulator: int
     reading: int
     large_megabytes: int
+    scale: tuple[int, int]
 
 
-FULL = Sizes(3, 20_000, 2_000, 0.5, (20_000, 200_000), (100_000, 100_000), 10, 10_000, 200_000, 200)
-QUICK = Sizes(3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50)
-TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1)
+FULL = Sizes(
+    3, 20_000, 2_000, 0.5, (20_000, 200_000), (100_000, 100_000), 10, 10_000, 200_000, 200, (100_000, 1_000_000)
+)
+QUICK = Sizes(3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000))
+TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40))
 """TINY only shows that everything works: its figures say nothing."""
 
 
@@ -131,6 +134,33 @@ def rerun(sizes: Sizes) -> Iterator[Figure]:
         yield Figure(name, "CPU beyond start-up after that, outputs written anew", changed.cpu - start.cpu, "s")
 
 
+def scale(sizes: Sizes) -> Iterator[Figure]:
+    """Two stages over very many rows, once: whether anything grows but the database. The long run takes its time."""
+    peaks, rates = [], []
+    for rows in sizes.scale:
+        name = f"scale, {rows:,} rows, 2 stages"
+        with stub() as server, workspace(server, rows, stages=2, concurrency=CONCURRENCY) as space:
+            used, seen = space.agac("run", "-a", "b"), server.account()
+            size = space.database_bytes()
+            again, calls = space.agac("run", "-a", "b"), server.account().requests
+            write_table(space.table, rows, changed=rows // 2)
+            changed, changed_calls = space.agac("run", "-a", "b"), server.account().requests
+        peaks.append(used.memory)
+        rates.append(seen.rate / 2)
+        yield Figure(name, "rows through both stages", rates[-1], "rows/s")
+        yield Figure(name, "peak memory", used.memory, "MB")
+        yield Figure(name, "database a row", size / rows, "bytes")
+        yield Figure(name, "run again, whole command", again.cpu, "s CPU")
+        yield Figure(name, "calls of that", calls, "", at_most=0)
+        yield Figure(name, "one changed cell, whole command", changed.cpu, "s CPU", at_most=15)
+        yield Figure(name, "peak memory of that", changed.memory, "MB")
+        yield Figure(name, "calls of that", changed_calls, "", at_most=2)
+    few, many = sizes.scale
+    name = f"scale, {many:,} rows / {few:,} rows"
+    yield Figure(name, "peak memory", peaks[1] / peaks[0], "", at_most=1.1)
+    yield Figure(name, "rows/s", rates[1] / rates[0], "", at_least=0.85)
+
+
 def start_up(sizes: Sizes) -> Iterator[Figure]:
     """What one waits for before anything happens."""
     with stub() as server, workspace(server, 10) as space:
@@ -170,6 +200,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "latency": latency,
     "memory": memory,
     "rerun": rerun,
+    "scale": scale,
     "start-up": start_up,
     "simulator": simulation,
     "reading": reading,

@@ -63,6 +63,10 @@ class Workspace:
         """Runs the command line in the project."""
         return measured([*AGAC, "-q", *arguments], self.root)
 
+    def database_bytes(self) -> int:
+        """What the state takes on disk."""
+        return sum(file.stat().st_size for file in (self.root / ".agac").iterdir())
+
     def forget(self) -> None:
         """Removes the state and the results, so that the next run begins from nothing."""
         shutil.rmtree(self.root / ".agac", ignore_errors=True)

@@ -33,10 +33,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 def test_every_scenario_gives_finite_figures_with_their_requirements(found: tuple[str, dict[str, Any]]) -> None:
     figures = found[1]["figures"]
     kinds = {figure["scenario"].split(",")[0] for figure in figures}
-    assert kinds == {"throughput", "latency", "memory", "run again", "start-up", "simulator", "reading"}
+    assert kinds == {"throughput", "latency", "memory", "run again", "scale", "start-up", "simulator", "reading"}
     assert all(math.isfinite(figure["value"]) for figure in figures)
     assert {figure["at_most"] for figure in figures} >= {0.25, 1.05, 1.1, 120, 1.0, 2.5, 0.15}
-    assert {figure["at_least"] for figure in figures} == {None, 0.5}
+    assert {figure["at_least"] for figure in figures} == {None, 0.5, 0.85}
 
 
 def test_a_requirement_is_kept_or_missed_as_its_bound_says(found: tuple[str, dict[str, Any]]) -> None:
@@ -52,6 +52,8 @@ def test_a_requirement_is_kept_or_missed_as_its_bound_says(found: tuple[str, dic
 def test_finished_runs_ask_nothing_and_a_changed_cell_asks_once_a_stage(found: tuple[str, dict[str, Any]]) -> None:
     figures = found[1]["figures"]
     assert [figure["value"] for figure in figures if figure["what"] == "calls"] == [0, 0]
+    scale = [figure["value"] for figure in figures if figure["what"] == "calls of that"]
+    assert scale == [0, 2] * 2
     assert [f["value"] for f in figures if f["what"] == "calls after one changed cell, a stage"] == [1, 1]
 
 
