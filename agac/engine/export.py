@@ -27,20 +27,36 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
         async for rows in export_rows(database, run.id):
+            lines = Lines(run.include_input)
             for row in rows:
-                if row.state == State.DONE and row.value is not None:
-                    results.write_text(
-                        envelope(row.id, row.ordinal, True, row.value, None, row.data, run.include_input)
-                    )
-                    array.write_text(row.value)
-                elif row.state == State.FAILED:
-                    failed = _error(row)
-                    results.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, run.include_input))
-                    errors.write_text(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
+                lines.add(row)
+            results.write_texts(lines.results)
+            array.write_texts(lines.values)
+            errors.write_texts(lines.errors)
         document.write(dict(summary))
     files = files_of(run, root)
     await write(database, "run_exported", (run.revision, json.dumps(_stamps(files)), run.id))
     return files
+
+
+class Lines:
+    """Some rows as the lines of the output files."""
+
+    def __init__(self, include_input: bool) -> None:
+        self._include_input = include_input
+        self.results: list[str] = []
+        self.values: list[str] = []
+        self.errors: list[str] = []
+
+    def add(self, row: ExportRow) -> None:
+        """Adds a row; one without an outcome, or dropped, has no line."""
+        if row.state == State.DONE and row.value is not None:
+            self.results.append(envelope(row.id, row.ordinal, True, row.value, None, row.data, self._include_input))
+            self.values.append(row.value)
+        elif row.state == State.FAILED:
+            failed = _error(row)
+            self.results.append(envelope(row.id, row.ordinal, False, None, failed, row.data, self._include_input))
+            self.errors.append(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
 
 
 def files_of(run: RunRecord, root: Path) -> list[Path]:

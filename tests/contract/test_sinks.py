@@ -93,6 +93,30 @@ def test_text_that_is_json_already_is_the_same_value(member: Member, tmp_path: P
     assert member.values(tmp_path) == member.some()
 
 
+def test_many_texts_at_a_time_are_the_same_as_one_by_one(member: Member, tmp_path: Path) -> None:
+    texts = [json.dumps(value) for value in member.some()]
+    one, many = tmp_path / "one", tmp_path / "many"
+    for folder in (one, many):
+        folder.mkdir()
+    first, second = member.open(one), member.open(many)
+    for text in texts:
+        first.write_text(text)
+    second.write_texts(texts[:1])
+    second.write_texts([])
+    second.write_texts(texts[1:])
+    for sink in (first, second):
+        sink.commit()
+    assert (many / member.name).read_bytes() == (one / member.name).read_bytes()
+    assert member.values(many) == member.some()
+
+
+def test_a_text_over_several_lines_is_one_value_among_many(member: Member, tmp_path: Path) -> None:
+    sink = member.open(tmp_path)
+    sink.write_texts([json.dumps(value, indent=2) for value in member.some()])
+    sink.commit()
+    assert member.values(tmp_path) == member.some()
+
+
 @pytest.mark.parametrize(
     "value",
     [
