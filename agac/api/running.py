@@ -20,8 +20,9 @@ from agac.core.types import Row
 from agac.data.sinks import check_folder
 from agac.data.sources import read_rows
 from agac.engine.export import export_run, files_of, is_shown
-from agac.engine.run import Clocks, Invocation, Work, run_once
+from agac.engine.run import Invocation, run_once
 from agac.engine.summary import summarise
+from agac.engine.work import Clocks, Work
 from agac.plan.check import missing_variables
 from agac.plan.plan import Plan, ResolvedModel, Selection, make_plan
 from agac.simulator.embedded import embedded_simulator

@@ -72,19 +72,20 @@ class JsonSink:
         self._write(encode(value, indent=self._framing.indent))
 
     def write_text(self, json_text: str) -> None:
-        if self._framing.indent:
-            json_text = encode(decode(json_text), indent=True)
-        elif "\n" in json_text or "\r" in json_text:
-            json_text = encode(decode(json_text))
-        self._write(json_text)
+        self._write(self._framed(json_text))
 
     def write_texts(self, json_texts: Sequence[str]) -> None:
-        if self._framing.indent or any("\n" in text or "\r" in text for text in json_texts):
-            for text in json_texts:
-                self.write_text(text)
-        elif json_texts:
-            self._write(self._framing.between.join(json_texts))
+        if len(json_texts) > 1 and not self._framing.between:
+            raise ValueError(f"{self._file.path.name} holds one value")
+        if json_texts:
+            self._write(self._framing.between.join(map(self._framed, json_texts)))
             self._count += len(json_texts) - 1
+
+    def _framed(self, json_text: str) -> str:
+        """The text as one value of this file: indented in a document, else on a line of its own."""
+        if self._framing.indent:
+            return encode(decode(json_text), indent=True)
+        return encode(decode(json_text)) if "\n" in json_text or "\r" in json_text else json_text
 
     def _write(self, json_text: str) -> None:
         if self._count and not self._framing.between:

@@ -1,4 +1,8 @@
-"""One task asked of its provider, with as many attempts as the policy grants: every one of them is stored."""
+"""One task asked of its models, with as many attempts as the policy grants: every one of them is stored.
+
+A model is asked; a reply of the wrong form is asked again, `repair` times at most; when that brings no valid answer the
+next model of `fallback` is asked. This is the only place that tries anything again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Reply, Request, Usage
 from agac.engine.control import Control, Halted
 from agac.engine.line import Line, Sent
-from agac.engine.policy import Again, GiveUp, StopRun, decide
+from agac.engine.patience import OutOfTime
+from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Flight, Settler
 from agac.engine.validate import repair_request
 from agac.plan.plan import PlannedStage
@@ -38,25 +43,39 @@ class Replied(NamedTuple):
     reply: Reply
     sent: Sent
     number: int
+    again: bool
 
 
 @dataclass(slots=True)
 class Asking:
-    """The attempts of one task in one invocation. `ambiguous` of them may have been billed without an answer."""
+    """The attempts of one task in one invocation, never more than `most`.
+
+    `ambiguous` of those that `line`'s model was sent may have been billed without an answer. `position` counts the
+    stage's models from 0.
+    """
 
     flight: Flight
     fingerprint: bytes
     line: Line
+    most: int
+    position: int = 0
     number: int = 0
     ambiguous: int = 0
 
+    def turn_to(self, line: Line) -> None:
+        """Goes on with the next model."""
+        self.line, self.ambiguous, self.position = line, 0, self.position + 1
+
 
 class Caller:
-    """Asks tasks. `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off."""
+    """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index.
+
+    `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off.
+    """
 
     def __init__(
         self,
-        lines: Mapping[int, Line],
+        lines: Mapping[int, tuple[Line, ...]],
         settler: Settler,
         control: Control,
         *,
@@ -68,16 +87,38 @@ class Caller:
 
     async def ask(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request) -> Answer | RowError:
         """The answer, or the error with which the task fails. Raises Halted when the run stops before either."""
-        asking = Asking(flight, fingerprint, self._lines[stage.index])
-        replied = await self._reply(asking, request, "ask")
+        first, *others = self._lines[stage.index]
+        asking = Asking(flight, fingerprint, first, most_calls(stage.repair, 1 + len(others)))
+        try:
+            answer = await self._ask_model(asking, request)
+            tried: list[str] = []
+            for line in others:
+                if isinstance(answer, Answer):
+                    return answer
+                tried.append(f"{asking.line.model.lane}: {answer.type}")
+                _log.info("row %r, stage %s: %s; asking %s", flight.new.row.id, stage.name, answer, line.model.lane)
+                asking.turn_to(line)
+                answer = await self._ask_model(asking, replace(request, params=line.model.params))
+        except OutOfTime:
+            return RowError(ErrorType.TIMEOUT, str(flight.patience))
+        if isinstance(answer, RowError) and tried:
+            return RowError(answer.type, f"{answer.message} (before that, {'; '.join(tried)})")
+        return answer
+
+    async def _ask_model(self, asking: Asking, request: Request) -> Answer | RowError:
+        """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
+        first = "fallback" if asking.position else "ask"
+        replied = await self._reply(asking, request, first)
         if isinstance(replied, Fault):
             return RowError(replied.type, replied.message)
-        checked = self._checked(asking, replied, "ask")
-        if isinstance(checked, RowError) and checked.type is ErrorType.SCHEMA_MISMATCH:
-            second = await self._reply(asking, repair_request(request, replied.reply, checked), "repair")
-            if isinstance(second, Fault):
-                return RowError(second.type, f"{second.message} (asked again because: {checked.message})")
-            checked = self._checked(asking, second, "repair")
+        checked = self._checked(asking, replied, first)
+        for _ in range(asking.line.stage.repair):
+            if not (isinstance(checked, RowError) and checked.type is ErrorType.SCHEMA_MISMATCH):
+                break
+            again = await self._reply(asking, repair_request(request, replied.reply, checked), "repair")
+            if isinstance(again, Fault):
+                return RowError(again.type, f"{again.message} (asked again because: {checked.message})")
+            replied, checked = again, self._checked(asking, again, "repair")
         return checked
 
     async def _reply(self, asking: Asking, request: Request, purpose: str) -> Replied | Fault:
@@ -85,15 +126,15 @@ class Caller:
         wire = asking.line.write(request)
         faults: Counter[FaultKind] = Counter()
         while True:
-            sent = await asking.line.send(wire, self._settler.given_up)
+            sent = await asking.line.send(wire, asking.flight.patience, self._settler.given_up)
             asking.number += 1
             reply = asking.line.read(sent.answer) if isinstance(sent.answer, HttpReply) else sent.answer
             if isinstance(reply, Reply):
-                return Replied(reply, sent, asking.number)
-            self._keep_fault(asking, sent, reply, purpose)
+                return Replied(reply, sent, asking.number, again=faults.total() > 0)
+            self._keep_fault(asking, sent, reply, purpose, again=faults.total() > 0)
             asking.ambiguous += reply.ambiguous
             faults[reply.kind] += 1
-            match decide(reply, faults[reply.kind], asking.ambiguous, self._spread()):
+            match self._decided(asking, reply, faults[reply.kind]):
                 case GiveUp():
                     return reply
                 case StopRun():
@@ -102,14 +143,26 @@ class Caller:
                 case Again(delay, lane):
                     await self._wait(asking, reply, delay, lane)
 
+    def _decided(self, asking: Asking, fault: Fault, attempt: int) -> Again | GiveUp | StopRun:
+        """The policy's decision, within the hard cap. Who has another model left does not stop for a long wait."""
+        decision = decide(fault, attempt, asking.ambiguous, self._spread())
+        if isinstance(decision, Again) and asking.number >= asking.most:
+            return GiveUp()
+        others = len(self._lines[asking.line.stage.index]) - 1 - asking.position
+        if isinstance(decision, StopRun) and fault.kind is FaultKind.PAUSE and others:
+            return GiveUp()
+        return decision
+
     async def _wait(self, asking: Asking, fault: Fault, delay: float, lane: bool) -> None:
         row_id, stage = asking.flight.new.row.id, asking.line.stage.name
         _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay)
         if lane:
             asking.line.lane.pause(delay)
+        if not asking.flight.patience.outlasts(delay):
+            raise OutOfTime
         await self._control.sleep(delay)
 
-    def _keep_fault(self, asking: Asking, sent: Sent, fault: Fault, purpose: str) -> None:
+    def _keep_fault(self, asking: Asking, sent: Sent, fault: Fault, purpose: str, *, again: bool) -> None:
         """Keeps an attempt that brought no reply."""
         call = Call(
             number=asking.number,
@@ -123,6 +176,7 @@ class Caller:
             usage=NO_USAGE,
             cost=None,
             body=_body(sent),
+            again=again,
         )
         self._keep(asking, call)
 
@@ -142,6 +196,7 @@ class Caller:
             usage=reply.usage,
             cost=cost(reply.usage, price) if price else None,
             body=_body(replied.sent),
+            again=replied.again,
         )
         try:
             checked = line.checker.check(reply)
@@ -152,8 +207,8 @@ class Caller:
             self._keep(asking, replace(call, error=checked))
             return checked
         self._keep(asking, call)
-        text, value = checked
-        return Answer(Result(asking.fingerprint, text, call.endpoint, self._wall()), value)
+        how = _how(purpose, asking.position, mended=checked.mended)
+        return Answer(Result(asking.fingerprint, checked.text, call.endpoint, self._wall(), how=how), checked.value)
 
     def _keep(self, asking: Asking, call: Call) -> None:
         stage = asking.line.stage
@@ -161,10 +216,18 @@ class Caller:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-                asking.flight.new.row.id, stage.name, call.number, call.purpose, stage.lane, call.status,
+                asking.flight.new.row.id, stage.name, call.number, call.purpose, asking.line.model.lane, call.status,
                 call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
                 call.error.message if call.error else "ok",
             )  # fmt: skip
+
+
+def _how(purpose: str, position: int, *, mended: bool) -> str:
+    """How an answer came about, as results remember it."""
+    if purpose == "ask" and not mended:
+        return ""
+    ways = {"repair": purpose == "repair", "json_repair": mended, "fallback": position > 0}
+    return ",".join(way for way, taken in ways.items() if taken)
 
 
 def _body(sent: Sent) -> bytes | None:

@@ -11,8 +11,9 @@ from agac.core.errors import storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply, Request
 from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.patience import Patience
 from agac.engine.validate import Checker
-from agac.plan.plan import PlannedStage
+from agac.plan.plan import PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
 from agac.providers.http import HttpReply, Sender
 from agac.providers.table import Price
@@ -40,13 +41,14 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One stage's connection: stages on one model share its lane, those on one provider its sender.
+    """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
     `slots` is the stage's own bound where it has one. `price` looks a price up by service tier, None when it is
     unknown. `base_url` is the provider's as it may be shown and stored.
     """
 
     stage: PlannedStage
+    model: PlannedModel
     dialect: Dialect
     sender: Sender
     lane: Lane
@@ -60,23 +62,22 @@ class Line:
 
     def write(self, request: Request) -> Wire:
         """The request in the provider's words."""
-        stage = self.stage
-        body = encode(self.dialect.build(request, stage.model, stage.provider))
-        return Wire(body, len(body) // CHARACTERS_A_TOKEN + (stage.params.max_tokens or 0))
+        body = encode(self.dialect.build(request, self.model.model, self.model.provider))
+        return Wire(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
 
-    async def send(self, wire: Wire, cut_off: Callable[[], None]) -> Sent:
+    async def send(self, wire: Wire, patience: Patience, cut_off: Callable[[], None]) -> Sent:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
         The call counts against the exposure until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is told when the call was sent and its answer is not waited for. Raises Halted when the run stops
-        before it is sent.
+        before it is sent, OutOfTime when the row's time is over before it is sent.
         """
         if self.slots:
             await self.slots.take()
         try:
             await self.exposure.enter()
             try:
-                return await self._in_lane(wire, cut_off)
+                return await self._in_lane(wire, patience, cut_off)
             except BaseException:
                 self.exposure.leave(1)
                 raise
@@ -84,11 +85,11 @@ class Line:
             if self.slots:
                 self.slots.give()
 
-    async def _in_lane(self, wire: Wire, cut_off: Callable[[], None]) -> Sent:
+    async def _in_lane(self, wire: Wire, patience: Patience, cut_off: Callable[[], None]) -> Sent:
         await self.lane.enter(wire.tokens)
         at = self.wall()
         try:
-            http = await self.sender.send(wire.body, self.stage.timeout)
+            http = await self.sender.send(wire.body, self.stage.timeout, within=patience.left())
         except asyncio.CancelledError:
             cut_off()
             raise
@@ -102,14 +103,14 @@ class Line:
 
     def read(self, http: HttpReply) -> Reply | Fault:
         """What an answer means."""
-        stage = self.stage
+        model = self.model
         return self.dialect.parse(
-            http.status, http.headers, http.body, provider=stage.provider, model=stage.model, redactor=self.redactor
+            http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
         )
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
         """Who answered, or who was asked and did not."""
-        provider = self.stage.provider
+        provider = self.model.provider
         if reply is None:
-            return Endpoint(provider.name, self.base_url, self.stage.model, provider.simulated)
+            return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
         return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated)

@@ -23,9 +23,6 @@ MAX_PAUSES = 20
 MAX_AMBIGUOUS = 2
 """Tries after the first when the provider may have done, and billed, the work."""
 
-MAX_BILLED = 2 * (1 + MAX_AMBIGUOUS)
-"""Calls of one task that may be billed in one invocation: it is asked, and asked again when the answer is invalid."""
-
 LONGEST_WAIT = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
 
@@ -33,6 +30,17 @@ FURTHER_RUNS = 2
 """Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
 
 _backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
+
+
+def most_calls(repair: int, models: int) -> int:
+    """The hard cap on the calls of one task in one invocation: each of its models is asked and re-asked `repair` times,
+    and each of these questions is sent once, and again after faults of both kinds."""
+    return models * (1 + repair) * (1 + MAX_RETRIES + MAX_PAUSES)
+
+
+def most_billed(repair: int, models: int) -> int:
+    """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
+    return models * (1 + repair + 1 + MAX_AMBIGUOUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
-from agac.core.redact import Redactor
-from agac.core.types import Row
 from agac.engine.call import Caller
 from agac.engine.control import Control, Stop
 from agac.engine.intake import Intake, scan_ids
-from agac.engine.limits import Exposure, Lane, Slots
-from agac.engine.line import Line
+from agac.engine.limits import Exposure
+from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
-from agac.engine.policy import MAX_BILLED
+from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.totals import Totals
-from agac.engine.validate import Checker
 from agac.engine.window import walk_all
-from agac.plan.plan import Plan, PlannedStage
+from agac.engine.work import Work
 from agac.plan.prepare import Preparer
-from agac.providers.dialects import DIALECTS
-from agac.providers.http import Sender
-from agac.providers.prices import price_of
-from agac.providers.table import Price
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import lease_held
@@ -44,15 +33,6 @@ _log = logging.getLogger("agac.run")
 
 DRAIN_SECONDS = 60.0
 """After the first Ctrl-C calls in flight may take so long to finish; then they are given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Where time and chance come from: wall and monotonic seconds, a number in [0, 1)."""
-
-    wall: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
-    spread: Callable[[], float] = random.random
 
 
 @dataclass(slots=True)
@@ -68,6 +48,7 @@ class Invocation:
     continued: bool = False
     lost_calls: int = 0
     concurrency: int = 0
+    billed_a_row: int = 0
     totals: Totals = field(default_factory=Totals)
     control: Control = field(default_factory=Control)
     complete: bool = False
@@ -80,19 +61,6 @@ class Invocation:
         if self.control.stop is Stop.INTERRUPT:
             return ExitCode.INTERRUPTED
         return ExitCode.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called."""
-
-    plan: Plan
-    rows: Callable[[], Iterator[Row]]
-    output_dir: str
-    fresh: bool
-    redactor: Redactor
-    clocks: Clocks
-    env: Mapping[str, str]
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
@@ -126,6 +94,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     found = None if work.fresh else await runs.newest_run(database, identity)
     where = {"output_dir": work.output_dir, "include_input": plan.output.include_input}
     invocation.concurrency = plan.concurrency
+    invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.stages)
     if found is None:
         invocation.run = await runs.make_run(database, identity, fresh=work.fresh, now=now, **where)  # type: ignore[arg-type]
         return
@@ -144,8 +113,8 @@ async def _killed(database: Database, workflow: str) -> tuple[runs.Invocation | 
         return None, 0
     run, last = found
     pending = runs.row_counts(await runs.counters(database, run))["open"]
-    stages = len((await runs.definition_of(database, run))["stages"])
-    lost = min(2 * int(last.body["concurrency"]), pending * stages * MAX_BILLED)
+    most = 2 * int(last.body["concurrency"])
+    lost = min(most, pending * int(last.body.get("billed_a_row", most)))
     return last, lost + int(last.body["lost_calls"])
 
 
@@ -156,7 +125,12 @@ async def _bury(database: Database, killed: runs.Invocation | None, now: float) 
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
-    return {"concurrency": invocation.concurrency, "lost_calls": invocation.lost_calls, "given": invocation.given}
+    return {
+        "concurrency": invocation.concurrency,
+        "billed_a_row": invocation.billed_a_row,
+        "lost_calls": invocation.lost_calls,
+        "given": invocation.given,
+    }
 
 
 async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -> None:
@@ -188,17 +162,28 @@ async def _work(
     assert record is not None
     newest = await newest_result(database)
     lookup = Lookup(database, record.fresh_since or 0.0)
-    settler = Settler(ledger, totals, plan.stages, work.clocks.wall)
+    settler = Settler(ledger, totals, plan.stages, work.clocks.wall, keep_replies=plan.rules.keep_replies)
     places = Places(database, invocation.run, event)
     intake = Intake(
         places, ledger, settler, control, totals,
         on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
     )  # fmt: skip
-    async with _lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
+    async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(lines, settler, control, wall=work.clocks.wall, spread=work.clocks.spread)
         preparer = Preparer(plan.stages, plan.vars, invocation.run)
-        segment = Segment(plan.stages, preparer, caller, settler, ledger, lookup, totals, newest)
+        segment = Segment(
+            plan.stages,
+            preparer,
+            caller,
+            settler,
+            ledger,
+            lookup,
+            totals,
+            newest,
+            row_timeout=plan.rules.row_timeout,
+            clock=work.clocks.monotonic,
+        )
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
         walking = group.create_task(walk_all(intake.flights(work.rows()), segment, control, plan.concurrency))
@@ -235,57 +220,3 @@ def _assert_accounted(totals: Totals, control: Control) -> None:
     """No row ever vanishes: rows in are the sum of outcomes."""
     if control.stop is None and totals.seen != totals.settled:
         raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")
-
-
-@asynccontextmanager
-async def _lines(work: Work, exposure: Exposure, control: Control) -> AsyncIterator[dict[int, Line]]:
-    """What each stage needs to be asked. Stages on one model share the lane, on one provider the connections."""
-    async with AsyncExitStack() as stack:
-        senders: dict[str, Sender] = {}
-        lanes: dict[str, Lane] = {}
-        lines: dict[int, Line] = {}
-        for stage in work.plan.stages:
-            provider = stage.provider
-            if provider.name not in senders:
-                sender = Sender(provider, work.redactor, limit=0, env=work.env)
-                senders[provider.name] = await stack.enter_async_context(sender)
-            if stage.lane not in lanes:
-                limits = provider.limits
-                lanes[stage.lane] = Lane(
-                    limits.concurrency or work.plan.concurrency,
-                    rpm=limits.rpm,
-                    tpm=limits.tpm,
-                    clock=work.clocks.monotonic,
-                    control=control,
-                )
-            lines[stage.index] = Line(
-                stage=stage,
-                dialect=DIALECTS[provider.dialect],
-                sender=senders[provider.name],
-                lane=lanes[stage.lane],
-                slots=_own_slots(stage, work.plan),
-                exposure=exposure,
-                checker=Checker(stage),
-                price=_price(stage),
-                redactor=work.redactor,
-                base_url=work.redactor.clean(provider.base_url),
-                wall=work.clocks.wall,
-            )
-        yield lines
-
-
-def _own_slots(stage: PlannedStage, plan: Plan) -> Slots | None:
-    """A stage's own bound, where it is tighter than the number of rows that walk at a time."""
-    return Slots(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
-
-
-def _price(stage: PlannedStage) -> Callable[[str | None], Price | None]:
-    """The stage's price, looked up with the first reply: the price library takes a third of a second to load."""
-    known: dict[str | None, Price | None] = {}
-
-    def price(tier: str | None) -> Price | None:
-        if tier not in known:
-            known[tier] = price_of(stage.provider, stage.model, tier)
-        return known[tier]
-
-    return price

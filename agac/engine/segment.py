@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
-from agac.core.errors import RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome
 from agac.engine.call import Answer, Caller
 from agac.engine.control import Halted
 from agac.engine.lookup import Lookup
+from agac.engine.patience import Patience
 from agac.engine.policy import is_left
 from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
@@ -37,8 +39,15 @@ class Segment:
         lookup: Lookup,
         totals: Totals,
         newest_before: int,
+        *,
+        row_timeout: float | None,
+        clock: Callable[[], float],
     ) -> None:
-        """`newest_before`: the id of the last result that this invocation found in the store."""
+        """`newest_before`: the id of the last result that this invocation found in the store.
+
+        `row_timeout` in seconds by `clock`, which is monotonic; None: a row takes as long as it takes.
+        """
+        self._row_timeout, self._clock = row_timeout, clock
         self._stages, self._preparer = stages, preparer
         self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
         self._totals, self._newest_before = totals, newest_before
@@ -49,6 +58,8 @@ class Segment:
         """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
         results: dict[str, JSONValue] = {}
         visible = self._preparer.visible(flight.new.row.data, results)
+        if self._row_timeout is not None:
+            flight.patience = Patience(self._row_timeout, self._clock)
         result: Result | None = None
         last = self._stages[-1]
         for stage in self._stages:
@@ -122,6 +133,8 @@ class Segment:
         self._asking.pop(fingerprint, None)
 
     def _remember(self, fingerprint: bytes, error: RowError) -> None:
+        if error.type is ErrorType.TIMEOUT and self._row_timeout is not None:
+            return  # perhaps it was the row that took too long before it came here
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from agac.core.errors import ANSWER_FAILURES, RowError
 from agac.core.types import Outcome
+from agac.engine.patience import Patience
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
+from agac.spec.workflow import KeepReplies
 from agac.store.batch import Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd
 from agac.store.ledger import Ledger
 from agac.store.rows import PriorTask, State
@@ -21,26 +23,42 @@ COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
 
 
+HOW = "how"
+"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
+
+UNHURRIED = Patience(None, float)
+"""Without `row_timeout` all rows share one."""
+
+
 @dataclass(slots=True)
 class Flight:
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index."""
 
     new: NewRow
     prior: dict[int, PriorTask] = field(default_factory=dict)
+    patience: Patience = UNHURRIED
 
 
 class Settler:
     """Writes outcomes of one run into its ledger, and counts them."""
 
     def __init__(
-        self, ledger: Ledger, totals: Totals, stages: tuple[PlannedStage, ...], clock: Callable[[], float]
+        self,
+        ledger: Ledger,
+        totals: Totals,
+        stages: tuple[PlannedStage, ...],
+        clock: Callable[[], float],
+        *,
+        keep_replies: KeepReplies = "all",
     ) -> None:
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
+        self._keeps_all = keep_replies == "all"
 
     def call(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, call: Call) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
-        batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(call.body)))
+        kept = call.body if self._keeps_all or call.error else None
+        batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(kept)))
         model = f"{call.endpoint.provider}/{call.endpoint.model}"
         error = call.error.type.value if call.error else ""
         simulated = call.endpoint.simulated
@@ -59,7 +77,7 @@ class Settler:
     def _count_call(self, call: Call, cost: float | None) -> None:
         totals = self._totals
         totals.calls += 1
-        totals.retries += call.number > 1 and call.purpose == "ask"
+        totals.retries += call.again
         totals.repairs += call.purpose == "repair"
         totals.ambiguous += call.ambiguous
         totals.input_tokens += call.usage.input_tokens or 0
@@ -75,6 +93,8 @@ class Settler:
         if outcome is Outcome.DONE:
             batch.results.append(result)
             self._totals.tasks_done += 1
+            if result.how:
+                batch.tally((stage.name, HOW, result.how, "")).count += 1
         else:
             self._totals.tasks_reused += 1
             if prior and prior.result_id == result.id and result.id and prior.fingerprint == result.fingerprint:

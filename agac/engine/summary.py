@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agac.core.types import Outcome
+from agac.engine.settle import HOW
 from agac.store.db import Database
 from agac.store.rows import error_examples
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
@@ -59,7 +60,7 @@ def iso(seconds: float | None) -> str | None:
 def _outcomes(counts: Iterable[Count]) -> Counter[str]:
     found: Counter[str] = Counter()
     for count in counts:
-        if count.outcome != "call":
+        if count.outcome not in ("call", HOW):
             found[count.outcome] += count.tasks
     return found
 
@@ -82,7 +83,15 @@ def _stage(stage: dict[str, Any], counts: list[Count]) -> dict[str, Any]:
         "done": tasks[Outcome.DONE],
         "reused": tasks[Outcome.REUSED],
         "failed": tasks[Outcome.FAILED],
+        "repaired": _how(own, "repair"),
+        "json_repaired": _how(own, "json_repair"),
+        "by_fallback": _how(own, "fallback"),
     }
+
+
+def _how(counts: list[Count], way: str) -> int:
+    """Answers that came about in this way, among others."""
+    return sum(c.tasks for c in counts if c.outcome == HOW and way in c.error_type.split(","))
 
 
 def _calls(counts: list[Count]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
+from agac.engine.mend import mended_json
 from agac.plan.plan import ExtraCheck, PlannedStage
 
 MAX_ERRORS = 5
@@ -21,19 +22,28 @@ _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
+class Checked(NamedTuple):
+    """A reply that is a result: its JSON text, its value, and whether its JSON had to be mended."""
+
+    text: str
+    value: JSONValue
+    mended: bool = False
+
+
 class Checker:
     """Checks the replies of one stage. Made once: building a validator costs more than using it."""
 
     def __init__(self, stage: PlannedStage) -> None:
         self._extra: ExtraCheck | None = stage.extra_check
+        self._mends = stage.json_repair
         self._validator: Any = None
         if stage.schema is not None:
             self._validator = Draft202012Validator(
                 stage.schema.body, format_checker=Draft202012Validator.FORMAT_CHECKER
             )
 
-    def check(self, reply: Reply) -> tuple[str, JSONValue] | RowError:
-        """The result as JSON text and as a value, or why the reply is none."""
+    def check(self, reply: Reply) -> Checked | RowError:
+        """The result, or why the reply is none."""
         error = _unusable(reply)
         if error is not None:
             return error
@@ -42,11 +52,18 @@ class Checker:
         try:
             value = parse_json(reply.text)
         except ValueError as problem:
-            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
+            return self._mended(reply.text) or RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
         problems = self._problems(value)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
-        return _encode(value), value
+        return Checked(_encode(value), value)
+
+    def _mended(self, text: str) -> Checked | None:
+        """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
+        value = mended_json(text) if self._mends else None
+        if value is None or self._problems(value):
+            return None
+        return Checked(_encode(value), value, mended=True)
 
     def _problems(self, value: JSONValue) -> list[str]:
         try:
@@ -59,12 +76,12 @@ class Checker:
         return self._extra(value)[:MAX_ERRORS] if self._extra else []
 
 
-def _text_result(text: str) -> tuple[str, JSONValue] | RowError:
+def _text_result(text: str) -> Checked | RowError:
     try:
         text.encode()
     except UnicodeEncodeError:
         return RowError(ErrorType.SCHEMA_MISMATCH, "the reply holds a lone surrogate, which is no character")
-    return _encode(text), text
+    return Checked(_encode(text), text)
 
 
 def _unusable(reply: Reply) -> RowError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from agac.core.errors import Problem
@@ -117,6 +118,18 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
                 for variable in one.provider.missing_variables
             ]
     return list(dict.fromkeys(problems))
+
+
+def missing_extras(workflow: Workflow) -> list[Problem]:
+    """Keys that want a library which is not installed."""
+    if find_spec("json_repair") is not None:
+        return []
+    message = "json_repair wants a library that is not installed: pip install 'agac[json-repair]'"
+    return [
+        Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair")
+        for stage in workflow.stages
+        if stage.json_repair
+    ]
 
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:

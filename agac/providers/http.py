@@ -97,13 +97,18 @@ class Sender:
     ) -> None:
         await self.close()
 
-    async def send(self, wire: bytes, timeout: Timeout | None = None) -> HttpReply | Fault:
+    async def send(
+        self, wire: bytes, timeout: Timeout | None = None, *, within: float | None = None
+    ) -> HttpReply | Fault:
         """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
 
-        `timeout`'s missing bounds are the sender's. `first_byte` bounds each silence, also within the body.
+        `timeout`'s missing bounds are the sender's. `first_byte` bounds each silence, also within the body. `within`
+        bounds this one call more tightly, in seconds.
         """
         session = self._session or self._open()
         bounds = self._timeouts.get(timeout) or self._bounds(timeout)
+        if within is not None and (bounds.total is None or within < bounds.total):
+            bounds = aiohttp.ClientTimeout(total=within, connect=bounds.connect, sock_read=bounds.sock_read)
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
         try:

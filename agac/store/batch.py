@@ -75,7 +75,8 @@ class TaskEnd(NamedTuple):
 class Call:
     """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
 
-    `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came.
+    `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
+    the same was sent before, and a fault came of it.
     """
 
     number: int
@@ -89,6 +90,7 @@ class Call:
     usage: Usage
     cost: float | None
     body: bytes | None
+    again: bool = False
 
 
 class Attempt(NamedTuple):

@@ -75,6 +75,7 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     (stage,) = summary["stages"]
     assert stage == {
         "name": "say", "model": "local/echo", "answered_by": ["local/echo"], "done": 2, "reused": 0, "failed": 1,
+        "repaired": 0, "json_repaired": 0, "by_fallback": 0,
     }  # fmt: skip
     assert (summary["calls"]["count"], summary["calls"]["failed"], summary["calls"]["simulated"]) == (3, 1, 3)
     assert summary["calls"]["input_tokens"] > 0

@@ -144,7 +144,7 @@ def test_a_refusal_beside_a_text_is_a_refusal() -> None:
 
 def test_text_is_kept_with_its_spaces() -> None:
     checked = Checker(stage(None)).check(reply(" a\n"))
-    assert checked == ('" a\\n"', " a\n")
+    assert checked[:2] == ('" a\\n"', " a\n")
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
@@ -169,7 +169,7 @@ def test_the_whole_reply_is_named_as_such() -> None:
 def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
     checker = Checker(stage({"type": "object"}, lambda value: ["a must be even"] if value.get("a") == 1 else []))
     assert checker.check(reply('{"a": 1}')) == RowError(ErrorType.SCHEMA_MISMATCH, "a must be even")
-    assert checker.check(reply('{"a": 2}')) == ('{"a":2}', {"a": 2})
+    assert checker.check(reply('{"a": 2}')) == ('{"a":2}', {"a": 2}, False)
     assert "is not of type" in checker.check(reply("[]")).message  # type: ignore[union-attr]
 
 
@@ -184,7 +184,7 @@ def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
 )
 def test_formats_are_checked(kind: str, good: str, bad: str) -> None:
     checker = Checker(stage({"type": "string", "format": kind}))
-    assert checker.check(reply(json.dumps(good))) == (json.dumps(good), good)
+    assert checker.check(reply(json.dumps(good))) == (json.dumps(good), good, False)
     assert isinstance(checker.check(reply(json.dumps(bad))), RowError)
 
 

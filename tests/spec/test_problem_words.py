@@ -17,8 +17,10 @@ WORKFLOWS = [
     ),
     (
         "qqq: 1\n" + INPUT + STAGES,
-        "workflows/w.yml:1:1: qqq: unknown key; known keys: budget, row_budget, confirm_above, stop_loss, "
-        "max_errors, row_timeout, keep_replies, description, input, inputs, defaults, vars, stages, output",
+        (
+            "workflows/w.yml:1:1: qqq: unknown key; known keys: budget, row_budget, confirm_above, stop_loss, "
+            "max_errors, row_timeout, keep_replies, description, input, inputs, defaults, vars, stages, output"
+        ),
     ),
     (INPUT, "workflows/w.yml:1:1: missing key 'stages'"),
     (INPUT + "stages:\n  - prompt: x\n", "workflows/w.yml:3:5: stages[0]: missing key 'name'"),
@@ -322,8 +324,10 @@ PROJECTS = [
     ),
     (
         "defaults: {stages: 1}\n",
-        "defaults.stages: unknown key; known keys: model, run_mode, temperature, max_tokens, timeout, concurrency, "
-        "fallback, repair, json_repair, reuse, max_age",
+        (
+            "defaults.stages: unknown key; known keys: model, run_mode, temperature, max_tokens, timeout, concurrency, "
+            "fallback, repair, json_repair, reuse, max_age"
+        ),
     ),
 ]
 

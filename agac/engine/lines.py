@@ -1,0 +1,84 @@
+"""Every stage's lines to its models: who shares a lane, who shares connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from agac.engine.control import Control
+from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.line import Line
+from agac.engine.validate import Checker
+from agac.engine.work import Work
+from agac.plan.plan import Plan, PlannedModel, PlannedStage
+from agac.providers.dialects import DIALECTS
+from agac.providers.http import Sender
+from agac.providers.prices import price_of
+from agac.providers.table import Price
+
+
+@asynccontextmanager
+async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncIterator[dict[int, tuple[Line, ...]]]:
+    """Each stage's lines, its model's first, by the stage's index.
+
+    Whoever asks one model shares its lane, stages and fallbacks alike; whoever asks one provider its connections.
+    """
+    async with AsyncExitStack() as stack:
+        senders: dict[str, Sender] = {}
+        lanes: dict[str, Lane] = {}
+        lines: dict[int, tuple[Line, ...]] = {}
+        for stage in work.plan.stages:
+            for model in stage.models:
+                name = model.provider.name
+                if name not in senders:
+                    sender = Sender(model.provider, work.redactor, limit=0, env=work.env)
+                    senders[name] = await stack.enter_async_context(sender)
+                if model.lane not in lanes:
+                    lanes[model.lane] = _lane(model, work, control)
+            slots, checker = _own_slots(stage, work.plan), Checker(stage)
+            lines[stage.index] = tuple(
+                Line(
+                    stage=stage,
+                    model=model,
+                    dialect=DIALECTS[model.provider.dialect],
+                    sender=senders[model.provider.name],
+                    lane=lanes[model.lane],
+                    slots=slots,
+                    exposure=exposure,
+                    checker=checker,
+                    price=_price(model),
+                    redactor=work.redactor,
+                    base_url=work.redactor.clean(model.provider.base_url),
+                    wall=work.clocks.wall,
+                )
+                for model in stage.models
+            )
+        yield lines
+
+
+def _lane(model: PlannedModel, work: Work, control: Control) -> Lane:
+    limits = model.provider.limits
+    return Lane(
+        limits.concurrency or work.plan.concurrency,
+        rpm=limits.rpm,
+        tpm=limits.tpm,
+        clock=work.clocks.monotonic,
+        control=control,
+    )
+
+
+def _own_slots(stage: PlannedStage, plan: Plan) -> Slots | None:
+    """A stage's own bound, where it is tighter than the number of rows that walk at a time."""
+    return Slots(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
+
+
+def _price(model: PlannedModel) -> Callable[[str | None], Price | None]:
+    """The model's price, looked up with the first reply: the price library takes a third of a second to load."""
+    known: dict[str | None, Price | None] = {}
+
+    def price(tier: str | None) -> Price | None:
+        if tier not in known:
+            known[tier] = price_of(model.provider, model.model, tier)
+        return known[tier]
+
+    return price
