@@ -11,6 +11,7 @@ from typing import Any
 from agac.api.project import Project, open_project
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
 from agac.data.sources import Source, open_source, separator_hint
+from agac.plan.budgetcheck import check_budgets
 from agac.plan.check import check_placeholders, missing_extras, resolve_models
 from agac.plan.plan import ResolvedModel
 from agac.spec.load import in_order, load_workflow, workflow_names
@@ -90,7 +91,7 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     if workflow is None:
         return None, problems
     models, found = resolve_models(workflow, project.providers, broken=any_error([*project.problems, *problems]))
-    problems = [*problems, *found, *missing_extras(workflow)]
+    problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     source, found = _open_input(workflow)
     problems += found
     columns = source.columns() if source else None

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.checking import Checked, checked_workflow
+from agac.api.finishing import Finishing, finishing
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
 from agac.core.types import Row
 from agac.data.sinks import check_folder
 from agac.data.sources import read_rows
+from agac.engine.budgets import facts as budget_facts
+from agac.engine.control import Stop
 from agac.engine.export import export_run, files_of, is_shown
 from agac.engine.run import Invocation, run_once
 from agac.engine.summary import summarise
@@ -28,7 +31,7 @@ from agac.plan.plan import Plan, ResolvedModel, Selection, make_plan
 from agac.simulator.embedded import embedded_simulator
 from agac.simulator.settings import SimulatorError
 from agac.spec.inout import output_folder
-from agac.spec.workflow import Overrides, Workflow
+from agac.spec.workflow import Budget, Overrides, Workflow
 from agac.store import runs
 from agac.store.db import Database, open_database
 
@@ -50,11 +53,18 @@ class RunOptions:
     concurrency: int | None = None
     output: str | None = None
     fresh: bool = False
+    budget: Budget | None = None
+    max_errors: int | None = None
+    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did."""
+    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
+
+    `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
+    At a limit `finishing` estimates what the open rows need.
+    """
 
     summary: dict[str, Any]
     invocation: dict[str, Any]
@@ -62,6 +72,8 @@ class RunReport:
     files: list[Path]
     stopped: str | None = None
     warnings: list[Problem] = field(default_factory=list)
+    stop: str | None = None
+    finishing: Finishing | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -70,7 +82,9 @@ class RunReport:
             "invocation": self.invocation,
             "exit_code": int(self.exit_code),
             "files": [str(file) for file in self.files],
+            "stop": self.stop,
             "stopped": self.stopped,
+            "finishing": self.finishing.as_json() if self.finishing else None,
         }
 
 
@@ -131,7 +145,7 @@ async def run_async(
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         with _interruptible(invocation) if handle_signals else nullcontext():
             await _run(database, opened, checked, plan, options, invocation, watch)
-        return await _report(database, opened, invocation, checked.warnings)
+        return await _report(database, opened, checked, invocation)
 
 
 async def _run(
@@ -195,13 +209,15 @@ def _count(checked: Checked, selection: Selection) -> int:
     return sum(1 for _ in (records if selection.limit is None else itertools.islice(records, selection.limit)))
 
 
-async def _report(database: Database, project: Project, invocation: Invocation, warnings: list[Problem]) -> RunReport:
+async def _report(database: Database, project: Project, checked: Checked, invocation: Invocation) -> RunReport:
     record = await runs.read_run(database, invocation.run)
     assert record is not None
     summary = await summarise(database, record)
     files = files_of(record, project.root)
-    # Only a finished run replaces outputs: a run that a bad key stopped must not empty the folder of an earlier one.
-    replaced = invocation.complete
+    stop = invocation.control.stop if not invocation.complete else None
+    # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
+    # empty the folder of an earlier one.
+    replaced = invocation.complete or stop is Stop.LIMIT
     if replaced and not is_shown(record, project.root):
         await export_run(database, record, project.root, summary)
     code = invocation.exit_code
@@ -209,8 +225,24 @@ async def _report(database: Database, project: Project, invocation: Invocation, 
         code = ExitCode.ROWS_FAILED
     fault = invocation.control.fault
     return RunReport(
-        summary, _facts(invocation), code, files if replaced else [], fault.message if fault else None, warnings
+        summary,
+        _facts(invocation),
+        code,
+        files if replaced else [],
+        (fault.message if fault else invocation.control.reason or None) if stop else None,
+        checked.warnings,
+        stop.value if stop else None,
+        await _finishing(checked, record, summary, invocation) if stop is Stop.LIMIT else None,
     )
+
+
+async def _finishing(
+    checked: Checked, record: runs.RunRecord, summary: dict[str, Any], invocation: Invocation
+) -> Finishing:
+    selection = Selection(record.selection.get("limit"), record.selection.get("offset", 0))
+    rows = await asyncio.to_thread(_count, checked, selection)
+    pots = invocation.purse.pots if invocation.purse else ()
+    return finishing(summary, rows, checked.workflow.rules, pots)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:
@@ -233,6 +265,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "calls_given_up": totals.given_up,
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "cost_usd": round(totals.cost, 6),
+        "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
     }
 
 
@@ -257,7 +290,16 @@ def _overrides(options: RunOptions) -> Overrides:
         raise UsageError(f"--concurrency {options.concurrency}: at least one call has to be in flight")
     if options.offset < 0:
         raise UsageError(f"--offset {options.offset}: skip no fewer than zero rows")
-    return Overrides(vars=options.vars, model=options.model, concurrency=options.concurrency, input=options.input)
+    if options.max_errors is not None and options.max_errors < 0:
+        raise UsageError(f"--max-errors {options.max_errors}: give 0 or more")
+    return Overrides(
+        vars=options.vars,
+        model=options.model,
+        concurrency=options.concurrency,
+        input=options.input,
+        budget=options.budget,
+        max_errors=options.max_errors,
+    )
 
 
 def _with_output(checked: Checked, project: Project, text: str) -> Workflow:

@@ -49,6 +49,7 @@ class ErrorType(StrEnum):
     EMPTY_RESPONSE = "EmptyResponse"
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
+    BUDGET_EXCEEDED = "BudgetExceeded"
 
 
 ANSWER_FAILURES = frozenset(

@@ -6,6 +6,7 @@ next model of `fallback` is asked. This is the only place that tries anything ag
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Reply, Request, Usage
+from agac.engine.budget import Amount, Hold, Purse, RowBudgetExceeded, real_amount
 from agac.engine.control import Control, Halted
-from agac.engine.line import Line, Sent
+from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Flight, Settler
@@ -51,7 +53,7 @@ class Asking:
     """The attempts of one task in one invocation, never more than `most`.
 
     `ambiguous` of those that `line`'s model was sent may have been billed without an answer. `position` counts the
-    stage's models from 0.
+    stage's models from 0. `hold` is what is set aside for the call under way.
     """
 
     flight: Flight
@@ -61,6 +63,7 @@ class Asking:
     position: int = 0
     number: int = 0
     ambiguous: int = 0
+    hold: Hold | None = None
 
     def turn_to(self, line: Line) -> None:
         """Goes on with the next model."""
@@ -78,11 +81,12 @@ class Caller:
         lines: Mapping[int, tuple[Line, ...]],
         settler: Settler,
         control: Control,
+        purse: Purse | None,
         *,
         wall: Callable[[], float],
         spread: Callable[[], float],
     ) -> None:
-        self._lines, self._settler, self._control = lines, settler, control
+        self._lines, self._settler, self._control, self._purse = lines, settler, control, purse
         self._wall, self._spread = wall, spread
 
     async def ask(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request) -> Answer | RowError:
@@ -101,6 +105,10 @@ class Caller:
                 answer = await self._ask_model(asking, replace(request, params=line.model.params))
         except OutOfTime:
             return RowError(ErrorType.TIMEOUT, str(flight.patience))
+        except RowBudgetExceeded:
+            return RowError(
+                ErrorType.BUDGET_EXCEEDED, "row_budget: the next call could cost more than the row has left"
+            )
         if isinstance(answer, RowError) and tried:
             return RowError(answer.type, f"{answer.message} (before that, {'; '.join(tried)})")
         return answer
@@ -126,7 +134,7 @@ class Caller:
         wire = asking.line.write(request)
         faults: Counter[FaultKind] = Counter()
         while True:
-            sent = await asking.line.send(wire, asking.flight.patience, self._settler.given_up)
+            sent = await self._send(asking, wire)
             asking.number += 1
             reply = asking.line.read(sent.answer) if isinstance(sent.answer, HttpReply) else sent.answer
             if isinstance(reply, Reply):
@@ -142,6 +150,23 @@ class Caller:
                     raise Halted
                 case Again(delay, lane):
                     await self._wait(asking, reply, delay, lane)
+
+    async def _send(self, asking: Asking, wire: Wire) -> Sent:
+        """Sends once, what it may cost at most being set aside until the attempt is kept."""
+        flight, line = asking.flight, asking.line
+        if self._purse is None:
+            return await line.send(wire, flight.patience, self._settler.given_up)
+        if flight.purse is None:
+            flight.purse = self._purse.row_pot()
+        asking.hold = await self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire))
+        try:
+            return await line.send(wire, flight.patience, self._settler.given_up)
+        except (Halted, OutOfTime):  # it was not sent
+            self._purse.settle(asking.hold, Amount())
+            raise
+        except asyncio.CancelledError:  # perhaps it was
+            self._purse.settle(asking.hold, asking.hold.worst)
+            raise
 
     def _decided(self, asking: Asking, fault: Fault, attempt: int) -> Again | GiveUp | StopRun:
         """The policy's decision, within the hard cap. Who has another model left does not stop for a long wait."""
@@ -212,6 +237,11 @@ class Caller:
 
     def _keep(self, asking: Asking, call: Call) -> None:
         stage = asking.line.stage
+        if self._purse is not None and asking.hold is not None:
+            if call.ambiguous:
+                call = replace(call, held_usd=asking.hold.worst.usd, held_tokens=asking.hold.worst.tokens)
+            self._purse.settle(asking.hold, real_amount(call, asking.hold.worst))
+            asking.hold = None
         self._settler.call(asking.flight, stage, asking.fingerprint, call)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 
 from agac.core.errors import AgacError
@@ -15,6 +16,8 @@ class Stop(StrEnum):
     INTERRUPT = "interrupt"  # Ctrl-C: no new calls, those in flight finish
     FATAL = "fatal"  # every further call would fail too
     INPUT = "input"  # the input cannot be read on
+    LIMIT = "limit"  # a budget or max_errors: what is finished is kept and shown
+    LOSS = "loss"  # nearly everything fails alike from the start
 
 
 class Halted(Exception):
@@ -28,6 +31,8 @@ class Control:
         self.stop: Stop | None = None
         self.fault: Fault | None = None
         self.error: AgacError | None = None
+        self.reason = ""
+        self._tell: list[Callable[[], None]] = []
         self.stopped = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -48,9 +53,23 @@ class Control:
         self.error = error
         self._end(Stop.INPUT)
 
-    def _end(self, reason: Stop) -> None:
+    def reach_limit(self, reason: str) -> None:
+        """A limit that the user set is reached; `reason` says which."""
+        self._end(Stop.LIMIT, reason)
+
+    def stop_loss(self, reason: str) -> None:
+        """Nobody pays for a million rows to learn of a typo; `reason` says what fails."""
+        self._end(Stop.LOSS, reason)
+
+    def when_stopped(self, tell: Callable[[], None]) -> None:
+        """`tell` is called once, when the run is to stop."""
+        self._tell.append(tell)
+
+    def _end(self, stop: Stop, reason: str = "") -> None:
         if self.stop is None:
-            self.stop = reason
+            self.stop, self.reason = stop, reason
+            for tell in self._tell:
+                tell()
         self.stopped.set()
 
     def check(self) -> None:

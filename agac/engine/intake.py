@@ -21,6 +21,7 @@ from agac.engine.control import Control
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places, Repeats
 from agac.engine.settle import Flight, Settler
+from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
@@ -41,12 +42,14 @@ class Intake:
     """One pass over the input. Iterate `flights`, then call `finish` when all of it was read."""
 
     def __init__(
-        self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals, *,
+        self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
+        stops: StopRules, *,
         on_duplicate: OnDuplicateId, numbered: bool,
     ) -> None:  # fmt: skip
         """`numbered`: ids are positions, so that none can come twice."""
         self._db, self._run, self._event = places
         self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
+        self._stops = stops
         self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
         self._repeats = Repeats(places, self._on_duplicate)
         self._last = 0
@@ -211,6 +214,7 @@ class Intake:
         elif new.state is State.FAILED and error:
             self._ledger.batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
             self._totals.rows_failed += 1
+            self._stops.row_failed()
             self._totals.last_error = (error, new.row.id)
 
     def _uncount(self, state: State, error_type: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from agac.core.errors import storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply, Request
+from agac.engine.budget import Amount, WorstCase
 from agac.engine.limits import Exposure, Lane, Slots
 from agac.engine.patience import Patience
 from agac.engine.validate import Checker
@@ -43,8 +44,9 @@ class Sent(NamedTuple):
 class Line:
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `slots` is the stage's own bound where it has one. `price` looks a price up by service tier, None when it is
-    unknown. `base_url` is the provider's as it may be shown and stored.
+    `slots` is the stage's own bound where it has one; `most` knows what a call can cost, where there is a budget.
+    `price` looks a price up by service tier, None when it is unknown. `base_url` is the provider's as it may be shown
+    and stored.
     """
 
     stage: PlannedStage
@@ -53,6 +55,7 @@ class Line:
     sender: Sender
     lane: Lane
     slots: Slots | None
+    most: WorstCase | None
     exposure: Exposure
     checker: Checker
     price: Callable[[str | None], Price | None]
@@ -64,6 +67,10 @@ class Line:
         """The request in the provider's words."""
         body = encode(self.dialect.build(request, self.model.model, self.model.provider))
         return Wire(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+
+    def worst_case(self, wire: Wire) -> Amount:
+        """What sending it can cost at most."""
+        return self.most.of(wire.body) if self.most else Amount()
 
     async def send(self, wire: Wire, patience: Patience, cut_off: Callable[[], None]) -> Sent:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from agac.engine.budget import WorstCase
+from agac.engine.budgets import Budgets
 from agac.engine.control import Control
 from agac.engine.limits import Exposure, Lane, Slots
 from agac.engine.line import Line
@@ -27,6 +29,7 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
         senders: dict[str, Sender] = {}
         lanes: dict[str, Lane] = {}
         lines: dict[int, tuple[Line, ...]] = {}
+        budgets = Budgets.of(work.plan)
         for stage in work.plan.stages:
             for model in stage.models:
                 name = model.provider.name
@@ -44,6 +47,7 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
                     sender=senders[model.provider.name],
                     lane=lanes[model.lane],
                     slots=slots,
+                    most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
                     exposure=exposure,
                     checker=checker,
                     price=_price(model),

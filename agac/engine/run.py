@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
+from agac.core.types import Outcome
+from agac.engine.budget import Purse
+from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
 from agac.engine.control import Control, Stop
 from agac.engine.intake import Intake, scan_ids
@@ -19,9 +23,11 @@ from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
+from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.engine.window import walk_all
 from agac.engine.work import Work
+from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
 from agac.store import runs
 from agac.store.db import Database
@@ -52,6 +58,7 @@ class Invocation:
     totals: Totals = field(default_factory=Totals)
     control: Control = field(default_factory=Control)
     complete: bool = False
+    purse: Purse | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -60,7 +67,7 @@ class Invocation:
             return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
         if self.control.stop is Stop.INTERRUPT:
             return ExitCode.INTERRUPTED
-        return ExitCode.FAILED
+        return ExitCode.LIMIT if self.control.stop is Stop.LIMIT else ExitCode.FAILED
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
@@ -162,15 +169,21 @@ async def _work(
     assert record is not None
     newest = await newest_result(database)
     lookup = Lookup(database, record.fresh_since or 0.0)
-    settler = Settler(ledger, totals, plan.stages, work.clocks.wall, keep_replies=plan.rules.keep_replies)
+    counts = await runs.counters(database, invocation.run)
+    stops = _stop_rules(control, plan, counts)
+    budgets = Budgets.of(plan)
+    if budgets is not None:
+        lost = await runs.lost_calls(database, invocation.run)
+        invocation.purse = budgets.purse(control, counts, lost)
+    settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
     places = Places(database, invocation.run, event)
     intake = Intake(
         places, ledger, settler, control, totals,
-        on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
+        stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
     )  # fmt: skip
     async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
-        caller = Caller(lines, settler, control, wall=work.clocks.wall, spread=work.clocks.spread)
+        caller = Caller(lines, settler, control, invocation.purse, wall=work.clocks.wall, spread=work.clocks.spread)
         preparer = Preparer(plan.stages, plan.vars, invocation.run)
         segment = Segment(
             plan.stages,
@@ -195,6 +208,13 @@ async def _work(
             task.cancel()
     invocation.complete = control.stop is None
     _assert_accounted(totals, control)
+
+
+def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopRules:
+    done: Counter[str] = Counter()
+    for count in counts:
+        done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
+    return StopRules(control, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors)
 
 
 async def _ended(walking: asyncio.Task[None], control: Control) -> None:

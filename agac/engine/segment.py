@@ -133,8 +133,9 @@ class Segment:
         self._asking.pop(fingerprint, None)
 
     def _remember(self, fingerprint: bytes, error: RowError) -> None:
-        if error.type is ErrorType.TIMEOUT and self._row_timeout is not None:
-            return  # perhaps it was the row that took too long before it came here
+        of_the_row = error.type is ErrorType.TIMEOUT and self._row_timeout is not None
+        if of_the_row or error.type is ErrorType.BUDGET_EXCEEDED:
+            return  # the row took too long, or spent too much, before it came here: another one may have its turn
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from agac.core.errors import ANSWER_FAILURES, RowError
 from agac.core.types import Outcome
+from agac.engine.budget import Pot
 from agac.engine.patience import Patience
+from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
 from agac.spec.workflow import KeepReplies
@@ -32,11 +34,13 @@ UNHURRIED = Patience(None, float)
 
 @dataclass(slots=True)
 class Flight:
-    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index."""
+    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `purse` what it may
+    spend in this invocation, from its first call on."""
 
     new: NewRow
     prior: dict[int, PriorTask] = field(default_factory=dict)
     patience: Patience = UNHURRIED
+    purse: Pot | None = None
 
 
 class Settler:
@@ -48,9 +52,11 @@ class Settler:
         totals: Totals,
         stages: tuple[PlannedStage, ...],
         clock: Callable[[], float],
+        stops: StopRules,
         *,
         keep_replies: KeepReplies = "all",
     ) -> None:
+        self._stops = stops
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
         self._keeps_all = keep_replies == "all"
 
@@ -62,11 +68,11 @@ class Settler:
         model = f"{call.endpoint.provider}/{call.endpoint.model}"
         error = call.error.type.value if call.error else ""
         simulated = call.endpoint.simulated
-        # A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something.
-        refused = call.status is not None and call.status >= 400
-        free = refused or (call.status is None and not call.ambiguous)
-        cost = 0.0 if free and call.cost is None else call.cost
-        batch.tally((stage.name, "call", error, model)).add_call(call.usage, cost, simulated)
+        cost = 0.0 if call.free else call.cost
+        tally = batch.tally((stage.name, "call", error, model))
+        tally.add_call(call.usage, cost, simulated)
+        tally.held_cost += call.held_usd
+        tally.held_tokens += call.held_tokens
         self._ledger.count_call()
         self._count_call(call, cost)
 
@@ -93,6 +99,7 @@ class Settler:
         if outcome is Outcome.DONE:
             batch.results.append(result)
             self._totals.tasks_done += 1
+            self._stops.answered(stage.name)
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         else:
@@ -108,6 +115,8 @@ class Settler:
         """A task failed, and with it its row: the stages that follow have nothing to work on."""
         batch = self._ledger.batch
         prior = flight.prior.get(stage.index)
+        if prior is None or error is not prior.error:  # else it was left as it is
+            self._stops.failed(stage.name, error, flight.new.row.id)
         failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
         failures += error.type in ANSWER_FAILURES
         self._uncount(stage, prior)

@@ -37,7 +37,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             "open": rows["open"],
         },
         "stages": [_stage(stage, counts) for stage in definition["stages"]],
-        "calls": _calls(counts),
+        "calls": calls_of(counts),
         "errors": [
             {
                 "type": example.error_type,
@@ -94,7 +94,8 @@ def _how(counts: list[Count], way: str) -> int:
     return sum(c.tasks for c in counts if c.outcome == HOW and way in c.error_type.split(","))
 
 
-def _calls(counts: list[Count]) -> dict[str, Any]:
+def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
+    """Calls, tokens and USD among some roll-ups of a run."""
     calls = [c for c in counts if c.outcome == "call"]
     simulated = sum(c.simulated for c in calls)
     return {

@@ -161,7 +161,14 @@ def _resolved(
     if source is None or output is None or len(ready) < len(stages):
         return None, problems
     return Workflow(
-        name, document.shown, file.description, source, ready, variables, output, run_rules(file, document, project)
+        name,
+        document.shown,
+        file.description,
+        source,
+        ready,
+        variables,
+        output,
+        run_rules(file, document, project, overrides),
     ), problems
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from agac.spec.models import BudgetFile, RunRulesFile
-from agac.spec.workflow import Budget, ProjectSpec, RunRules
+from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunRules
 from agac.spec.yamlfile import Document
 
 
-def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec) -> RunRules:
-    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first."""
+def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> RunRules:
+    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first.
+
+    What the command line says takes the place of both files'.
+    """
     where = {key: place for key, place in project.where.items() if key.startswith("project.")}
     where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
 
@@ -20,13 +23,14 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec) -> R
 
     confirm = strongest("confirm_above")
     stop_loss = strongest("stop_loss")
+    typed = overrides.budget
     return RunRules(
-        project=budget(project.rules.budget),
-        workflow=budget(file.budget),
+        project=None if typed else budget(project.rules.budget),
+        workflow=typed or budget(file.budget),
         row=budget(strongest("row_budget")),
         confirm_above=confirm.usd if confirm else None,
         stop_loss=True if stop_loss is None else stop_loss,
-        max_errors=strongest("max_errors"),
+        max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
         row_timeout=strongest("row_timeout"),
         keep_replies=strongest("keep_replies") or "all",
         where=where,

@@ -199,9 +199,12 @@ class ProjectSpec:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line changes for one invocation. `input` may be any path: the user typed it."""
+    """What the command line changes for one invocation. `input` may be any path: the user typed it. `budget` takes the
+    place of the project's and the workflow's."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     concurrency: int | None = None
     input: Path | None = None
+    budget: Budget | None = None
+    max_errors: int | None = None

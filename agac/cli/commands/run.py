@@ -9,7 +9,7 @@ import click
 from agac import api
 from agac.cli import garbage, render
 from agac.cli.main import Globals
-from agac.cli.options import read_variables
+from agac.cli.options import read_budget, read_variables
 
 
 @click.command(help="Run a workflow. Run it again to go on: only what lacks an answer is asked.")
@@ -22,6 +22,8 @@ from agac.cli.options import read_variables
 @click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight; 1 is one by one.")
 @click.option("--output", metavar="DIR", help="Folder for the results, relative to the project.")
 @click.option("--fresh", is_flag=True, help="Ask everything anew: earlier results are not reused.")
+@click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
+@click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
 def command(
@@ -35,9 +37,11 @@ def command(
     concurrency: int | None,
     output: str | None,
     fresh: bool,
+    budget: str | None,
+    max_errors: int | None,
     as_json: bool,
 ) -> int:
-    """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 130 interrupted."""
+    """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
     from agac.cli.progress import progress
 
     options = api.RunOptions(
@@ -49,6 +53,8 @@ def command(
         concurrency=concurrency,
         output=output,
         fresh=fresh,
+        budget=read_budget(budget),
+        max_errors=max_errors,
     )
     run = api.run  # loads the engine
     garbage.from_here_on()

@@ -1,0 +1,1 @@
+"""What commands print, composed as lines of text: one module a command."""

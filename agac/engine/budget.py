@@ -1,0 +1,213 @@
+"""Budgets, kept by reservation: before a call its worst case is set aside, afterwards corrected to what it cost.
+
+A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when nothing
+that is under way could make room for it, the run stops at its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agac.core.types import Usage
+from agac.engine.control import Control, Halted
+from agac.plan.plan import PlannedModel
+from agac.providers.prices import cost, price_of
+from agac.providers.table import Price
+from agac.spec.workflow import Budget
+from agac.store.batch import Call
+
+
+class Amount(NamedTuple):
+    """Dollars, tokens (of requests and replies together) and calls."""
+
+    usd: float = 0.0
+    tokens: int = 0
+    calls: int = 0
+
+    def plus(self, other: Amount, sign: int = 1) -> Amount:
+        """The sum, or with `sign` -1 the difference."""
+        return Amount(self.usd + sign * other.usd, self.tokens + sign * other.tokens, self.calls + sign * other.calls)
+
+
+NOTHING = Amount()
+
+
+class RowBudgetExceeded(Exception):
+    """A row's next call could cost more than the row has left."""
+
+
+@dataclass(slots=True)
+class Pot:
+    """A budget under its name, what of it is spent, and what is set aside for calls under way."""
+
+    name: str
+    budget: Budget
+    spent: Amount = NOTHING
+    held: Amount = NOTHING
+    holds: int = 0
+
+    def lacks(self, worst: Amount, *, held: bool = True) -> bool:
+        """Whether so much more does not fit, beside what is set aside (`held`) or if all of that came back."""
+        taken = self.spent.plus(self.held) if held else self.spent
+        need = taken.plus(worst)
+        cap = self.budget
+        return (
+            (cap.usd is not None and need.usd > cap.usd)
+            or (cap.tokens is not None and need.tokens > cap.tokens)
+            or (cap.calls is not None and need.calls > cap.calls)
+        )
+
+    def hold(self, worst: Amount) -> None:
+        """Sets an amount aside."""
+        self.held, self.holds = self.held.plus(worst), self.holds + 1
+
+    def settle(self, worst: Amount, real: Amount) -> None:
+        """Replaces what was set aside by what it came to."""
+        self.holds -= 1
+        # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
+        self.held = self.held.plus(worst, -1) if self.holds else Amount()
+        self.spent = self.spent.plus(real)
+
+
+class Hold(NamedTuple):
+    """What is set aside for one call, and where."""
+
+    worst: Amount
+    pots: tuple[Pot, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    worst: Amount
+    pots: tuple[Pot, ...]
+    place: asyncio.Future[None]
+
+
+class Purse:
+    """All budgets of an invocation. `run` bound everything, `stages` one stage each, `row` what each row may spend."""
+
+    def __init__(self, control: Control, *, run: Iterable[Pot], stages: Mapping[int, Pot], row: Budget | None) -> None:
+        self._control = control
+        self._run, self._stages, self._row = tuple(run), dict(stages), row
+        self._waiting: deque[_Waiter] = deque()
+        self.reached: Pot | None = None
+        control.when_stopped(self._halt)
+
+    @property
+    def pots(self) -> tuple[Pot, ...]:
+        """The budgets of the run and of its stages."""
+        return (*self._run, *self._stages.values())
+
+    def row_pot(self) -> Pot | None:
+        """What one row may spend, for a row that begins."""
+        return None if self._row is None else Pot("row", self._row)
+
+    async def reserve(self, stage: int, row: Pot | None, worst: Amount) -> Hold:
+        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
+
+        Who waits here holds no slot of any lane, so that whoever can make room goes on. Raises RowBudgetExceeded,
+        and Halted when the run stops, which it does here when the amount can never fit.
+        """
+        self._control.check()
+        if row is not None and row.lacks(worst):  # a row makes one call at a time: nothing of it comes back
+            raise RowBudgetExceeded
+        own = self._stages.get(stage)
+        pots = (*self._run, own) if own else self._run
+        everything = (*pots, row) if row else pots
+        if self._waiting or any(pot.lacks(worst) for pot in pots):
+            await self._wait(worst, pots)
+        else:
+            _hold(worst, pots)
+        if row is not None:
+            row.hold(worst)
+        return Hold(worst, everything)
+
+    async def _wait(self, worst: Amount, pots: tuple[Pot, ...]) -> None:
+        """Waits until its turn came and the amount was set aside by whoever made room."""
+        waiter = _Waiter(worst, pots, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._serve()
+        try:
+            await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+                self.settle(Hold(worst, pots), Amount())  # it was served just then
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
+                self._serve()
+            raise
+
+    def settle(self, hold: Hold, real: Amount) -> None:
+        """A call ended: what was set aside for it becomes what it cost."""
+        for pot in hold.pots:
+            pot.settle(hold.worst, real)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Serves those who wait, in the order in which they came: a large amount is not overtaken for ever."""
+        while self._waiting:
+            first = self._waiting[0]
+            if first.place.done():  # cancelled, and about to learn of it
+                self._waiting.popleft()
+                continue
+            if not any(pot.lacks(first.worst) for pot in first.pots):
+                self._waiting.popleft()
+                _hold(first.worst, first.pots)
+                first.place.set_result(None)
+                continue
+            hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
+            if hopeless is not None:
+                self.reached = hopeless
+                self._control.reach_limit(f"the {hopeless.name} is used up: the next call could go beyond it")
+            return
+
+    def _halt(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.place.done():
+                waiter.place.set_exception(Halted())
+
+
+def _hold(worst: Amount, pots: Iterable[Pot]) -> None:
+    for pot in pots:
+        pot.hold(worst)
+
+
+def real_amount(call: Call, worst: Amount) -> Amount:
+    """What a call that ended is counted as: its usage; nothing where nothing was done; the worst where nobody knows."""
+    if call.free:
+        return Amount(0.0, 0, 1)
+    if call.ambiguous:
+        return worst
+    used = (call.usage.input_tokens, call.usage.output_tokens)
+    tokens = worst.tokens if None in used else sum(n or 0 for n in used)
+    return Amount(worst.usd if call.cost is None else call.cost, tokens, 1)
+
+
+class WorstCase:
+    """What a call to one model can cost at most. Made once a model; the price library is only asked for dollars."""
+
+    def __init__(self, model: PlannedModel, *, in_dollars: bool) -> None:
+        self._max_tokens = model.params.max_tokens or 0
+        self._prices = _prices(model) if in_dollars else ()
+
+    def of(self, body: bytes) -> Amount:
+        """The worst case of sending `body`.
+
+        Its bytes bound its tokens: byte-level tokenizers make no more tokens than bytes, and the JSON around a message
+        is longer than the few marks that a chat template puts in its place. Nothing is taken as cached.
+        """
+        usage = Usage(len(body), self._max_tokens)
+        usd = max((cost(usage, price) or 0.0 for price in self._prices), default=0.0)
+        return Amount(usd, len(body) + self._max_tokens, 1)
+
+
+def _prices(model: PlannedModel) -> tuple[Price, ...]:
+    """The price of the tier that is asked for and of the one that may be served instead."""
+    tiers = {None, model.params.service_tier}
+    found = (price_of(model.provider, model.model, tier) for tier in tiers)
+    return tuple(price for price in found if price is not None)

@@ -1,0 +1,76 @@
+"""The budgets of a plan, and what of them this run has spent before: budgets count over all invocations of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agac.engine.budget import Amount, Pot, Purse
+from agac.engine.control import Control
+from agac.plan.plan import Plan
+from agac.spec.workflow import Budget
+from agac.store.runs import Count
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Every budget that a plan has: named ones of the run, one a stage by its index and name, one for each row."""
+
+    run: tuple[tuple[str, Budget], ...]
+    stages: tuple[tuple[int, str, Budget], ...]
+    row: Budget | None
+
+    @staticmethod
+    def of(plan: Plan) -> Budgets | None:
+        """The plan's budgets; None when it has none."""
+        rules = plan.rules
+        named = (("budget of agac.yml", rules.project), ("budget of the run", rules.workflow))
+        run = tuple((name, budget) for name, budget in named if budget)
+        stages = tuple((stage.index, stage.name, stage.budget) for stage in plan.stages if stage.budget)
+        return Budgets(run, stages, rules.row) if run or stages or rules.row else None
+
+    @property
+    def in_dollars(self) -> bool:
+        """Whether one of them bounds dollars."""
+        budgets = [*(b for _, b in self.run), *(b for _, _, b in self.stages), *([self.row] if self.row else [])]
+        return any(budget.usd is not None for budget in budgets)
+
+    def purse(self, control: Control, counts: Iterable[Count], lost_calls: int) -> Purse:
+        """The purse of an invocation. `lost_calls`: of killed invocations, which may have been billed and left nothing;
+        each counts as one call at the run's mean cost."""
+        counts = [count for count in counts if count.outcome == "call"]
+        everything = _spent(counts)
+        lost = _lost(everything, lost_calls)
+        stages = {
+            index: Pot(f"budget of stage {name!r}", budget, _spent(c for c in counts if c.stage == name))
+            for index, name, budget in self.stages
+        }
+        run = [Pot(name, budget, everything.plus(lost)) for name, budget in self.run]
+        return Purse(control, run=run, stages=stages, row=self.row)
+
+
+def _spent(counts: Iterable[Count]) -> Amount:
+    total = Amount()
+    for c in counts:
+        total = total.plus(Amount(c.cost + c.held_cost, c.input_tokens + c.output_tokens + c.held_tokens, c.tasks))
+    return total
+
+
+def _lost(spent: Amount, calls: int) -> Amount:
+    if not calls or not spent.calls:
+        return Amount(0.0, 0, calls)
+    share = calls / spent.calls
+    return Amount(spent.usd * share, round(spent.tokens * share), calls)
+
+
+def facts(pots: Iterable[Pot]) -> list[dict[str, object]]:
+    """Budgets with what is spent of them, for summaries."""
+    return [_facts(pot) for pot in pots]
+
+
+def _facts(pot: Pot) -> dict[str, object]:
+    caps: Mapping[str, float | None] = {"usd": pot.budget.usd, "tokens": pot.budget.tokens, "calls": pot.budget.calls}
+    spent = pot.spent._asdict()
+    return {"name": pot.name} | {
+        unit: {"limit": cap, "spent": round(spent[unit], 6)} for unit, cap in caps.items() if cap is not None
+    }

@@ -1,0 +1,163 @@
+"""Budgets, stop-loss and max_errors: a run stops by itself, keeps everything, and says what finishing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+from agac.core.errors import ExitCode, SpecError
+from agac.spec.workflow import Budget
+
+Faulty = Callable[..., Server]
+STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}
+PRICES = {"small": {"input": 1.0, "output": 2.0}}
+
+
+def priced(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices=PRICES)
+
+
+def spent(project: ProjectFolder) -> tuple[float, int, int]:
+    (found,) = project.query(
+        "SELECT coalesce(sum(cost), 0), coalesce(sum(input_tokens + output_tokens), 0), count(*) FROM attempt"
+    )
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("budget", [{"usd": 0.006}, {"tokens": 3_000}, {"calls": 17}])
+@pytest.mark.parametrize("place", ["workflow", "project", "stage", "command"])
+def test_a_budget_is_never_exceeded_and_the_run_can_be_finished(
+    budget: dict[str, Any], place: str, project: ProjectFolder, server: Server
+) -> None:
+    priced(project, server)
+    project.numbered(200)
+    stage = STAGE | ({"budget": budget} if place == "stage" else {})
+    project.workflow(stages=[stage], **({"budget": budget} if place == "workflow" else {}))
+    if place == "project":
+        text = (project.root / "agac.yml").read_text("utf-8")
+        project.write("agac.yml", text + f"budget: {budget}\n")
+    given = {"budget": Budget(**budget)} if place == "command" else {}
+    report = project.run(concurrency=64, **given)
+    assert (report.exit_code, report.stop) == (ExitCode.LIMIT, "limit")
+    usd, tokens, calls = spent(project)
+    cap = Budget(**budget)
+    assert cap.usd is None or 0.5 * cap.usd < usd <= cap.usd
+    assert cap.tokens is None or 0.5 * cap.tokens < tokens <= cap.tokens
+    assert cap.calls is None or calls == cap.calls
+    assert report.summary["complete"] is False
+    done = report.summary["rows"]["done"]
+    assert 0 < done < 200
+    assert len(project.envelopes()) == done  # what is finished is written
+    assert report.finishing is not None
+    assert report.finishing.rows == 200 - done
+    again = project.run(concurrency=64, **given)
+    assert (again.exit_code, again.invocation["calls"]) == (ExitCode.LIMIT, 0)
+    project.workflow(stages=[STAGE])
+    project.configure(server.base_url, prices=PRICES)
+    finished = project.run()
+    assert (finished.exit_code, finished.summary["rows"]["done"]) == (ExitCode.DONE, 200)
+    account = server.account()
+    assert (account["charged"], account["duplicates"]) == (200, 0)
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6])
+def test_retries_and_cut_connections_count_within_the_budget(
+    rate: float, project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = faulty([{"kind": "cut", "rate": rate / 3}, {"kind": "server_error", "rate": rate / 3, "retry_after": 0},
+                     {"kind": "wrong_schema", "rate": rate / 3}])  # fmt: skip
+    priced(project, server)
+    project.numbered(150)
+    project.workflow(stages=[STAGE], budget={"usd": 0.008, "calls": 120}, stop_loss=False)
+    report = project.run(concurrency=64)
+    assert report.exit_code == ExitCode.LIMIT
+    usd, _, calls = spent(project)
+    (held,) = project.query("SELECT sum(held_cost) FROM counter")[0]
+    assert usd + (held or 0) <= 0.008
+    assert calls <= 120
+    assert server.account()["charged"] <= 120
+
+
+def test_a_row_budget_fails_the_row_alone(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "wrong_schema", "match": "number 3"}])
+    project.configure(server.base_url)
+    project.numbered(5)
+    project.workflow(stages=[STAGE | {"repair": 5}], row_budget={"calls": 2})
+    report = project.run()
+    assert report.exit_code == ExitCode.ROWS_FAILED
+    (failed,) = [line for line in project.envelopes() if not line["ok"]]
+    assert (failed["id"], failed["error"]["type"]) == ("r-3", "BudgetExceeded")
+    assert spent(project)[2] == 4 + 2
+
+
+def test_a_dollar_budget_wants_a_bound_and_a_price_and_says_which_lines_to_add(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(budget={"usd": 1})
+    with pytest.raises(SpecError) as caught:
+        project.run()
+    words = [str(problem) for problem in caught.value.problems]
+    assert any("add `max_tokens: 1000`" in word for word in words)
+    assert any("providers: {local: {prices: {small: {input: 1.00, output: 2.00}}}}" in word for word in words)
+    assert project.agac("validate").code == 2
+
+
+def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "number 1"}])  # 1, 10 to 19
+    project.configure(server.base_url)
+    project.numbered(60)
+    project.workflow(max_errors=3, stop_loss=False)
+    report = project.run(concurrency=1)
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.LIMIT, 4)
+    assert "max_errors is 3" in (report.stopped or "")
+    assert len(project.envelopes()) == report.summary["rows"]["done"] + 4
+    unbounded = project.run(max_errors=100)
+    assert (unbounded.exit_code, unbounded.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 11)
+
+
+def test_max_errors_zero_stops_at_the_first(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "number 5"}])
+    project.configure(server.base_url)
+    project.numbered(30)
+    project.workflow()
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "1", "--max-errors", "0", "--json")
+    assert (ran.code, ran.json["rows"]["failed"], ran.json["calls"]["count"]) == (4, 1, 5)
+
+
+def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "always": True}])
+    project.configure(server.base_url)
+    project.numbered(500)
+    project.workflow()
+    report = project.run(concurrency=8)
+    assert (report.exit_code, report.stop) == (ExitCode.FAILED, "loss")
+    assert "17 of the first 17 outcomes of stage 'classify' are Refused" in (report.stopped or "")
+    assert not (project.root / "output/reviews").exists()  # nothing good is replaced
+    assert report.invocation["calls"] <= 17 + 2 * 8
+    project.workflow(stop_loss=False)
+    assert project.run(concurrency=8).summary["rows"]["failed"] == 500
+
+
+def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    rows = [{"id": str(i), "text": "good" + str(i)} for i in range(30)]
+    project.rows([*rows, *({"id": str(i), "text": "bad" + str(i)} for i in range(30, 60))])
+    project.workflow()
+    first = project.run(concurrency=1)
+    assert (first.exit_code, first.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 30)
+    second = project.run(concurrency=1)  # only the bad ones are tried again
+    assert (second.exit_code, second.invocation["calls"]) == (ExitCode.ROWS_FAILED, 30)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "calls=1.5", "usd=1,usd=2", "euro=3"])
+def test_a_budget_that_cannot_be_read_is_refused(text: str, project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    ran = project.agac("run", "-a", "reviews", "--budget", text)
+    assert ran.code == 2
+    assert "--budget" in ran.err

@@ -1,0 +1,170 @@
+"""Reservations: whatever calls cost, fail or are cut off, no budget is ever exceeded and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agac.engine.budget import Amount, Pot, Purse, RowBudgetExceeded
+from agac.engine.control import Control, Halted, Stop
+from agac.spec.workflow import Budget
+
+CALLS = 256
+
+
+def never_exceeded(pots: list[Pot]) -> None:
+    for pot in pots:
+        taken = pot.spent.plus(pot.held)
+        cap = pot.budget
+        assert cap.usd is None or taken.usd <= cap.usd + 1e-9
+        assert cap.tokens is None or taken.tokens <= cap.tokens
+        assert cap.calls is None or taken.calls <= cap.calls
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    usd=st.one_of(st.none(), st.floats(0.5, 40)),
+    tokens=st.one_of(st.none(), st.integers(100, 40_000)),
+    calls=st.one_of(st.none(), st.integers(1, 400)),
+    stage=st.one_of(st.none(), st.integers(1, 200)),
+)
+def test_256_calls_at_a_time_never_exceed_any_budget(
+    seed: int, usd: float | None, tokens: int | None, calls: int | None, stage: int | None
+) -> None:
+    chance = random.Random(seed)
+
+    async def program() -> None:
+        control = Control()
+        run = [Pot("run", Budget(usd, tokens, calls)), Pot("project", Budget(calls=350))]
+        stages = {1: Pot("stage", Budget(calls=stage))} if stage else {}
+        purse = Purse(control, run=run, stages=stages, row=None)
+        pots = [*run, *stages.values()]
+        sent = 0
+
+        async def call(index: int) -> None:
+            nonlocal sent
+            for _ in range(chance.randrange(1, 4)):
+                worst = Amount(chance.uniform(0.01, 0.4), chance.randrange(10, 400), 1)
+                hold = await purse.reserve(index % 2, None, worst)
+                never_exceeded(pots)
+                sent += 1
+                share = chance.choice([0.0, 0.1, 0.5, 1.0])  # refused, cheap, dear, ambiguous
+                try:
+                    for _ in range(chance.randrange(3)):
+                        await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    purse.settle(hold, worst)
+                    raise
+                purse.settle(hold, Amount(worst.usd * share, int(worst.tokens * share), 1))
+                never_exceeded(pots)
+
+        tasks = [asyncio.ensure_future(call(index)) for index in range(CALLS)]
+        for task in chance.sample(tasks, 8):
+            asyncio.get_running_loop().call_soon(task.cancel)
+        ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        assert {type(end) for end in ended} <= {type(None), Halted, asyncio.CancelledError}
+        if any(isinstance(end, Halted) for end in ended):
+            assert control.stop is Stop.LIMIT
+            assert purse.reached is not None
+        elif control.stop is None:
+            assert sent >= CALLS - 8
+
+    asyncio.run(program())
+
+
+def run_of(budget: Budget) -> tuple[Control, Pot, Purse]:
+    control, pot = Control(), Pot("run", budget)
+    return control, pot, Purse(control, run=[pot], stages={}, row=Budget(calls=1))
+
+
+def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
+    async def program() -> None:
+        control, _, purse = run_of(Budget(usd=1.0))
+        first = await purse.reserve(0, None, Amount(0.9, 0, 1))
+        second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+        await asyncio.sleep(0)
+        assert not second.done()
+        purse.settle(first, Amount(0.1, 0, 1))
+        assert (await second).worst == Amount(0.5, 0, 1)
+        assert control.stop is None
+
+    asyncio.run(program())
+
+
+def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
+    async def program() -> None:
+        control, pot, purse = run_of(Budget(usd=1.0))
+        first = await purse.reserve(0, None, Amount(0.6, 0, 1))
+        second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+        await asyncio.sleep(0)
+        purse.settle(first, Amount(0.6, 0, 1))
+        with pytest.raises(Halted):
+            await second
+        assert (control.stop, purse.reached) == (Stop.LIMIT, pot)
+        assert pot.spent == Amount(0.6, 0, 1)
+
+    asyncio.run(program())
+
+
+def test_a_large_amount_is_not_overtaken_for_ever() -> None:
+    async def program() -> None:
+        _, _, purse = run_of(Budget(usd=1.0))
+        first = await purse.reserve(0, None, Amount(0.5, 0, 1))
+        large = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+        await asyncio.sleep(0)
+        small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+        await asyncio.sleep(0)
+        assert not small.done()
+        purse.settle(first, Amount(0.0, 0, 1))
+        await large
+        await small
+
+    asyncio.run(program())
+
+
+def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
+    async def program() -> None:
+        _, pot, purse = run_of(Budget(usd=1.0))
+        first = await purse.reserve(0, None, Amount(0.5, 0, 1))
+        waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+        await asyncio.sleep(0)
+        small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        purse.settle(await small, Amount(0.1, 0, 1))
+        purse.settle(first, Amount(0.5, 0, 1))
+        assert (pot.holds, pot.held, pot.spent.calls) == (0, Amount(), 2)
+
+    asyncio.run(program())
+
+
+def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
+    async def program() -> None:
+        control, _, purse = run_of(Budget(usd=1.0))
+        row = purse.row_pot()
+        purse.settle(await purse.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
+        with pytest.raises(RowBudgetExceeded):
+            await purse.reserve(0, row, Amount(0.1, 0, 1))
+        await purse.reserve(0, purse.row_pot(), Amount(0.1, 0, 1))
+        assert control.stop is None
+
+    asyncio.run(program())
+
+
+def test_an_interrupt_wakes_who_waits() -> None:
+    async def program() -> None:
+        control, _, purse = run_of(Budget(usd=1.0))
+        await purse.reserve(0, None, Amount(1.0, 0, 1))
+        waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+        await asyncio.sleep(0)
+        control.interrupt()
+        with pytest.raises(Halted):
+            await waiting
+
+    asyncio.run(program())
