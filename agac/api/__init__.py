@@ -13,55 +13,99 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agac.api.checking import CheckReport, validate
+    from agac.api.explaining import WhyReport, why
+    from agac.api.keeping import BackupReport, GcReport, backup, gc
+    from agac.api.looking import InspectReport, RunsReport, inspect, runs
+    from agac.api.options import RunOptions
+    from agac.api.planning import PlanReport, plan_run
     from agac.api.reading import StatusReport, export, status
-    from agac.api.running import RunOptions, RunReport, run, run_async
+    from agac.api.retrying import RetryChoice, retry, retry_choice, row_ids
+    from agac.api.running import RunReport, run, run_async
     from agac.api.scaffold import init
+    from agac.api.several import run_several
     from agac.api.showing import CardReport, show_card
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
+    from agac.engine.scope import Retry
     from agac.simulator.embedded import embedded_simulator
 
 _HOMES = {
     "AgacError": "agac.core.errors",
+    "BackupReport": "agac.api.keeping",
     "CardReport": "agac.api.showing",
     "CheckReport": "agac.api.checking",
     "ExitCode": "agac.core.errors",
+    "GcReport": "agac.api.keeping",
+    "InspectReport": "agac.api.looking",
+    "PlanReport": "agac.api.planning",
     "Problem": "agac.core.errors",
+    "Retry": "agac.engine.scope",
+    "RetryChoice": "agac.api.retrying",
     "RowError": "agac.core.errors",
-    "RunOptions": "agac.api.running",
+    "RunOptions": "agac.api.options",
     "RunReport": "agac.api.running",
+    "RunsReport": "agac.api.looking",
     "SpecError": "agac.core.errors",
     "StatusReport": "agac.api.reading",
     "UsageError": "agac.core.errors",
+    "WhyReport": "agac.api.explaining",
+    "backup": "agac.api.keeping",
     "embedded_simulator": "agac.simulator.embedded",
     "export": "agac.api.reading",
+    "gc": "agac.api.keeping",
     "init": "agac.api.scaffold",
+    "inspect": "agac.api.looking",
+    "plan_run": "agac.api.planning",
+    "retry": "agac.api.retrying",
+    "retry_choice": "agac.api.retrying",
+    "row_ids": "agac.api.retrying",
     "run": "agac.api.running",
     "run_async": "agac.api.running",
+    "run_several": "agac.api.several",
+    "runs": "agac.api.looking",
     "show_card": "agac.api.showing",
     "status": "agac.api.reading",
     "validate": "agac.api.checking",
+    "why": "agac.api.explaining",
 }
 
 __all__ = [
     "AgacError",
+    "BackupReport",
     "CardReport",
     "CheckReport",
     "ExitCode",
+    "GcReport",
+    "InspectReport",
+    "PlanReport",
     "Problem",
+    "Retry",
+    "RetryChoice",
     "RowError",
     "RunOptions",
     "RunReport",
+    "RunsReport",
     "SpecError",
     "StatusReport",
     "UsageError",
+    "WhyReport",
+    "backup",
     "embedded_simulator",
     "export",
+    "gc",
     "init",
+    "inspect",
+    "plan_run",
+    "retry",
+    "retry_choice",
+    "row_ids",
     "run",
     "run_async",
+    "run_several",
+    "runs",
     "show_card",
     "status",
     "validate",
+    "why",
 ]
 
 

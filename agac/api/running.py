@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agac.api.checking import Checked, checked_workflow
+from agac.api.embedding import embedded
 from agac.api.finishing import Finishing, finishing
+from agac.api.options import RunOptions
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
+from agac.api.selecting import count_rows, selected_rows, with_output
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
-from agac.core.types import Row
 from agac.data.sinks import check_folder
-from agac.data.sources import read_rows
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
 from agac.engine.export import export_run, files_of, is_shown
 from agac.engine.run import Invocation, run_once
+from agac.engine.scope import Retry, Scope
 from agac.engine.summary import summarise
 from agac.engine.work import Clocks, Work
 from agac.plan.check import missing_variables
-from agac.plan.plan import Plan, ResolvedModel, Selection, make_plan
-from agac.simulator.embedded import embedded_simulator
-from agac.simulator.settings import SimulatorError
-from agac.spec.inout import output_folder
-from agac.spec.workflow import Budget, Overrides, Workflow
+from agac.plan.plan import Plan, Selection, make_plan
 from agac.store import runs
 from agac.store.db import Database, open_database
 
@@ -39,23 +36,6 @@ _log = logging.getLogger("agac.api")
 
 PREVIEW = "preview"
 """Folder, inside the output folder, of a run over a selection."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What one invocation changes. `limit` and `offset` select rows; `output` replaces the workflow's folder."""
-
-    limit: int | None = None
-    offset: int = 0
-    input: Path | None = None
-    model: str | None = None
-    vars: dict[str, str] = field(default_factory=dict)
-    concurrency: int | None = None
-    output: str | None = None
-    fresh: bool = False
-    budget: Budget | None = None
-    max_errors: int | None = None
-    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +78,9 @@ class Watched:
     warnings: list[Problem]
 
 
+Confirm = Callable[[str], bool]
+"""Asks the user a question."""
+
 Watch = Callable[[Watched], Awaitable[None]]
 """A coroutine that shows progress until it is cancelled."""
 
@@ -108,10 +91,11 @@ def run(
     *,
     project: Path | str | None = None,
     watch: Watch | None = None,
+    confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
     """Runs a workflow, or goes on with it. See `run_async`."""
-    task = run_async(workflow, options, project=project, watch=watch, handle_signals=handle_signals)
+    task = run_async(workflow, options, project=project, watch=watch, confirm=confirm, handle_signals=handle_signals)
     return asyncio.run(task)
 
 
@@ -121,56 +105,94 @@ async def run_async(
     *,
     project: Path | str | None = None,
     watch: Watch | None = None,
+    confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
     """Runs what is left of a workflow's rows and writes its outputs when all of them have an outcome.
 
-    Killed at any point, the same call goes on. `handle_signals`: SIGINT and SIGTERM end it in good order (main thread
+    Killed at any point, the same call goes on. `confirm` is asked whether to go on above `confirm_above`; without it
+    such a run is refused unless `options.yes`. `handle_signals`: SIGINT and SIGTERM end it in good order (main thread
     only). Raises SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a
     user can mend; failed rows are no exception but `exit_code` 3.
     """
     options = options or RunOptions()
     opened = open_project(project)
-    checked = checked_workflow(opened, workflow, _overrides(options))
+    return await invoke(opened, workflow, options, confirm=confirm, watch=watch, handle_signals=handle_signals)
+
+
+async def invoke(
+    opened: Project,
+    workflow: str,
+    options: RunOptions,
+    *,
+    retry: Retry | None = None,
+    agree: Callable[[Database, Plan], Awaitable[None]] | None = None,
+    confirm: Confirm | None = None,
+    watch: Watch | None = None,
+    handle_signals: bool = False,
+) -> RunReport:
+    """One invocation: of the input's rows, or of those that a `retry` chooses. `agree` may refuse by raising."""
+    checked = checked_workflow(opened, workflow, options.overrides())
     if options.output is not None:
-        checked = replace(checked, workflow=_with_output(checked, opened, options.output))
+        checked = replace(checked, workflow=with_output(checked, opened, options.output))
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
         raise SpecError(missing)
-    invocation = Invocation(given=_given(options))
+    scope = options.scope([stage.name for stage in checked.workflow.stages])
+    invocation = Invocation(given=options.given())
     async with AsyncExitStack() as stack:
-        models = await stack.enter_async_context(_embedded(checked.models))
+        models = await stack.enter_async_context(embedded(checked.models))
         selection = Selection(options.limit, options.offset)
         plan = make_plan(checked.workflow, models, opened.root, selection, options.concurrency)
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
+        if agree is not None:
+            await agree(database, plan)
+        elif plan.rules.confirm_above is not None and not options.yes:
+            await _confirm(checked, plan, database, scope, options.fresh, confirm)
         with _interruptible(invocation) if handle_signals else nullcontext():
-            await _run(database, opened, checked, plan, options, invocation, watch)
+            work = _work(opened, checked, plan, options.fresh, scope, retry)
+            await _run(database, work, checked, invocation, watch)
         return await _report(database, opened, checked, invocation)
 
 
-async def _run(
-    database: Database,
-    project: Project,
-    checked: Checked,
-    plan: Plan,
-    options: RunOptions,
-    invocation: Invocation,
-    watch: Watch | None,
+async def _confirm(
+    checked: Checked, plan: Plan, database: Database, scope: Scope, fresh: bool, confirm: Confirm | None
 ) -> None:
+    """Refuses a run that is expected to cost more than `confirm_above`, unless somebody says yes."""
+    from agac.api.planning import expected_cost
+
+    bound = plan.rules.confirm_above
+    assert bound is not None
+    usd, unknown = await expected_cost(checked, plan, database, scope, fresh)
+    if usd <= bound and not unknown:
+        return
+    more = f" and what {', '.join(unknown)} cost, whose price is not known" if unknown else ""
+    question = f"{plan.workflow} is expected to cost ${usd:,.4f}{more}; confirm_above is ${bound:,.2f}. Go on?"
+    if confirm is None or not await asyncio.to_thread(confirm, question):
+        raise UsageError(question, remedy="Nobody said yes. Add --yes; `agac plan` shows what it is made of.")
+
+
+def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Scope, retry: Retry | None) -> Work:
     folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
     check_folder(folder, project.root)  # what would be in the way of the results is found before they are paid for
-    work = Work(
+    return Work(
         plan=plan,
         rows=lambda: selected_rows(checked, plan.selection),
         output_dir=project.spec.shown(folder),
-        fresh=options.fresh,
+        fresh=fresh,
+        scope=scope,
+        retry=retry,
         redactor=project.redactor(),
         clocks=Clocks(),
         env=project.env,
     )
+
+
+async def _run(database: Database, work: Work, checked: Checked, invocation: Invocation, watch: Watch | None) -> None:
+    plan = work.plan
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
-        seen = Watched(plan.workflow, invocation, lambda: _count(checked, plan.selection), checked.warnings)
+        seen = Watched(plan.workflow, invocation, lambda: count_rows(checked, plan.selection), checked.warnings)
         watching = asyncio.ensure_future(watch(seen))
     try:
         await run_once(database, work, invocation)
@@ -196,17 +218,6 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-def selected_rows(checked: Checked, selection: Selection) -> Iterator[Row]:
-    """The selected rows, streamed; every call reads the input anew."""
-    rows = read_rows(checked.source, checked.workflow.input.id_field, selection.offset)
-    return rows if selection.limit is None else itertools.islice(rows, selection.limit)
-
-
-def _count(checked: Checked, selection: Selection) -> int:
-    records = checked.source.records(selection.offset)
-    return sum(1 for _ in (records if selection.limit is None else itertools.islice(records, selection.limit)))
 
 
 async def _report(database: Database, project: Project, checked: Checked, invocation: Invocation) -> RunReport:
@@ -240,7 +251,7 @@ async def _finishing(
     checked: Checked, record: runs.RunRecord, summary: dict[str, Any], invocation: Invocation
 ) -> Finishing:
     selection = Selection(record.selection.get("limit"), record.selection.get("offset", 0))
-    rows = await asyncio.to_thread(_count, checked, selection)
+    rows = await asyncio.to_thread(count_rows, checked, selection)
     pots = invocation.purse.pots if invocation.purse else ()
     return finishing(summary, rows, checked.workflow.rules, pots)
 
@@ -256,73 +267,19 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "rows_done": totals.rows_done,
         "rows_failed": totals.rows_failed,
         "rows_left_failed": totals.left_failed,
+        "rows_parked": totals.rows_parked,
         "tasks_asked": totals.tasks_done,
         "tasks_reused": totals.tasks_reused,
         "tasks_collapsed": totals.collapsed,
         "calls": totals.calls,
         "retries": totals.retries,
         "repairs": totals.repairs,
+        "fallbacks": totals.fallbacks,
         "calls_given_up": totals.given_up,
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "cost_usd": round(totals.cost, 6),
         "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
     }
-
-
-def _given(options: RunOptions) -> dict[str, Any]:
-    """What was changed, by the name of its flag. `--fresh` is not part of it: who goes on does not begin anew."""
-    given = {
-        "limit": options.limit,
-        "offset": options.offset,
-        "input": str(options.input) if options.input else None,
-        "model": options.model,
-        "var": options.vars,
-        "concurrency": options.concurrency,
-        "output": options.output,
-    }
-    return {name: value for name, value in given.items() if value}
-
-
-def _overrides(options: RunOptions) -> Overrides:
-    if options.limit is not None and options.limit < 1:
-        raise UsageError(f"--limit {options.limit}: take at least one row")
-    if options.concurrency is not None and options.concurrency < 1:
-        raise UsageError(f"--concurrency {options.concurrency}: at least one call has to be in flight")
-    if options.offset < 0:
-        raise UsageError(f"--offset {options.offset}: skip no fewer than zero rows")
-    if options.max_errors is not None and options.max_errors < 0:
-        raise UsageError(f"--max-errors {options.max_errors}: give 0 or more")
-    return Overrides(
-        vars=options.vars,
-        model=options.model,
-        concurrency=options.concurrency,
-        input=options.input,
-        budget=options.budget,
-        max_errors=options.max_errors,
-    )
-
-
-def _with_output(checked: Checked, project: Project, text: str) -> Workflow:
-    folder = output_folder(text, project.spec, checked.workflow.input)
-    return replace(checked.workflow, output=replace(checked.workflow.output, dir=folder))
-
-
-@asynccontextmanager
-async def _embedded(models: Mapping[str, ResolvedModel]) -> AsyncIterator[dict[str, ResolvedModel]]:
-    """Starts the simulator where a model needs it, and fills in its address."""
-    if not any(model.provider.embedded for model in models.values()):
-        yield dict(models)
-        return
-    try:
-        async with embedded_simulator() as base_url:
-            yield {
-                name: replace(model, provider=replace(model.provider, base_url=base_url))
-                if model.provider.embedded
-                else model
-                for name, model in models.items()
-            }
-    except SimulatorError as error:
-        raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
 
 
 @contextmanager

@@ -47,3 +47,12 @@ def _positive(text: str, unit: str, number: str) -> float:
         kind = "a number above 0" if unit == "usd" else "a whole number above 0"
         raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
     return value
+
+
+def read_run(text: str) -> int | str:
+    """A run's number, or `last`."""
+    if text == "last":
+        return text
+    if not text.isdecimal():
+        raise click.UsageError(f"{text}: give a run's number, or `last`; `agac runs` lists them")
+    return int(text)

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from agac import __version__
+from agac.cli.shown import plan as shown_plan
+from agac.cli.shown.limits import limit_lines
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
-    from agac.api.reading import StatusReport
+    from agac.api.planning import PlanReport
     from agac.api.running import RunReport
     from agac.api.showing import CardReport
 
@@ -75,9 +77,39 @@ def command_line() -> str:
     return shlex.join(["agac", *sys.argv[1:]])
 
 
-def command_to_go_on() -> str:
-    """The command as it was typed, without what would begin anew instead of going on."""
-    return shlex.join(["agac", *(word for word in sys.argv[1:] if word != "--fresh")])
+def command_as_typed() -> str:
+    """The command as it was typed."""
+    return shlex.join(["agac", *sys.argv[1:]])
+
+
+def command_to_run() -> str:
+    """`agac plan …` as the `agac run …` that does it."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--show":
+            next(words, None)
+        elif word != "--json" and not word.startswith("--show="):
+            kept.append("run" if word == "plan" and "run" not in kept else word)
+    return shlex.join(["agac", *kept])
+
+
+def command_to_go_on(workflow: str, workflows: Sequence[str]) -> str:
+    """The command as it was typed, without what would begin anew instead of going on; for one of its workflows."""
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    if len(workflows) > 1:
+        others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
+        pairs = zip(["", *words], words, strict=False)
+        words = [
+            w for before, w in pairs if w not in ("-a", "--workflow", *others) and before not in ("-a", "--workflow")
+        ]
+        words += ["-a", workflow]
+    return shlex.join(["agac", *words])
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes. Without a terminal nobody is there to say it."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
 
 def show_error(error: AgacError) -> None:
@@ -152,12 +184,10 @@ def money(calls: dict[str, Any]) -> str:
     return f"{text} and {without}" if calls["cost_usd"] else without
 
 
-def print_run(report: RunReport, command: str, *, quiet: bool, as_json: bool) -> None:
+def print_run(report: RunReport, command: str, *, quiet: bool) -> None:
     """The end of a run: what became of the rows, what it cost, what to do next."""
     _say_how_it_ended(report, command)
-    if as_json:
-        print_json(report.as_json())
-    elif not quiet:
+    if not quiet:
         _print_summary(report, command)
 
 
@@ -172,7 +202,10 @@ def _print_summary(report: RunReport, command: str) -> None:
 
 def _say_how_it_ended(report: RunReport, command: str) -> None:
     open_rows = report.summary["rows"]["open"]
-    if report.stopped is not None:
+    if report.stop in ("limit", "loss"):
+        for line in limit_lines(report, command):
+            say(line)
+    elif report.stopped is not None:
         say(styled("stopped: ", "red") + report.stopped)
         say(f"  Nothing is lost. When it is mended, go on with: {command}")
     elif report.exit_code is ExitCode.INTERRUPTED:
@@ -196,6 +229,9 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = _counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
+    if invocation["rows_parked"]:
+        parked = _counted(invocation["rows_parked"], "row")
+        lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with `agac run -a` alone")
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
 
@@ -217,7 +253,9 @@ def _continued(invocation: dict[str, Any]) -> str:
 def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
     extra = [
         f"{invocation[key]:,} {one if invocation[key] == 1 else many}"
-        for key, one, many in (("retries", "retry", "retries"), ("repairs", "re-ask", "re-asks"))
+        for key, one, many in (
+            ("retries", "retry", "retries"), ("repairs", "re-ask", "re-asks"), ("fallbacks", "fallback", "fallbacks")
+        )  # fmt: skip
         if invocation[key]
     ]
     notes = ["simulated"] if calls["simulated"] else []
@@ -273,49 +311,17 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def print_status(report: StatusReport, workflow: str | None) -> None:
-    """The newest runs as a table, then what to do next."""
-    runs = report.runs
-    if not runs:
-        what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
-        print_text(f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}")
+def print_plan(report: PlanReport, command: str, *, as_json: bool) -> None:
+    """What a run would do, and what it takes."""
+    for warning in report.warnings:
+        say(str(warning))
+    if as_json:
+        print_json(report.as_json())
         return
-    header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
-    print_text(table(header, [_status_row(run) for run in runs]))
-    print_text(f"\nStore: {report.database_bytes / 1e6:,.1f} MB")
-    for advice in filter(None, (_advice(run, report.project) for run in runs[:1])):
-        print_text(advice)
-
-
-def _status_row(run: dict[str, Any]) -> list[object]:
-    rows = run["rows"]
-    state = _state(run)
-    counts = [rows["total"], rows["done"], rows["failed"], rows["open"]]
-    return [run["run"], run["workflow"], state, *counts, run["calls"]["count"], money(run["calls"]), run["started_at"]]
-
-
-def _state(run: dict[str, Any]) -> str:
-    last = run["last_invocation"]
-    if last and last["state"] != "ended":
-        return str(last["state"])
-    return "finished" if run["complete"] else "stopped"
-
-
-def _advice(run: dict[str, Any], project: Path) -> str:
-    again = run["go_on"]
-    folder = from_here(project / run["output"])
-    left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
-    match _state(run):
-        case "killed" | "stopped":
-            return f"Run {run['run']} is not finished. Go on with: {again}"
-        case "finished" if run["rows"]["failed"]:
-            failed = _counted(run["rows"]["failed"], "row")
-            then = f", then: {again}" if can_be_retried(run, left) else ""
-            return f"{failed} of run {run['run']} failed: see {folder}/errors.jsonl{then}"
-        case "finished":
-            return f"Results of run {run['run']}: {folder}/results.jsonl"
-        case _:
-            return ""
+    print_text(shown_plan.head_line(report) + "\n")
+    print_text(table(shown_plan.HEADER, shown_plan.plan_rows(report)) + "\n")
+    lines = [*shown_plan.reason_lines(report), *shown_plan.total_lines(report, command)]
+    print_text("\n".join([*lines, *shown_plan.prompt_lines(report)]))
 
 
 def print_card(card: CardReport) -> None:

@@ -12,7 +12,7 @@ rows than positions there, takes the second road, and puts it right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
@@ -20,13 +20,14 @@ from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places, Repeats
+from agac.engine.scope import Scope
 from agac.engine.settle import Flight, Settler
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
 from agac.store.ledger import Ledger
-from agac.store.rows import PriorTask, State, StoredRow, last_number, prior_tasks, rows_at
+from agac.store.rows import PriorTask, State, StoredRow, aged_rows, last_number, prior_tasks, rows_at
 from agac.store.scans import leaving_rows, scan_positions
 
 CHUNK_ROWS = 512
@@ -44,9 +45,11 @@ class Intake:
     def __init__(
         self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
         stops: StopRules, *,
-        on_duplicate: OnDuplicateId, numbered: bool,
+        on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
     ) -> None:  # fmt: skip
-        """`numbered`: ids are positions, so that none can come twice."""
+        """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
+        for the stages that say so, by position."""
+        self._scope, self._cutoffs = scope, cutoffs
         self._db, self._run, self._event = places
         self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
         self._stops = stops
@@ -117,8 +120,9 @@ class Intake:
     async def _compare(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[Flight]:
         """Rows at their places: what is done and unchanged is passed over."""
         open_pairs = []
+        aged = await self._aged([old for _, old in pairs])
         for new, old in pairs:
-            if old.hash == new.hash and (old.state == State.DONE or old.state == State.DROPPED):
+            if old.hash == new.hash and (old.state == State.DONE or old.state == State.DROPPED) and old.key not in aged:
                 self._totals.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
@@ -126,6 +130,12 @@ class Intake:
                 self._judge_again(new, old)
             open_pairs.append((new, old))
         return await self._reopen(open_pairs)
+
+    async def _aged(self, rows: list[StoredRow]) -> set[int]:
+        """Which done rows have a result that is too old for its stage (`max_age`)."""
+        if not self._cutoffs:
+            return set()
+        return await aged_rows(self._db, [old.key for old in rows if old.state == State.DONE], self._cutoffs)
 
     def _judge_again(self, new: NewRow, old: StoredRow) -> None:
         if self._on_duplicate == "error":
@@ -139,12 +149,13 @@ class Intake:
         if not pairs:
             return []
         prior = await prior_tasks(self._db, [old.key for _, old in pairs])
+        aged = await self._aged([old for _, old in pairs])
         flights = []
         for new, old in pairs:
             new.key, tasks = old.key, prior.get(old.key, {})
             if old.ordinal is None:
                 self._settler.come_back(tasks)
-            if self._left_as_it_is(new, old, tasks):
+            if old.key not in aged and self._left_as_it_is(new, old, tasks):
                 self._totals.unchanged += 1
                 continue
             self._change(new, old)
@@ -163,7 +174,7 @@ class Intake:
             return True
         if old.state != State.FAILED or old.error_stage is None:
             return False
-        left = any(is_left(task) for task in tasks.values())
+        left = not self._scope.tries_again(old.error_stage) or any(is_left(task) for task in tasks.values())
         self._totals.left_failed += left
         return left
 

@@ -10,19 +10,24 @@ from agac.store.results import EarlierResult, earlier_results
 MOST = 512
 """Fingerprints in one statement."""
 
+Found = asyncio.Future[EarlierResult | None]
+
 
 class Lookup:
     """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
 
     def __init__(self, database: Database, since: float) -> None:
         self._database, self._since = database, since
-        self._wanted: dict[bytes, asyncio.Future[EarlierResult | None]] = {}
+        self._wanted: dict[float, dict[bytes, Found]] = {}
         self._work = asyncio.Event()
 
-    async def find(self, fingerprint: bytes) -> EarlierResult | None:
-        """The newest earlier result. At any time only one caller may ask for a fingerprint (Segment sees to that)."""
-        found: asyncio.Future[EarlierResult | None] = asyncio.get_running_loop().create_future()
-        self._wanted[fingerprint] = found
+    async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
+        """The newest earlier result, made at or after `since` too.
+
+        At any time only one caller may ask for a fingerprint (Segment sees to that).
+        """
+        found: Found = asyncio.get_running_loop().create_future()
+        self._wanted.setdefault(max(since, self._since), {})[fingerprint] = found
         self._work.set()
         return await found
 
@@ -32,8 +37,11 @@ class Lookup:
             await self._work.wait()
             self._work.clear()
             while self._wanted:
-                some = [self._wanted.popitem() for _ in range(min(MOST, len(self._wanted)))]
-                results = await earlier_results(self._database, [key for key, _ in some], self._since)
+                since, wanted = next(iter(self._wanted.items()))
+                some = [wanted.popitem() for _ in range(min(MOST, len(wanted)))]
+                if not wanted:
+                    del self._wanted[since]
+                results = await earlier_results(self._database, [key for key, _ in some], since)
                 for key, found in some:
                     if not found.done():
                         found.set_result(results.get(key))

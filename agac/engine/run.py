@@ -11,6 +11,7 @@ from typing import Any
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
+from agac.engine.again import Stored
 from agac.engine.budget import Purse
 from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
@@ -21,6 +22,7 @@ from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
 from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
+from agac.engine.scope import Retry
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
@@ -46,7 +48,8 @@ class Invocation:
     """One invocation while it goes on and after it: what to show, and how it ended.
 
     `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
-    `given` is what its caller changed, by option: what it takes to ask for the same run again.
+    `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
+    what it takes to ask for the same run again.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -57,13 +60,15 @@ class Invocation:
     billed_a_row: int = 0
     totals: Totals = field(default_factory=Totals)
     control: Control = field(default_factory=Control)
+    ended: bool = False
     complete: bool = False
     purse: Purse | None = None
+    retry: Retry | None = None
 
     @property
     def exit_code(self) -> ExitCode:
         """What the process says when this is all that happened."""
-        if self.complete:
+        if self.ended:
             return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
         if self.control.stop is Stop.INTERRUPT:
             return ExitCode.INTERRUPTED
@@ -77,6 +82,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     on, every answer is stored in one transaction with its outcome, and the lease of a dead process is taken over.
     """
     plan, now = work.plan, work.clocks.wall
+    invocation.retry = work.retry
     async with lease_held(database, plan.workflow, now) as lease:
         killed, invocation.lost_calls = await _killed(database, plan.workflow)
         await _find_run(database, work, invocation)
@@ -98,7 +104,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     plan, now = work.plan, work.clocks.wall()
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
-    found = None if work.fresh else await runs.newest_run(database, identity)
+    found = work.retry.run if work.retry else None if work.fresh else await runs.newest_run(database, identity)
     where = {"output_dir": work.output_dir, "include_input": plan.output.include_input}
     invocation.concurrency = plan.concurrency
     invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.stages)
@@ -137,6 +143,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
         "billed_a_row": invocation.billed_a_row,
         "lost_calls": invocation.lost_calls,
         "given": invocation.given,
+        **({"retry": invocation.retry.filters()} if invocation.retry else {}),
     }
 
 
@@ -152,6 +159,7 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
         "calls": totals.calls,
         "given_up": totals.given_up,
         "rows_left_failed": totals.left_failed,
+        "rows_parked": totals.rows_parked,
         "retries": totals.retries,
         "cost_usd": totals.cost,
     }
@@ -180,6 +188,7 @@ async def _work(
     intake = Intake(
         places, ledger, settler, control, totals,
         stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
+        scope=work.scope, cutoffs=_cutoffs(work),
     )  # fmt: skip
     async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
@@ -195,19 +204,40 @@ async def _work(
             totals,
             newest,
             row_timeout=plan.rules.row_timeout,
-            clock=work.clocks.monotonic,
+            scope=work.scope,
+            clocks=work.clocks,
         )
-        if plan.input.on_duplicate_id == "last" and plan.input.id_field:
-            await scan_ids(places, work.rows())
-        walking = group.create_task(walk_all(intake.flights(work.rows()), segment, control, plan.concurrency))
+        if work.retry is not None:
+            flights = Stored(places, ledger, control, totals, work.retry, _position(plan, work.retry)).flights()
+        else:
+            if plan.input.on_duplicate_id == "last" and plan.input.id_field:
+                await scan_ids(places, work.rows())
+            flights = intake.flights(work.rows())
+        walking = group.create_task(walk_all(flights, segment, control, plan.concurrency))
         await _ended(walking, control)
-        if control.stop is None:
+        if control.stop is None and work.retry is None:
             await intake.finish()
         await ledger.drained()
         for task in background:
             task.cancel()
-    invocation.complete = control.stop is None
+    whole = work.retry is None or await _is_whole(database, invocation.run)
+    invocation.ended = control.stop is None
+    invocation.complete = control.stop is None and totals.rows_parked == 0 and whole
     _assert_accounted(totals, control)
+
+
+async def _is_whole(database: Database, run: int) -> bool:
+    """Whether the input was read to its end before, and every row of it has an outcome now."""
+    return await runs.was_read(database, run) and runs.row_counts(await runs.counters(database, run))["open"] == 0
+
+
+def _cutoffs(work: Work) -> dict[int, float]:
+    now = work.clocks.wall()
+    return {stage.index: now - stage.max_age for stage in work.plan.stages if stage.max_age is not None}
+
+
+def _position(plan: Plan, retry: Retry) -> int | None:
+    return next((stage.index for stage in plan.stages if stage.name == retry.from_stage), None)
 
 
 def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopRules:

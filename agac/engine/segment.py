@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from agac.core.errors import ErrorType, RowError
@@ -15,8 +15,10 @@ from agac.engine.control import Halted
 from agac.engine.lookup import Lookup
 from agac.engine.patience import Patience
 from agac.engine.policy import is_left
+from agac.engine.scope import Scope
 from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
+from agac.engine.work import Clocks
 from agac.plan.plan import PlannedStage
 from agac.plan.prepare import Prepared, Preparer
 from agac.store.batch import Result
@@ -24,6 +26,15 @@ from agac.store.ledger import Ledger
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
+
+
+class Parked(Enum):
+    """The end of a task that may not be asked in this invocation: its row stays open."""
+
+    PARKED = "parked"
+
+
+PARKED = Parked.PARKED
 
 
 class Segment:
@@ -41,17 +52,19 @@ class Segment:
         newest_before: int,
         *,
         row_timeout: float | None,
-        clock: Callable[[], float],
+        scope: Scope,
+        clocks: Clocks,
     ) -> None:
         """`newest_before`: the id of the last result that this invocation found in the store.
 
-        `row_timeout` in seconds by `clock`, which is monotonic; None: a row takes as long as it takes.
+        `row_timeout` in seconds; None: a row takes as long as it takes.
         """
-        self._row_timeout, self._clock = row_timeout, clock
+        self._row_timeout, self._scope = row_timeout, scope
+        self._clock, self._wall = clocks.monotonic, clocks.wall
         self._stages, self._preparer = stages, preparer
         self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
         self._totals, self._newest_before = totals, newest_before
-        self._asking: dict[bytes, asyncio.Future[Answer | RowError | None]] = {}
+        self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 
     async def walk(self, flight: Flight) -> None:
@@ -68,6 +81,9 @@ class Segment:
                 self._settler.row_failed(flight, stage, None, prepared)
                 return
             answer = await self._task(flight, stage, prepared)
+            if answer is PARKED:
+                self._totals.rows_parked += 1
+                return
             if isinstance(answer, RowError):
                 self._settler.row_failed(flight, stage, prepared.fingerprint, answer)
                 return
@@ -77,10 +93,10 @@ class Segment:
         assert result is not None
         self._settler.row_done(flight, result)
 
-    async def _task(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+    async def _task(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError | Parked:
         fingerprint = prepared.fingerprint
         prior = flight.prior.get(stage.index)
-        if prior and prior.error and prior.fingerprint == fingerprint and is_left(prior):
+        if prior and prior.error and prior.fingerprint == fingerprint and not flight.forced and is_left(prior):
             self._totals.left_failed += 1
             return prior.error
         known = self._failed.get(fingerprint)
@@ -92,8 +108,8 @@ class Segment:
         return await self._lead(flight, stage, prepared)
 
     async def _follow(
-        self, flight: Flight, stage: PlannedStage, leader: asyncio.Future[Answer | RowError | None]
-    ) -> Answer | RowError:
+        self, flight: Flight, stage: PlannedStage, leader: asyncio.Future[Answer | RowError | Parked | None]
+    ) -> Answer | RowError | Parked:
         answer = await asyncio.shield(leader)
         if answer is None:
             raise Halted
@@ -102,18 +118,20 @@ class Segment:
             self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
         return answer
 
-    async def _lead(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+    async def _lead(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError | Parked:
         fingerprint = prepared.fingerprint
-        mine: asyncio.Future[Answer | RowError | None] = asyncio.get_running_loop().create_future()
+        mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
-        answer: Answer | RowError | None = None
+        answer: Answer | RowError | Parked | None = None
         try:
-            earlier = await self._lookup.find(fingerprint)
+            earlier = await self._lookup.find(fingerprint, self._since(flight, stage))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 self._totals.collapsed += earlier.id > self._newest_before  # another row of this invocation asked it
                 self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+            elif not self._scope.may_ask(stage.name):
+                answer = PARKED
             else:
                 answer = await self._caller.ask(flight, stage, fingerprint, prepared.request)
                 if isinstance(answer, Answer):
@@ -128,6 +146,12 @@ class Segment:
             else:
                 del self._asking[fingerprint]
         return answer
+
+    def _since(self, flight: Flight, stage: PlannedStage) -> float:
+        if stage.max_age is None and flight.again_from is None:
+            return 0.0
+        oldest = 0.0 if stage.max_age is None else self._wall() - stage.max_age
+        return max(oldest, flight.takes_since(stage.index))
 
     def _forget(self, fingerprint: bytes) -> None:
         self._asking.pop(fingerprint, None)

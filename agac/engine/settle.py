@@ -35,12 +35,23 @@ UNHURRIED = Patience(None, float)
 @dataclass(slots=True)
 class Flight:
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `purse` what it may
-    spend in this invocation, from its first call on."""
+    spend in this invocation, from its first call on.
+
+    `forced`: tried again also where failures are left alone else. Stages at and after the position `again_from` take
+    only answers made at or after `since`.
+    """
 
     new: NewRow
     prior: dict[int, PriorTask] = field(default_factory=dict)
     patience: Patience = UNHURRIED
     purse: Pot | None = None
+    forced: bool = False
+    again_from: int | None = None
+    since: float = 0.0
+
+    def takes_since(self, stage: int) -> float:
+        """From when on earlier answers are taken for the stage, in seconds since 1970."""
+        return self.since if self.again_from is not None and stage >= self.again_from else 0.0
 
 
 class Settler:
@@ -63,7 +74,7 @@ class Settler:
     def call(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, call: Call) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
-        kept = call.body if self._keeps_all or call.error else None
+        kept = call.body if self._keeps_all or call.error or call.mended else None
         batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(kept)))
         model = f"{call.endpoint.provider}/{call.endpoint.model}"
         error = call.error.type.value if call.error else ""
@@ -85,6 +96,7 @@ class Settler:
         totals.calls += 1
         totals.retries += call.again
         totals.repairs += call.purpose == "repair"
+        totals.fallbacks += call.purpose == "fallback" and not call.again
         totals.ambiguous += call.ambiguous
         totals.input_tokens += call.usage.input_tokens or 0
         totals.output_tokens += call.usage.output_tokens or 0

@@ -10,7 +10,8 @@ from agac.core.types import RowId
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing.
+    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_parked`
+    stay open at a stage that was not to be asked.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known.
@@ -22,12 +23,14 @@ class Totals:
     rows_failed: int = 0
     rows_dropped: int = 0
     left_failed: int = 0
+    rows_parked: int = 0
     tasks_done: int = 0
     tasks_reused: int = 0
     collapsed: int = 0
     calls: int = 0
     retries: int = 0
     repairs: int = 0
+    fallbacks: int = 0
     ambiguous: int = 0
     given_up: int = 0
     input_tokens: int = 0
@@ -40,4 +43,4 @@ class Totals:
     @property
     def settled(self) -> int:
         """Rows of the input that need nothing more in this invocation."""
-        return self.unchanged + self.rows_done + self.rows_failed + self.rows_dropped
+        return self.unchanged + self.rows_done + self.rows_failed + self.rows_dropped + self.rows_parked

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agac.core.redact import Redactor
 from agac.core.types import Row
+from agac.engine.scope import Retry, Scope
 from agac.plan.plan import Plan
 
 
@@ -23,12 +24,15 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called."""
+    """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
+    takes its rows from the store instead."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
     output_dir: str
     fresh: bool
+    scope: Scope
+    retry: Retry | None
     redactor: Redactor
     clocks: Clocks
     env: Mapping[str, str]

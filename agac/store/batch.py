@@ -76,7 +76,8 @@ class Call:
     """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
 
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
-    the same was sent before, and a fault came of it. `held_…`: what an ambiguous call may have cost at most.
+    the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
+    what an ambiguous call may have cost at most.
     """
 
     number: int
@@ -91,14 +92,16 @@ class Call:
     cost: float | None
     body: bytes | None
     again: bool = False
+    mended: bool = False
     held_usd: float = 0.0
     held_tokens: int = 0
 
     @property
     def free(self) -> bool:
-        """A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something."""
-        refused = self.status is not None and self.status >= 400
-        return self.cost is None and (refused or (self.status is None and not self.ambiguous))
+        """A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something, also
+        that of a gateway (504)."""
+        answered = self.status is not None and self.status < 400
+        return self.cost is None and not answered and not self.ambiguous
 
 
 class Attempt(NamedTuple):

@@ -31,9 +31,10 @@ SELECT d.body FROM run r JOIN definition d ON d.hash = r.definition_hash WHERE r
 SELECT id FROM run WHERE workflow = ? AND definition_hash = ? AND selection = ? ORDER BY id DESC LIMIT 1;
 
 -- name: run_make
--- A new run.
-INSERT INTO run (workflow, definition_hash, selection, output_dir, include_input, fresh_since, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?);
+-- A new run, with a number that no run had before, dropped ones included.
+INSERT INTO run (id, workflow, definition_hash, selection, output_dir, include_input, fresh_since, created_at)
+VALUES (1 + max(coalesce((SELECT max(id) FROM run), 0),
+    coalesce((SELECT max(json_extract(body, '$.last_run')) FROM event WHERE kind = 'gc'), 0)), ?, ?, ?, ?, ?, ?, ?);
 
 -- name: run_retarget
 -- Where the outputs go is not part of a run's identity: the last invocation decides.
@@ -84,6 +85,17 @@ UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;
 -- The newest invocation of a workflow: if it has no end, it was killed.
 SELECT e.run_id, e.id, e.at, e.ended_at, e.exit_code, e.body FROM event e JOIN run r ON r.id = e.run_id
 WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
+
+-- name: run_was_read
+-- An invocation that came to its end over the input, and not over rows of the store.
+SELECT id FROM event
+WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL LIMIT 1;
+
+-- name: lost_calls
+-- What the invocations of a run found lost, and what a second Ctrl-C cut off. One that was killed itself passed it on to
+-- the next.
+SELECT sum(json_extract(body, '$.lost_calls') + coalesce(json_extract(body, '$.given_up'), 0)) FROM event
+WHERE run_id = ? AND kind = 'invocation' AND coalesce(exit_code, 0) <> ?;
 
 -- name: endpoint_find
 -- The number of an endpoint.
@@ -216,3 +228,209 @@ INSERT INTO last_position (id, ordinal) VALUES (?, ?) ON CONFLICT (id) DO UPDATE
 -- name: ids_scan_read
 -- The last positions of these ids.
 SELECT id, ordinal FROM last_position WHERE id IN (:many);
+
+-- name: run_lines
+-- The runs of one workflow, or of all, with what tells them apart; the one last worked on first.
+SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, e.at, r.created_at), r.selection <> '{}'
+FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
+WHERE :workflow IS NULL OR r.workflow = :workflow ORDER BY e.id DESC, r.id DESC;
+
+-- name: workflows_run
+-- The workflows that have runs.
+SELECT DISTINCT workflow FROM run ORDER BY workflow;
+
+-- name: definitions_read
+-- Resolved workflows by hash.
+SELECT hash, body FROM definition WHERE hash IN (:many);
+
+-- name: invocations_read
+-- The last invocations of a run.
+SELECT id, at, ended_at, exit_code, body FROM event WHERE run_id = ? AND kind = 'invocation' ORDER BY id DESC LIMIT ?;
+
+-- name: rows_look
+-- The rows with these ids, with their snapshots, for looking at them.
+SELECT key, id, occurrence, ordinal, data, state, error_stage, error_type, error_message FROM row
+WHERE run_id = ? AND id IN (:many);
+
+-- name: ids_from
+-- The ids at some positions of the input.
+SELECT id FROM row WHERE run_id = ? AND ordinal >= ? ORDER BY ordinal LIMIT ?;
+
+-- name: tasks_look
+-- A row's tasks with their results, and who gave them.
+SELECT t.stage, t.fingerprint, t.outcome, t.error_type, t.error_message, t.failures, t.settled_at, t.result_id,
+    v.value, v.how, v.created_at, e.provider, e.base_url, e.model, e.simulated
+FROM task t LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
+WHERE t.row_key = ? ORDER BY t.stage, t.replica;
+
+-- name: attempts_look
+-- Every call that was made for a row.
+SELECT a.stage, a.event_id, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
+    a.error_message, a.ambiguous, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.reply,
+    e.provider, e.base_url, e.model, e.simulated
+FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
+
+-- name: results_asked
+-- Where these results were asked. A pass over all tasks: nothing else ever needs an index for it.
+SELECT t.result_id, r.run_id, r.id, r.key FROM task t JOIN row r ON r.key = t.row_key
+WHERE t.outcome = 'done' AND t.result_id IN (:many);
+
+-- name: run_number_last
+-- The last number that a run ever had, dropped ones too.
+SELECT max(coalesce((SELECT max(id) FROM run), 0),
+    coalesce((SELECT max(json_extract(body, '$.last_run')) FROM event WHERE kind = 'gc'), 0));
+
+-- name: lease_holders
+-- Every workflow that somebody holds.
+SELECT workflow, holder FROM lease WHERE holder <> '';
+
+-- name: leases_known
+-- Every workflow that was ever held or run.
+SELECT workflow FROM lease UNION SELECT workflow FROM run;
+
+-- name: gc_events_drop
+-- Of dropping runs only the last time is on record: it holds the last number that a run ever had.
+DELETE FROM event WHERE kind = 'gc';
+
+-- name: gc_event_newest
+-- The newest event of all: ours, while nobody began to work.
+SELECT max(id) FROM event;
+
+-- name: gc_rows
+-- Some rows of a run that is dropped; those that left the input come first.
+SELECT key, ordinal, state, error_type FROM row WHERE run_id = ? ORDER BY ordinal LIMIT ?;
+
+-- name: gc_left_rows
+-- Some rows that left the input of a run.
+SELECT key, ordinal, state, error_type FROM row WHERE run_id = ? AND ordinal IS NULL LIMIT ?;
+
+-- name: gc_row_count
+-- How many rows a run has, and how many of them left the input.
+SELECT count(*), count(*) - count(ordinal) FROM row WHERE run_id = ?;
+
+-- name: gc_tasks
+-- What became of the tasks of these rows.
+SELECT stage, outcome, error_type FROM task WHERE row_key IN (:many);
+
+-- name: gc_tasks_drop
+-- The tasks of a row.
+DELETE FROM task WHERE row_key = ?;
+
+-- name: gc_attempts_drop
+-- The attempts of a row.
+DELETE FROM attempt WHERE row_key = ?;
+
+-- name: gc_row_drop
+-- A row whose tasks and attempts are gone.
+DELETE FROM row WHERE key = ?;
+
+-- name: gc_counters_drop
+-- The roll-ups of a run without rows.
+DELETE FROM counter WHERE run_id = ?;
+
+-- name: gc_run_events_drop
+-- The invocations of a run without rows.
+DELETE FROM event WHERE run_id = ?;
+
+-- name: gc_run_drop
+-- A run of which nothing else is left.
+DELETE FROM run WHERE id = ?;
+
+-- name: gc_ends
+-- The last row key, result and attempt.
+SELECT (SELECT coalesce(max(key), 0) FROM row), (SELECT coalesce(max(id), 0) FROM result),
+    (SELECT coalesce(max(id), 0) FROM attempt);
+
+-- name: gc_references
+-- The results to which some rows and their tasks refer.
+SELECT r.run_id, r.ordinal IS NULL, t.result_id FROM row r JOIN task t ON t.row_key = r.key
+WHERE r.key > :after AND r.key <= :upto AND t.result_id IS NOT NULL
+UNION ALL
+SELECT run_id, ordinal IS NULL, result_id FROM row WHERE key > :after AND key <= :upto AND result_id IS NOT NULL;
+
+-- name: gc_asked_elsewhere
+-- The results of what some attempts asked for rows of other workflows than this one.
+SELECT v.id FROM attempt a JOIN row r ON r.key = a.row_key JOIN run u ON u.id = r.run_id
+JOIN result v ON v.fingerprint = a.fingerprint
+WHERE a.id > :after AND a.id <= :upto AND u.workflow <> :workflow;
+
+-- name: gc_results
+-- Some results.
+SELECT id FROM result WHERE id > :after AND id <= :upto;
+
+-- name: gc_result_drop
+-- A result to which nothing refers.
+DELETE FROM result WHERE id = ?;
+
+-- name: gc_result_endpoints
+-- The endpoints that some results name.
+SELECT DISTINCT endpoint_id FROM result WHERE id > :after AND id <= :upto;
+
+-- name: gc_attempt_endpoints
+-- The endpoints that some attempts name.
+SELECT DISTINCT endpoint_id FROM attempt WHERE id > :after AND id <= :upto;
+
+-- name: gc_endpoints
+-- All endpoints.
+SELECT id FROM endpoint;
+
+-- name: gc_endpoint_drop
+-- An endpoint that nothing names.
+DELETE FROM endpoint WHERE id = ?;
+
+-- name: gc_definitions_drop
+-- Definitions that no run has.
+DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
+
+-- name: leases_free
+-- In a copy of the database nobody is at work.
+UPDATE lease SET holder = '';
+
+-- name: rows_chosen
+-- Rows to take up again, a range at a time: failed or open ones, done ones too where everything is asked anew.
+SELECT key, id, occurrence, ordinal, hash, data, state, error_type FROM row
+WHERE run_id = :run AND ordinal > :after AND state <> 3 AND (:done_too OR state = 2) AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
+ORDER BY ordinal, key LIMIT :limit;
+
+-- name: rows_chosen_count
+-- How many these are, by where and how they failed.
+SELECT error_stage, error_type, count(*) FROM row
+WHERE run_id = :run AND ordinal IS NOT NULL AND state <> 3 AND (:done_too OR state = 2)
+    AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
+GROUP BY error_stage, error_type;
+
+-- name: row_chosen_count
+-- The same among the rows of one id.
+SELECT error_stage, error_type, count(*) FROM row
+WHERE run_id = :run AND id = :id AND ordinal IS NOT NULL AND state <> 3 AND (:done_too OR state = 2)
+    AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
+GROUP BY error_stage, error_type;
+
+-- name: rows_aged
+-- Which of these rows have a result of a stage that is older than it may be.
+SELECT DISTINCT t.row_key FROM task t JOIN result v ON v.id = t.result_id
+WHERE t.stage = ? AND v.created_at < ? AND t.row_key IN (:many);
+
+-- name: task_of_row
+-- A row of a run by its id, with what became of its task at a stage.
+SELECT r.run_id, r.key, r.data, t.fingerprint, t.outcome, t.error_type, t.error_message, t.settled_at,
+    v.how, v.created_at, e.provider, e.model
+FROM row r LEFT JOIN task t ON t.row_key = r.key AND t.stage = ? AND t.replica = 0
+LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
+WHERE r.run_id = ? AND r.id = ? ORDER BY r.occurrence LIMIT 1;
+
+-- name: runs_with_row_before
+-- Earlier runs of the same workflow that have a row of this id.
+SELECT r.id FROM run r JOIN row w ON w.run_id = r.id AND w.occurrence = 0
+WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id = ? ORDER BY r.id DESC;
+
+-- name: values_of_row
+-- The results of a row's tasks.
+SELECT t.stage, v.value FROM task t JOIN result v ON v.id = t.result_id WHERE t.row_key = ?;
+
+-- name: some_ids
+-- The first ids of a run.
+SELECT id FROM row WHERE run_id = ? AND ordinal IS NOT NULL ORDER BY ordinal LIMIT ?;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -96,6 +96,17 @@ async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict
         task = PriorTask(row_key, stage, fingerprint, Outcome(outcome), result_id, error, failures)
         tasks.setdefault(row_key, {})[stage] = task
     return tasks
+
+
+async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]) -> set[int]:
+    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by stage."""
+    found: set[int] = set()
+    values = padded(list(keys))
+    with translated(database.path):
+        for stage, cutoff in cutoffs.items():
+            statement = sql_many("rows_aged", len(values))
+            found |= {key for (key,) in await database.reader.execute_fetchall(statement, (stage, cutoff, *values))}
+    return found
 
 
 async def last_number(database: Database, run: int) -> int:

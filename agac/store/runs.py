@@ -156,6 +156,19 @@ async def run_ids(database: Database, workflow: str | None) -> list[int]:
         return [row[0] for row in await database.reader.execute_fetchall(sql(statement), values)]
 
 
+async def was_read(database: Database, run: int) -> bool:
+    """Whether an invocation of the run read its input to the end."""
+    with translated(database.path):
+        return bool(await database.reader.execute_fetchall(sql("run_was_read"), (run,)))
+
+
+async def lost_calls(database: Database, run: int) -> int:
+    """Calls that killed or cut off invocations of a run may have paid for without leaving a trace, at most."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql("lost_calls"), (run, KILLED))
+    return int(row[0] or 0)
+
+
 async def definition_of(database: Database, run: int) -> dict[str, Any]:
     """The resolved workflow that a run was made from."""
     with translated(database.path):

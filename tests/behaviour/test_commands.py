@@ -33,7 +33,8 @@ def finished(project: ProjectFolder) -> ProjectFolder:
 def test_agac_and_its_commands_have_help(project: ProjectFolder) -> None:
     ran = project.agac("--help")
     assert (ran.code, ran.err) == (0, "")
-    for name in ("init", "validate", "run", "status", "export", "card", "simulate", "version"):
+    names = "init validate run status runs inspect export gc backup card simulate version"
+    for name in names.split():
         assert f"\n  {name} " in ran.out
     for arguments in (["run", "-h"], ["card", "show", "--help"]):
         ran = project.agac(*arguments)
@@ -46,6 +47,12 @@ def test_every_command_that_reads_or_runs_prints_json_alone(finished: ProjectFol
         (["run", "-a", "reviews"], "invocation"),
         (["status"], "runs"),
         (["status", "-a", "reviews"], "runs"),
+        (["status", "last"], "runs"),
+        (["runs"], "runs"),
+        (["inspect", "last"], "definition"),
+        (["inspect", "1", "r-1"], "rows"),
+        (["gc", "--keep-runs", "1"], "dropped"),
+        (["backup", "copy.db"], "restore"),
         (["validate"], "problems"),
         (["card", "show", "support"], "system"),
         (["export", "-a", "reviews"], "files"),
@@ -141,6 +148,7 @@ def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFold
 
 
 def test_a_workflow_that_was_never_run_has_a_status(finished: ProjectFolder) -> None:
+    finished.workflow("weekly")
     ran = finished.agac("status", "-a", "weekly")
     assert ran.code == 0
     assert ran.out == "The workflow 'weekly' was not run in this project yet. Start with: agac run -a weekly\n"
@@ -333,7 +341,11 @@ def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> N
     assert "no such file: none.yml" in ran.err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["status"], ["run", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["version"], ["status"], ["status", "1"], ["status", "-a", "reviews"], ["runs"], ["run", "--help"]],
+    ids=" ".join,
+)
 def test_light_commands_load_nothing_heavy(finished: ProjectFolder, arguments: list[str]) -> None:
     program = (
         "import sys\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,51 +14,66 @@ from agac.cli.options import read_budget, read_variables
 
 
 @click.command(help="Run a workflow. Run it again to go on: only what lacks an answer is asked.")
-@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow: its name, or its file.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
+    help="The workflow: its name, or its file. Several run one after the other.",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Only so many rows.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip so many rows first.")
-@click.option("--input", "input_path", type=click.Path(path_type=Path), help="Read the rows from this file.")
+@click.option("--input", type=click.Path(path_type=Path), help="Read the rows from this file.")
 @click.option("--model", help="Use this model for every stage: provider/model?key=value.")
-@click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
+@click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight; 1 is one by one.")
 @click.option("--output", metavar="DIR", help="Folder for the results, relative to the project.")
 @click.option("--fresh", is_flag=True, help="Ask everything anew: earlier results are not reused.")
+@click.option("--stage", metavar="NAME", help="Ask this stage only; rows that lack what it needs stay open.")
+@click.option("--from", "from_stage", metavar="STAGE", help="Ask this stage and those after it only.")
+@click.option("--until", metavar="STAGE", help="Ask no stage after this one.")
+@click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are.")
 @click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--dry-run", is_flag=True, help="Show what would be asked and what it costs, as `agac plan` does.")
+@click.option("--yes", is_flag=True, help="Go on without asking, also above confirm_above.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
-def command(
-    settings: Globals,
-    workflow: str,
-    limit: int | None,
-    offset: int,
-    input_path: Path | None,
-    model: str | None,
-    variables: tuple[str, ...],
-    concurrency: int | None,
-    output: str | None,
-    fresh: bool,
-    budget: str | None,
-    max_errors: int | None,
-    as_json: bool,
-) -> int:
+def command(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, **given: Any) -> int:
     """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
     from agac.cli.progress import progress
 
-    options = api.RunOptions(
-        limit=limit,
-        offset=offset,
-        input=input_path,
-        model=model,
-        vars=read_variables(variables),
-        concurrency=concurrency,
-        output=output,
-        fresh=fresh,
-        budget=read_budget(budget),
-        max_errors=max_errors,
-    )
-    run = api.run  # loads the engine
+    given |= {"vars": read_variables(given["vars"]), "budget": read_budget(given["budget"])}
+    given["retry_failed"] = not given.pop("no_retry_failed")
+    options = api.RunOptions(**given)
+    if dry_run:
+        return _show_plans(settings, workflows, options, as_json)
+    run = api.run_several  # loads the engine
     garbage.from_here_on()
-    report = run(workflow, options, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True)
-    render.print_run(report, render.command_to_go_on(), quiet=settings.quiet, as_json=as_json)
-    return report.exit_code
+    ended: list[Any] = []
+
+    def tell(report: api.RunReport) -> None:
+        name = report.summary["workflow"]
+        render.print_run(report, render.command_to_go_on(name, workflows), quiet=settings.quiet or as_json)
+        ended.append(report.as_json())
+
+    code = run(
+        workflows,
+        options,
+        tell=tell,
+        project=settings.project_dir,
+        watch=progress(settings.quiet),
+        confirm=render.agreed,
+        handle_signals=True,
+    )
+    if as_json:
+        render.print_json(ended if len(workflows) > 1 else ended[0])
+    return code
+
+
+def _show_plans(settings: Globals, workflows: tuple[str, ...], options: api.RunOptions, as_json: bool) -> int:
+    reports = [api.plan_run(workflow, options, project=settings.project_dir) for workflow in workflows]
+    if as_json and len(reports) > 1:
+        render.print_json([report.as_json() for report in reports])
+        return 0
+    for report in reports:
+        command = render.command_to_go_on(report.workflow, workflows).replace(" --dry-run", "")
+        render.print_plan(report, command, as_json=as_json)
+    return 0

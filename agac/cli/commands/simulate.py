@@ -18,6 +18,7 @@ from agac.core.errors import AgacError, UsageError
 @click.option("--slots", type=click.IntRange(1), help="Requests served at once; the others wait.")
 @click.option("--rpm", type=click.IntRange(1), help="Requests a minute before 429.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens a minute before 429.")
+@click.option("--burst", type=click.IntRange(1), help="Requests that may come at once; a minute's worth by default.")
 @click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
 def command(
@@ -27,6 +28,7 @@ def command(
     slots: int | None,
     rpm: int | None,
     tpm: int | None,
+    burst: int | None,
     faults: Path | None,
     as_json: bool,
 ) -> None:
@@ -38,7 +40,9 @@ def command(
         text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
         render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
-    settings = Settings(port=port, seed=seed, latency=latency, slots=slots, rpm=rpm, tpm=tpm, faults=faults)
+    settings = Settings(
+        port=port, seed=seed, latency=latency, slots=slots, rpm=rpm, tpm=tpm, burst=burst, faults=faults
+    )
     garbage.from_here_on()
     try:
         run_simulator(settings, ready)

@@ -1,0 +1,56 @@
+"""What differs between two definitions of a workflow, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_NAMES = {
+    "system": "instructions",
+    "prompt": "prompt",
+    "schema": "schema",
+    "params": "parameters",
+    "needs": "needs",
+    "reuse": "reuse",
+}
+"""Parts of a stage, as they stand in a stored definition, and what users call them."""
+
+
+def definition_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What `after` has that `before` had not: `model of classify: a → b`, `prompt of reply`, `vars: shop`, `input`."""
+    return [*_input(before, after), *_vars(before["vars"], after["vars"]), *_stages(before["stages"], after["stages"])]
+
+
+def _input(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    old, new = before["input"], after["input"]
+    if old["path"] != new["path"]:
+        yield f"input: {old['path']} → {new['path']}"
+    for key in sorted((old.keys() | new.keys()) - {"path"}):
+        if old.get(key) != new.get(key):
+            yield f"input.{key}"
+
+
+def _vars(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    changed = [name for name in sorted(old.keys() | new.keys()) if name not in old or name not in new]
+    changed = sorted([*changed, *(name for name in old.keys() & new.keys() if old[name] != new[name])])
+    if changed:
+        yield f"vars: {', '.join(changed)}"
+
+
+def _stages(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
+    old, new = ({stage["name"]: stage for stage in stages} for stages in (before, after))
+    yield from (f"stage {name} is new" for name in new if name not in old)
+    yield from (f"stage {name} is gone" for name in old if name not in new)
+    if old.keys() == new.keys() and list(old) != list(new):
+        yield "order of the stages"
+    for name in new:
+        if name in old:
+            yield from _stage(name, old[name], new[name])
+
+
+def _stage(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    if old["model"] != new["model"]:
+        yield f"model of {name}: {old['model']} → {new['model']}"
+    for key in sorted((old.keys() | new.keys()) - {"name", "model"}):
+        if old.get(key) != new.get(key):
+            yield f"{_NAMES.get(key, key)} of {name}"

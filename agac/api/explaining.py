@@ -1,0 +1,195 @@
+"""Why a task was asked: what its fingerprint is made of, and what differs from the last time."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.options import position_of
+from agac.api.reading import database_path
+from agac.api.retrying import find_run, row_ids
+from agac.core.errors import UsageError
+from agac.core.keys import digest
+from agac.core.types import Message, RowId
+from agac.engine.summary import iso
+from agac.plan.prepare import reuse_salt
+from agac.plan.recorded import RecordedStage, recorded_stages
+from agac.spec.root import find_project
+from agac.spec.template import MissingField
+from agac.store import runs
+from agac.store.db import Database, open_for_reading
+from agac.store.earlier import StoredTask, near_ids, result_values, runs_before, stored_task
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`."""
+
+    run: int
+    stage: RecordedStage
+    task: StoredTask
+    row_id: RowId
+    messages: tuple[Message, ...] | None
+    missing: str | None
+
+    def components(self) -> dict[str, Any]:
+        """What goes into the fingerprint."""
+        schema = self.stage.schema
+        return {
+            "model": self.stage.model,
+            "params": dict(self.stage.params),
+            "schema": None if schema is None else {"name": schema.name, "hash": _hash(schema.body)},
+            "messages": None
+            if self.messages is None
+            else [{"role": m.role, "text": "".join(p.text for p in m.parts)} for m in self.messages],
+            "reuse": self.stage.reuse,
+            "salt": reuse_salt(self.stage.reuse, self.row_id, self.run),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        task = self.task
+        return {
+            "run": self.run,
+            "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
+            "outcome": task.outcome,
+            "error": {"type": task.error_type, "message": task.error_message} if task.error_type else None,
+            "settled_at": iso(task.settled_at),
+            "answered_at": iso(task.answered_at),
+            "answered_by": f"{task.provider}/{task.model}" if task.provider else None,
+            "how": task.how or None,
+            "made_of": self.components(),
+            "cannot_be_rebuilt": self.missing,
+        }
+
+
+def _hash(value: Any) -> str:
+    return digest(json.dumps(value, sort_keys=True)).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class WhyReport:
+    """A task, the last one of the same row and stage before it, and what differs: lines of words and of diffs."""
+
+    workflow: str
+    row_id: RowId
+    stage: str
+    now: Asked
+    before: Asked | None
+    differences: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "workflow": self.workflow,
+            "row": self.row_id,
+            "stage": self.stage,
+            **self.now.as_json(),
+            "before": self.before.as_json() if self.before else None,
+            "differences": self.differences,
+        }
+
+
+def why(run: int | str, row: str, stage: str, *, project: Path | str | None = None) -> WhyReport:
+    """What a row's task at a stage was asked with, and what differs from the last time. Reads the store only."""
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    return asyncio.run(_why(root, run, row, stage))
+
+
+async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
+    async with open_for_reading(database_path(root)) as database:
+        if database is None:
+            raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+        record = await find_run(database, run)
+        stages = recorded_stages(await runs.definition_of(database, record.id))
+        position = position_of(stage, [one.name for one in stages], "STAGE")
+        now = await _asked(database, record.id, row_ids([row]), stages, position)
+        if now is None:
+            some = ", ".join(map(str, await near_ids(database, record.id, 5)))
+            raise UsageError(f"run {record.id} has no row {row!r}", remedy=f"Its first rows are: {some}.")
+        before = await _before(database, record.id, now.row_id, stage)
+    return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before))
+
+
+async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Asked | None:
+    """The row's task at the stage of the same name in the newest earlier run that has one."""
+    for number in await runs_before(database, run, row_id):
+        stages = recorded_stages(await runs.definition_of(database, number))
+        names = [one.name for one in stages]
+        if stage in names:
+            found = await _asked(database, number, (row_id,), stages, names.index(stage))
+            if found is not None and found.task.outcome is not None:
+                return found
+    return None
+
+
+async def _asked(
+    database: Database, run: int, ids: Sequence[RowId], stages: Sequence[RecordedStage], position: int
+) -> Asked | None:
+    for row_id in ids:
+        task = await stored_task(database, run, row_id, position)
+        if task is None:
+            continue
+        values = await result_values(database, task.row_key)
+        results = {stages[i].name: json.loads(value) for i, value in values.items() if i < position}
+        stage = stages[position]
+        try:
+            messages = stage.messages(json.loads(task.data) or {}, results)
+        except MissingField as field:
+            return Asked(run, stage, task, row_id, None, str(field))
+        made = stage.fingerprint(messages, row_id, run)
+        if task.fingerprint is not None and made != task.fingerprint:
+            missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
+            return Asked(run, stage, task, row_id, None, missing)
+        return Asked(run, stage, task, row_id, messages, None)
+    return None
+
+
+def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
+    if before is None:
+        return []
+    new, old = now.components(), before.components()
+    found: list[dict[str, Any]] = [
+        {"what": name, "before": old[name], "now": new[name]}
+        for name in ("model", "params", "reuse")
+        if new[name] != old[name]
+    ]
+    if _schema(now) != _schema(before):
+        found.append({"what": "schema", "diff": _diff(_pretty(_schema(before)), _pretty(_schema(now)))})
+    for role in ("system", "user"):
+        texts = _text(before, role), _text(now, role)
+        if None not in texts and texts[0] != texts[1]:
+            found.append({"what": f"{role} message", "diff": _diff(texts[0] or "", texts[1] or "")})
+    return [*found, *_fields(json.loads(before.task.data) or {}, json.loads(now.task.data) or {})]
+
+
+def _schema(asked: Asked) -> Any:
+    return asked.stage.schema.body if asked.stage.schema else None
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _text(asked: Asked, role: str) -> str | None:
+    if asked.messages is None:
+        return None
+    return "\n".join(p.text for m in asked.messages if m.role == role for p in m.parts)
+
+
+def _diff(before: str, now: str) -> list[str]:
+    return list(difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1))
+
+
+def _fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Fields of the row that changed."""
+    return [
+        {"what": f"field {name}", "before": before.get(name), "now": now.get(name)}
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]

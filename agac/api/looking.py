@@ -1,0 +1,190 @@
+"""Looking at runs: all of them side by side, one of them, or one of its rows with everything that was asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.comparing import definition_changes
+from agac.api.reading import database_bytes, database_path, workflow_files
+from agac.api.reports import find_run, full_report, last_invocation, refuse_unknown, state_of, workflow_name
+from agac.core.errors import UsageError
+from agac.engine.summary import calls_of, iso
+from agac.spec.root import find_project
+from agac.spec.suggest import did_you_mean
+from agac.store import history
+from agac.store.db import Database, open_for_reading
+from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
+
+
+@dataclass(frozen=True, slots=True)
+class RunsReport:
+    """Runs, the one last worked on first. `total` counts those too that were left out."""
+
+    project: Path
+    database_bytes: int
+    total: int
+    runs: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "project": str(self.project),
+            "database_bytes": self.database_bytes,
+            "total": self.total,
+            "runs": self.runs,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class InspectReport:
+    """A run (as `status` gives it, with its definition) and, when a row was named, the rows that have its id."""
+
+    project: Path
+    run: dict[str, Any]
+    rows: list[dict[str, Any]] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        if self.rows is None:
+            return {"project": str(self.project), **self.run}
+        about = {key: self.run[key] for key in ("workflow", "run", "state")}
+        return {"project": str(self.project), **about, "rows": self.rows}
+
+
+def runs(workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None) -> RunsReport:
+    """The runs of one workflow or of all, with what changed from one to the next. Changes nothing.
+
+    Raises UsageError for a workflow that neither has a file nor was ever run.
+    """
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    return asyncio.run(_runs(root, workflow_name(workflow), newest))
+
+
+async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsReport:
+    path = database_path(root)
+    async with open_for_reading(path) as database:
+        lines = await history.run_lines(database) if database else []
+        known = {line.workflow for line in lines}
+        if workflow is not None and workflow not in known:
+            refuse_unknown(workflow, [*known, *workflow_files(root)])
+        wanted = [line for line in lines if workflow in (None, line.workflow)]
+        found = []
+        if database is not None:
+            before = _before(lines)
+            found = [await _line_report(database, line, before.get(line.id)) for line in wanted[:newest]]
+    return RunsReport(root, database_bytes(path), len(wanted), found)
+
+
+def _before(lines: list[history.RunLine]) -> dict[int, history.RunLine]:
+    """The run of the same workflow that was made before each run."""
+    last: dict[str, history.RunLine] = {}
+    found: dict[int, history.RunLine] = {}
+    for line in sorted(lines):
+        if line.workflow in last:
+            found[line.id] = last[line.workflow]
+        last[line.workflow] = line
+    return found
+
+
+async def _line_report(database: Database, line: history.RunLine, before: history.RunLine | None) -> dict[str, Any]:
+    record = await read_run(database, line.id)
+    assert record is not None
+    counts = await counters(database, line.id)
+    rows = row_counts(counts)
+    return {
+        "run": line.id,
+        "workflow": line.workflow,
+        "state": state_of(record, await last_invocation(database, record)),
+        "selection": record.selection,
+        "rows": {"total": rows["present"], **{key: rows[key] for key in ("done", "failed", "dropped", "open")}},
+        "calls": calls_of(counts),
+        "started_at": iso(record.created_at),
+        "last_worked_at": iso(line.last_at),
+        "output": record.output_dir,
+        "compared_with": before.id if before else None,
+        "changes": await _changes(database, before, line) if before else [],
+    }
+
+
+async def _changes(database: Database, before: history.RunLine, after: history.RunLine) -> list[str]:
+    fresh = ["--fresh"] if after.fresh_since is not None else []
+    if before.definition_hash == after.definition_hash:
+        return fresh
+    bodies = await history.definitions(database, [before.definition_hash, after.definition_hash])
+    return [*definition_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
+
+
+def inspect(
+    run: int | str = "last",
+    row: int | str | None = None,
+    *,
+    stage: str | None = None,
+    project: Path | str | None = None,
+) -> InspectReport:
+    """A run by its number, or the one last worked on; with `row` every stage, attempt, prompt and reply of that row.
+
+    A `row` that reads like a number finds the row numbers of an input without `id_field`, too. Changes nothing. Raises
+    UsageError for a run, a row or a stage that does not exist.
+    """
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    return asyncio.run(_inspect(root, run, row, stage))
+
+
+async def _inspect(root: Path, run: int | str, row: int | str | None, stage: str | None) -> InspectReport:
+    async with open_for_reading(database_path(root)) as database:
+        record = await find_run(database, None, run)
+        assert database is not None
+        definition = await definition_of(database, record.id)
+        _refuse_unknown_stage(stage, definition)
+        report = await full_report(database, record)
+        report["definition"] = definition
+        if row is None:
+            return InspectReport(root, _of_stage(report, stage), None)
+        from agac.api.rowview import row_reports  # rebuilds prompts: loads templates, schemas and providers
+
+        found = await _find_rows(database, record, row)
+        return InspectReport(root, report, await row_reports(database, record, definition, found, stage))
+
+
+def _refuse_unknown_stage(stage: str | None, definition: dict[str, Any]) -> None:
+    names = [body["name"] for body in definition["stages"]]
+    if stage is not None and stage not in names:
+        raise UsageError(f"--stage {stage}: no such stage; {did_you_mean(stage, names, 'there are')}")
+
+
+def _of_stage(report: dict[str, Any], stage: str | None) -> dict[str, Any]:
+    """The report with what concerns one stage."""
+    if stage is None:
+        return report
+    definition = report["definition"]
+    kept = {
+        "stages": [body for body in report["stages"] if body["name"] == stage],
+        "errors": [error for error in report["errors"] if error["stage"] == stage],
+        "definition": {**definition, "stages": [body for body in definition["stages"] if body["name"] == stage]},
+    }
+    return {**report, **kept}
+
+
+async def _find_rows(database: Database, record: RunRecord, row: int | str) -> list[history.RowRecord]:
+    ids: list[int | str] = [row]
+    if isinstance(row, str) and (number := _as_number(row)) is not None:
+        ids.append(number)
+    found = await history.rows_with_ids(database, record.id, ids)
+    if not found:
+        raise UsageError(f"run {record.id} has no row {row!r}", remedy=await _row_hint(database, record.id, ids[-1]))
+    return found
+
+
+def _as_number(text: str) -> int | None:
+    """The row number that a text may mean."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+async def _row_hint(database: Database, run: int, wanted: int | str) -> str:
+    if isinstance(wanted, int) and (at := await history.ids_from(database, run, wanted, 1)):
+        return f"Rows are named by their ids: row {wanted} of the input has the id {at[0]!r}."
+    some = await history.ids_from(database, run, 0, 3)
+    return f"Rows are named by their ids: {', '.join(map(repr, some))}, …" if some else "It has no rows yet."

@@ -1,0 +1,219 @@
+"""What a run would do and cost, before anything is asked: `agac plan`, and what `confirm_above` compares.
+
+`expected_cost(checked, plan, database, scope, fresh)` gives the dollars that a run is expected to cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.checking import Checked, checked_workflow
+from agac.api.options import RunOptions
+from agac.api.project import Project, open_project
+from agac.api.reading import database_path
+from agac.api.selecting import selected_rows, with_output
+from agac.core.errors import Problem
+from agac.engine.forecast import Before, Forecast, Forecaster, Reason, StageForecast
+from agac.engine.scope import Scope
+from agac.plan.check import missing_variables
+from agac.plan.estimate import Estimate, estimate, history
+from agac.plan.plan import Plan, PlannedStage, Selection, make_plan
+from agac.store import runs
+from agac.store.db import Database, open_for_reading
+
+HISTORY_RUNS = 5
+"""Newest runs of a workflow from which its stages' history is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTasks:
+    """One stage of a plan: how many of its tasks would be asked, reused, blocked, why, and what that takes."""
+
+    stage: PlannedStage
+    forecast: StageForecast
+    estimate: Estimate
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "name": self.stage.name,
+            "model": self.stage.lane,
+            "run": self.forecast.run,
+            "reuse": self.forecast.reuse,
+            "blocked": self.forecast.blocked,
+            "reasons": _reasons(self.forecast.reasons),
+            "blocked_reasons": _reasons(self.forecast.blocked_reasons),
+            "collapsed": self.forecast.collapsed,
+            "estimate": self.estimate.as_json(),
+            "simulated": self.stage.provider.simulated,
+        }
+
+
+def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
+    ordered = sorted(reasons.items(), key=lambda item: -item[1].count)
+    return [{"reason": name, "tasks": reason.count, "example": reason.example} for name, reason in ordered]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
+
+    `segments` are stages that a row walks through in one go, by name.
+    """
+
+    workflow: str
+    continues: int | None
+    compared_with: int | None
+    segments: list[list[str]]
+    stages: list[PlannedTasks]
+    forecast: Forecast
+    warnings: list[Problem]
+
+    @property
+    def usd(self) -> float | None:
+        """Expected dollars; None when a price is not known."""
+        return _sum([stage.estimate.usd for stage in self.stages])
+
+    @property
+    def usd_at_most(self) -> float | None:
+        """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
+        return _sum([stage.estimate.usd_at_most for stage in self.stages if stage.forecast.run])
+
+    @property
+    def calls(self) -> int:
+        """Expected calls."""
+        return sum(stage.estimate.calls for stage in self.stages)
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        found = self.forecast
+        return {
+            "workflow": self.workflow,
+            "continues": self.continues,
+            "compared_with": self.compared_with,
+            "rows": {"total": found.rows, "unusable": found.unusable, "dropped": found.dropped},
+            "segments": self.segments,
+            "stages": [stage.as_json() for stage in self.stages],
+            "calls": self.calls,
+            "input_tokens": sum(stage.estimate.input_tokens for stage in self.stages),
+            "output_tokens": sum(stage.estimate.output_tokens for stage in self.stages),
+            "usd": None if self.usd is None else round(self.usd, 6),
+            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
+            "prompts": [
+                {
+                    "row": prompt.row_id,
+                    "stage": prompt.stage,
+                    "messages": [
+                        {"role": m.role, "text": "".join(p.text for p in m.parts)} for m in prompt.request.messages
+                    ],
+                }
+                for prompt in found.prompts
+            ],
+        }
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def plan_run(
+    workflow: str, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
+) -> PlanReport:
+    """What `run` with the same options would do. Writes nothing and asks nobody; keys need not be there.
+
+    `show` rendered prompts are kept in the report.
+    """
+    return asyncio.run(_plan(open_project(project), workflow, options or RunOptions(), show))
+
+
+async def _plan(opened: Project, workflow: str, options: RunOptions, show: int) -> PlanReport:
+    checked = checked_workflow(opened, workflow, options.overrides())
+    if options.output is not None:
+        with_output(checked, opened, options.output)  # refused here as a run would refuse it
+    scope = options.scope([stage.name for stage in checked.workflow.stages])
+    selection = Selection(options.limit, options.offset)
+    made = make_plan(checked.workflow, checked.models, opened.root, selection, options.concurrency)
+    missing = [
+        Problem(problem.where, problem.message, problem.path, "warning")
+        for problem in missing_variables(checked.models, checked.workflow)
+    ]
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_for_reading(database_path(opened.root)))
+        return await _report(checked, made, database, scope, options.fresh, show, [*checked.warnings, *missing])
+
+
+async def _report(
+    checked: Checked,
+    made: Plan,
+    database: Database | None,
+    scope: Scope,
+    fresh: bool,
+    show: int,
+    warnings: list[Problem],
+) -> PlanReport:
+    before = await _before(database, made)
+    forecaster = Forecaster(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
+    found = await forecaster.forecast(selected_rows(checked, made.selection))
+    counts = await _history(database, made.workflow)
+    stages = [_planned(stage, one, counts) for stage, one in zip(made.stages, found.stages, strict=True)]
+    continues = before.record.id if before and before.continued and not fresh else None
+    compared = before.record.id if before else None
+    segments = [[stage.name for stage in made.stages]]
+    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings)
+
+
+def _planned(stage: PlannedStage, found: StageForecast, counts: list[runs.Count]) -> PlannedTasks:
+    characters = found.characters / found.sampled if found.sampled else None
+    if characters is not None and stage.schema is not None:
+        characters += len(str(stage.schema.body))
+    tasks = found.run - found.collapsed
+    same = "prompt changed" not in " ".join(found.reasons)
+    past = history(counts, stage.name, stage.lane)
+    return PlannedTasks(stage, found, estimate(stage, tasks, characters, past, same_prompt=same))
+
+
+async def _before(database: Database | None, made: Plan) -> Before | None:
+    """The run that would be continued, else the newest one of the workflow, of the same rows if there is one."""
+    if database is None:
+        return None
+    identity = runs.RunIdentity(made.workflow, made.hash, made.selection.text())
+    continued = await runs.newest_run(database, identity)
+    if continued is not None:
+        return await _as_before(database, continued, continued=True)
+    ids = await runs.run_ids(database, made.workflow)
+    if not ids:
+        return None
+    for number in ids[:HISTORY_RUNS]:
+        found = await _as_before(database, number, continued=False)
+        if Selection(found.record.selection.get("limit"), found.record.selection.get("offset", 0)) == made.selection:
+            return found
+    return await _as_before(database, ids[0], continued=False)
+
+
+async def _as_before(database: Database, number: int, *, continued: bool) -> Before:
+    record = await runs.read_run(database, number)
+    assert record is not None
+    return Before(record, await runs.definition_of(database, number), continued)
+
+
+async def _history(database: Database | None, workflow: str) -> list[runs.Count]:
+    if database is None:
+        return []
+    ids = (await runs.run_ids(database, workflow))[:HISTORY_RUNS]
+    return [count for number in ids for count in await runs.counters(database, number)]
+
+
+async def expected_cost(
+    checked: Checked, made: Plan, database: Database, scope: Scope, fresh: bool
+) -> tuple[float, list[str]]:
+    """The dollars that a run is expected to cost, and the models whose price is not known, which cost more on top."""
+    report = await _report(checked, made, database, scope, fresh, 0, [])
+    known = sum(stage.estimate.usd or 0.0 for stage in report.stages)
+    return known, [stage.stage.lane for stage in report.stages if stage.estimate.usd is None]

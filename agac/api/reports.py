@@ -1,0 +1,168 @@
+"""A run in words that commands share: its state, its last invocation, the command that goes on with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from agac.core.errors import UsageError
+from agac.core.types import Outcome
+from agac.engine.summary import calls_of, iso, summarise
+from agac.spec.suggest import did_you_mean, listed
+from agac.store import history, runs
+from agac.store.db import Database
+from agac.store.lease import holder_of
+
+State = Literal["running", "killed", "stopped", "finished"]
+"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *stopped* after
+an interrupt, a fault or a limit, *finished* when every row of the input is settled."""
+
+INVOCATIONS = 10
+"""The last ones that a full report tells of."""
+
+_NO_IDENTITY = frozenset({"concurrency", "output"})
+"""Options that do not make it another run."""
+
+
+async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
+    """The run's summary with its state, its last invocation and the command that goes on with it."""
+    summary = await summarise(database, record)
+    last = await last_invocation(database, record)
+    return {**summary, "state": state_of(record, last), "last_invocation": last, "go_on": go_on(record)}
+
+
+async def full_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
+    """The same, with errors and calls by stage, what calls without an answer may have cost, and its invocations."""
+    report = await run_report(database, record)
+    counts = await runs.counters(database, record.id)
+    at_work = report["state"] == "running"
+    events = await history.invocations(database, record.id, INVOCATIONS)
+    return {
+        **report,
+        "last_worked_at": iso(_last_worked(record)),
+        "stages": [_stage(stage, counts) for stage in report["stages"]],
+        "held": {
+            "cost_usd": round(sum(c.held_cost for c in counts), 6),
+            "tokens": sum(c.held_tokens for c in counts),
+        },
+        "replaced_by": await replaced_by(database, record),
+        "invocations": [invocation_report(event, at_work=at_work) for event in events],
+    }
+
+
+def _last_worked(record: runs.RunRecord) -> float:
+    last = record.invocation
+    return (last.ended_at or last.at) if last else record.created_at
+
+
+def _stage(stage: dict[str, Any], counts: list[runs.Count]) -> dict[str, Any]:
+    own = [c for c in counts if c.stage == stage["name"]]
+    errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
+    return {**stage, "errors": errors, "calls": calls_of(own)}
+
+
+def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None) -> State:
+    """The state of a run whose last invocation is `last`."""
+    if last and last["state"] == "running":
+        return "running"
+    if last and last["state"] == "killed":
+        return "killed"
+    return "finished" if record.finished_at is not None else "stopped"
+
+
+def go_on(record: runs.RunRecord) -> str:
+    """The command that goes on with a run: with the same flags, since they are part of what the run is."""
+    words = ["agac", "run", "-a", record.workflow]
+    for name, value in _given(record).items():
+        if name == "var":
+            words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
+        else:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _given(record: runs.RunRecord) -> Mapping[str, Any]:
+    given: Mapping[str, Any] = record.invocation.body.get("given", {}) if record.invocation else {}
+    return given
+
+
+async def replaced_by(database: Database, record: runs.RunRecord) -> int | None:
+    """The newest run that was made with the same flags after this one: going on would go on with that one."""
+    for line in await history.run_lines(database, record.workflow):
+        if line.id > record.id:
+            other = await runs.read_run(database, line.id)
+            if other is not None and _identity(other) == _identity(record):
+                return other.id
+    return None
+
+
+def _identity(record: runs.RunRecord) -> dict[str, Any]:
+    given = {name: value for name, value in _given(record).items() if name not in _NO_IDENTITY}
+    return {**given, "selection": record.selection}
+
+
+async def last_invocation(database: Database, record: runs.RunRecord) -> dict[str, Any] | None:
+    """How the last invocation of a run ended; None when it has none."""
+    if record.invocation is None:
+        return None
+    at_work = record.invocation.ended_at is None and await holder_of(database, record.workflow) is not None
+    return invocation_report(record.invocation, at_work=at_work)
+
+
+def invocation_report(invocation: runs.Invocation, *, at_work: bool = False) -> dict[str, Any]:
+    """One invocation: when, how it ended, and what it did. Without an end it is `at_work`, or was killed."""
+    state = "killed" if invocation.exit_code == runs.KILLED else "ended"
+    if invocation.ended_at is None:
+        state = "running" if at_work else "killed"
+    return {
+        "number": invocation.id,
+        "state": state,
+        "started_at": iso(invocation.at),
+        "ended_at": iso(invocation.ended_at),
+        "exit_code": invocation.exit_code,
+        **invocation.body,
+    }
+
+
+async def find_run(
+    database: Database | None, workflow: str | None = None, run: int | str | None = None
+) -> runs.RunRecord:
+    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named.
+
+    Raises UsageError, naming the runs there are.
+    """
+    ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
+    number = run_number(run)
+    if number is None:
+        number = next(iter(ids), None)
+    record = await runs.read_run(database, number) if database and number is not None and number in ids else None
+    if record is None:
+        of = f" of workflow {workflow!r}" if workflow else ""
+        what = f"no run {run}" if run not in (None, "last") else "no run"
+        raise UsageError(f"{what}{of}", remedy=f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them.")
+    return record
+
+
+def run_number(run: int | str | None) -> int | None:
+    """A run as it is named on the command line: a number; None for the one last worked on. Raises UsageError."""
+    if run is None or run == "last":
+        return None
+    if isinstance(run, int) or (run.isascii() and run.isdigit()):
+        return int(run)
+    raise UsageError(f"{run!r} is no run", remedy="Give its number, or `last`. `agac runs` lists them.")
+
+
+def workflow_name(name: str | None) -> str | None:
+    """A workflow's name, where its file was given."""
+    return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
+
+
+def refuse_unknown(name: str, known: Iterable[str]) -> None:
+    """Raises UsageError when no workflow is called `name`."""
+    names = sorted(set(known))
+    if name not in names:
+        near = did_you_mean(name, names, "there is")
+        hint = f"; {near}" if near.startswith("did") else ""
+        raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")

@@ -1,0 +1,166 @@
+"""Taking rows of a run up again: those that failed, also where an ordinary run leaves them, or named ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from agac.api.options import RunOptions, position_of
+from agac.api.project import open_project
+from agac.api.reading import database_path
+from agac.api.running import RunReport, Watch, invoke
+from agac.core.errors import ErrorType, UsageError
+from agac.core.keys import canonical
+from agac.core.types import RowId
+from agac.engine.scope import Retry
+from agac.plan.plan import Plan
+from agac.spec.root import find_project
+from agac.store import runs
+from agac.store.db import Database, open_for_reading
+from agac.store.retries import chosen_counts
+
+
+@dataclass(frozen=True, slots=True)
+class RetryChoice:
+    """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones.
+
+    `calls_at_least` counts one call for each row and stage that is surely asked.
+    """
+
+    run: int
+    workflow: str
+    rows: int
+    done: int
+    by_error: list[dict[str, Any]]
+    stages: list[str]
+    calls_at_least: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "run": self.run,
+            "workflow": self.workflow,
+            "rows": self.rows,
+            "done": self.done,
+            "by_error": self.by_error,
+            "stages": self.stages,
+            "calls_at_least": self.calls_at_least,
+        }
+
+
+def retry_choice(run: int | str, choice: Retry, *, project: Path | str | None = None) -> RetryChoice:
+    """What `retry` with this choice would take up. Reads the store only."""
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    return asyncio.run(_chosen(root, run, choice))[0]
+
+
+def retry(
+    run: int | str,
+    choice: Retry,
+    options: RunOptions | None = None,
+    *,
+    project: Path | str | None = None,
+    watch: Watch | None = None,
+    handle_signals: bool = False,
+) -> RunReport:
+    """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`).
+
+    Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run was made from.
+    """
+    return asyncio.run(_retry(run, choice, options or RunOptions(), project, watch, handle_signals))
+
+
+async def _retry(
+    run: int | str,
+    choice: Retry,
+    options: RunOptions,
+    project: Path | str | None,
+    watch: Watch | None,
+    handle_signals: bool,
+) -> RunReport:
+    opened = open_project(project)
+    found, record = await _chosen(opened.root, run, choice)
+    if not found.rows:
+        raise UsageError(
+            f"nothing of run {found.run} is to be tried again",
+            remedy=f"See what failed with: agac inspect {found.run}. Ask done rows anew with --from STAGE.",
+        )
+    given: dict[str, Any] = record.invocation.body.get("given", {}) if record.invocation else {}
+    merged = replace(RunOptions.of_given(given), budget=options.budget, max_errors=options.max_errors, yes=options.yes)
+    if options.concurrency is not None:
+        merged = replace(merged, concurrency=options.concurrency)
+    due = replace(choice, rows=choice.rows, run=record.id, since=_since(record, choice))
+
+    async def agree(database: Database, plan: Plan) -> None:
+        if canonical(await runs.definition_of(database, record.id)) != canonical(plan.body):
+            raise UsageError(
+                f"run {record.id} was made from another version of workflow {record.workflow!r}",
+                remedy=f"`agac run -a {record.workflow}` runs the present one and reuses what still holds.",
+            )
+
+    return await invoke(
+        opened, record.workflow, merged, retry=due, agree=agree, watch=watch, handle_signals=handle_signals
+    )
+
+
+def _since(record: runs.RunRecord, choice: Retry) -> float:
+    """From when on answers count: from now, or from the beginning of the same retry that did not come to its end."""
+    last = record.invocation
+    earlier = last.body.get("retry") if last else None
+    if last and earlier and last.exit_code not in (0, 3) and choice.same_choice(earlier):
+        return float(earlier["since"])
+    return time.time()
+
+
+async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord]:
+    async with open_for_reading(database_path(root)) as database:
+        if database is None:
+            raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+        record = await find_run(database, run)
+        stages = [stage["name"] for stage in (await runs.definition_of(database, record.id))["stages"]]
+        _check(choice, stages)
+        counts = await chosen_counts(database, record.id, replace(choice, run=record.id))
+    return _as_choice(record, choice, stages, counts), record
+
+
+def _as_choice(
+    record: runs.RunRecord, choice: Retry, stages: list[str], counts: Sequence[tuple[str | None, str | None, int]]
+) -> RetryChoice:
+    rows = sum(count for _, _, count in counts)
+    done = sum(count for stage, _, count in counts if stage is None)
+    again = stages[stages.index(choice.from_stage) :] if choice.from_stage else []
+    at_least = rows * len(again) if again else rows - done
+    by_error = [{"stage": s, "type": e, "rows": n} for s, e, n in counts if s is not None]
+    return RetryChoice(record.id, record.workflow, rows, done, by_error, again, at_least)
+
+
+def _check(choice: Retry, stages: list[str]) -> None:
+    if choice.stage is not None:
+        position_of(choice.stage, stages, "--stage")
+    if choice.from_stage is not None:
+        position_of(choice.from_stage, stages, "--from")
+    if choice.error is not None and choice.error not in set(ErrorType):
+        near = get_close_matches(choice.error, list(ErrorType), 1)
+        hint = f"Did you mean {near[0]!s}?" if near else f"The kinds are: {', '.join(ErrorType)}."
+        raise UsageError(f"--error {choice.error}: there is no such kind of error", remedy=hint)
+
+
+async def find_run(database: Database, run: int | str) -> runs.RunRecord:
+    """The run of that number, or the `last` one. Raises UsageError when there is none."""
+    ids = await runs.run_ids(database, None)
+    number = next(iter(ids), None) if run == "last" else run
+    record = await runs.read_run(database, int(number)) if str(number).isdecimal() and number is not None else None
+    if record is None:
+        known = ", ".join(str(i) for i in ids[:10]) or "none"
+        raise UsageError(f"no run {run}", remedy=f"Give a number or `last`. Runs: {known}; `agac runs` lists them.")
+    return record
+
+
+def row_ids(texts: Sequence[str]) -> tuple[RowId, ...]:
+    """Row ids as they may be meant on a command line: `7` is the id "7", and row number 7 where rows have no ids."""
+    return tuple(row_id for text in texts for row_id in ((text, int(text)) if text.isdecimal() else (text,)))

@@ -1,0 +1,170 @@
+"""One row of a run with everything that was asked of it: prompts are rebuilt from the run's definition and the row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agac.core.types import Message, Outcome
+from agac.engine.summary import iso
+from agac.plan.recorded import RecordedStage, recorded_stages
+from agac.spec.template import MissingField
+from agac.store import history
+from agac.store.db import Database
+from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
+from agac.store.rows import State
+from agac.store.runs import RunRecord
+
+STALE = "the row, or an answer before this one, changed since; it is asked again by the next run"
+
+
+class Asked(NamedTuple):
+    """A row's tasks and attempts by stage, and where the results come from that were not asked for it."""
+
+    row: RowRecord
+    tasks: Mapping[int, TaskRecord]
+    attempts: Mapping[int, list[AttemptRecord]]
+    origins: Mapping[int, Origin]
+
+
+class Rebuilt(NamedTuple):
+    """A stage's prompt for a row and its fingerprint; without messages `note` says why there are none."""
+
+    messages: tuple[Message, ...] | None
+    fingerprint: bytes | None
+    note: str | None
+
+
+async def row_reports(
+    database: Database, run: RunRecord, definition: Mapping[str, Any], rows: Sequence[RowRecord], stage: str | None
+) -> list[dict[str, Any]]:
+    """Each of the rows with its stages, or with the one called `stage`."""
+    stages = recorded_stages(definition)
+    return [_row_report(run, stages, await _asked(database, row), stage) for row in rows]
+
+
+async def _asked(database: Database, row: RowRecord) -> Asked:
+    tasks = {task.stage: task for task in await history.tasks_of_row(database, row.key)}
+    attempts: dict[int, list[AttemptRecord]] = {}
+    for attempt in await history.attempts_of_row(database, row.key):
+        attempts.setdefault(attempt.stage, []).append(attempt)
+    reused = [t.result_id for t in tasks.values() if t.outcome == Outcome.REUSED and t.result_id is not None]
+    return Asked(row, tasks, attempts, await history.origins(database, reused))
+
+
+def _row_report(run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked, only: str | None) -> dict[str, Any]:
+    row = asked.row
+    data = json.loads(row.data)
+    found: list[dict[str, Any]] = []
+    results: dict[str, Any] | None = {}
+    for stage in stages:
+        rebuilt = _rebuilt(run, stage, row, data, results)
+        task = asked.tasks.get(stage.index)
+        current = task is not None and task.fingerprint is not None and task.fingerprint == rebuilt.fingerprint
+        found.append(_stage_report(stage, rebuilt, task, asked))
+        if results is not None:
+            results = {**results, stage.name: json.loads(task.value)} if current and task and task.value else None
+    return {
+        "id": row.id,
+        "occurrence": row.occurrence,
+        "row_number": row.ordinal,
+        "in_input": row.ordinal is not None,
+        "state": {State.PENDING: "open"}.get(State(row.state), State(row.state).name.lower()),
+        "error": _error(row.error_type, row.error_message, row.error_stage),
+        "fields": data,
+        "stages": [report for report in found if only in (None, report["name"])],
+    }
+
+
+def _rebuilt(
+    run: RunRecord, stage: RecordedStage, row: RowRecord, data: dict[str, Any] | None, results: dict[str, Any] | None
+) -> Rebuilt:
+    if data is None:
+        return Rebuilt(None, None, "this record of the input could not be read")
+    if results is None:
+        return Rebuilt(None, None, "the stage before this one has no answer")
+    try:
+        messages = stage.messages(data, results)
+    except MissingField as missing:
+        return Rebuilt(None, None, str(missing))
+    return Rebuilt(messages, stage.fingerprint(messages, row.id, run.id), None)
+
+
+def _stage_report(stage: RecordedStage, rebuilt: Rebuilt, task: TaskRecord | None, asked: Asked) -> dict[str, Any]:
+    stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
+    prompt = None if stale else rebuilt.messages
+    return {
+        "name": stage.name,
+        "model": stage.model,
+        "params": dict(stage.params),
+        "outcome": task.outcome if task else "open",
+        "stale": stale,
+        **(_task_report(task, asked) if task else {}),
+        "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
+        if prompt
+        else None,
+        "prompt_note": STALE if stale else rebuilt.note,
+        "attempts": [_attempt_report(a, rebuilt.fingerprint) for a in asked.attempts.get(stage.index, ())],
+    }
+
+
+def _task_report(task: TaskRecord, asked: Asked) -> dict[str, Any]:
+    return {
+        "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
+        "settled_at": iso(task.settled_at),
+        "result": json.loads(task.value) if task.value is not None else None,
+        "error": _error(task.error_type, task.error_message),
+        "failures": task.failures,
+        "answered_by": _endpoint(task) if task.provider is not None else None,
+        "how": task.how.split(",") if task.how else [],
+        "reused_from": _reused_from(task, asked) if task.outcome == Outcome.REUSED else None,
+    }
+
+
+def _reused_from(task: TaskRecord, asked: Asked) -> dict[str, Any]:
+    """Where a result was asked; without a run when the row that asked it changed since or is gone."""
+    origin = asked.origins.get(task.result_id or 0)
+    return {
+        "run": origin.run if origin else None,
+        "row": origin.row_id if origin else None,
+        "answered_at": iso(task.created_at),
+    }
+
+
+def _endpoint(record: TaskRecord | AttemptRecord) -> dict[str, Any]:
+    return {
+        "provider": record.provider,
+        "model": record.model,
+        "base_url": record.base_url,
+        "simulated": bool(record.simulated),
+    }
+
+
+def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "invocation": attempt.invocation,
+        "purpose": attempt.purpose,
+        "of_earlier_content": attempt.fingerprint != fingerprint,
+        "fingerprint": attempt.fingerprint.hex(),
+        **_endpoint(attempt),
+        "started_at": iso(attempt.started_at),
+        "duration_s": round(attempt.duration, 4),
+        "http_status": attempt.status,
+        "input_tokens": attempt.input_tokens,
+        "cached_tokens": attempt.cached_tokens,
+        "output_tokens": attempt.output_tokens,
+        "reasoning_tokens": attempt.reasoning_tokens,
+        "cost_usd": attempt.cost,
+        "perhaps_billed": bool(attempt.ambiguous),
+        "error": _error(attempt.error_type, attempt.error_message),
+        "reply": history.reply_text(attempt.reply),
+        "reply_kept": attempt.reply is not None,
+    }
+
+
+def _error(error_type: str | None, message: str | None, stage: str | None = None) -> dict[str, Any] | None:
+    if error_type is None:
+        return None
+    return {"type": error_type, "message": message, **({"stage": stage} if stage else {})}

@@ -1,0 +1,68 @@
+"""Several workflows in one command: all are checked before the first one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agac.api.checking import check_workflow
+from agac.api.options import RunOptions
+from agac.api.project import open_project
+from agac.api.running import Confirm, RunReport, Watch, run
+from agac.core.errors import ExitCode, SpecError, UsageError, any_error
+from agac.spec.load import in_order
+
+WORST_FIRST = (
+    ExitCode.INTERRUPTED,
+    ExitCode.FAILED,
+    ExitCode.LIMIT,
+    ExitCode.ROWS_FAILED,
+    ExitCode.DONE,
+)  # fmt: skip
+"""Of several ends the one that comes first here is told."""
+
+GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED)
+"""Ends after which the next workflow runs."""
+
+
+def run_several(
+    workflows: Sequence[str],
+    options: RunOptions,
+    *,
+    tell: Callable[[RunReport], None],
+    project: Path | str | None = None,
+    watch: Watch | None = None,
+    confirm: Confirm | None = None,
+    handle_signals: bool = False,
+) -> ExitCode:
+    """Runs workflows one after the other, until one does not come to its end. `tell` gets each report at once.
+
+    Raises SpecError with the problems of all of them before anything is asked.
+    """
+    if len(workflows) > 1:
+        _check(workflows, options, project)
+    codes = []
+    for workflow in workflows:
+        report = run(workflow, options, project=project, watch=watch, confirm=confirm, handle_signals=handle_signals)
+        tell(report)
+        codes.append(report.exit_code)
+        if report.exit_code not in GOING_ON:
+            break
+    return min(codes, key=WORST_FIRST.index)
+
+
+def _check(workflows: Sequence[str], options: RunOptions, project: Path | str | None) -> None:
+    repeated = {name for name in workflows if workflows.count(name) > 1}
+    if repeated:
+        raise UsageError(f"-a {sorted(repeated)[0]} is given twice", remedy="Name each workflow once.")
+    if options.output is not None:
+        raise UsageError("--output is one folder, and there are several workflows", remedy="Run them one by one.")
+    opened = open_project(project)
+    problems = list(opened.problems)
+    for workflow in workflows:
+        checked, found = check_workflow(opened, workflow, options.overrides())
+        problems += found
+        if checked is not None:
+            options.scope([stage.name for stage in checked.workflow.stages])
+    if any_error(problems):
+        raise SpecError(in_order(problems))

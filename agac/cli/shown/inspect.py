@@ -1,0 +1,180 @@
+"""`agac inspect` as lines of text: a run with its definition, or a row with everything that was asked of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from agac.cli.render import first_line
+from agac.cli.shown.status import call_lines, count_lines, head_lines, invocation_lines
+from agac.cli.shown.words import counted, indented, plain
+
+if TYPE_CHECKING:
+    from agac.api.looking import InspectReport
+
+
+def inspect_lines(report: InspectReport) -> list[str]:
+    """What was found. Text of models and inputs is shown with escapes for what a terminal would obey."""
+    lines = _run(report.run) if report.rows is None else _rows(report.run, report.rows)
+    return [plain(line) for line in lines]
+
+
+def _run(run: dict[str, Any]) -> Iterator[str]:
+    yield from head_lines(run)
+    yield ""
+    yield from count_lines(run)
+    yield ""
+    yield from call_lines(run)
+    yield ""
+    yield from invocation_lines(run)
+    for stage in run["definition"]["stages"]:
+        yield from _definition(stage)
+    yield from _errors(run)
+    yield ""
+    yield f"Look at one row with: agac inspect {run['run']} ROW"
+
+
+def _definition(stage: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"Stage {stage['name']}: {_model(stage)}" + (f", needs {stage['needs']}" if stage["needs"] else "")
+    if stage["schema"]:
+        yield f"  schema: {_compact(stage['schema']['body'])}"
+    if stage["system"]:
+        yield from _block("instructions", stage["system"])
+    yield from _block("prompt", stage["prompt"])
+
+
+def _model(stage: dict[str, Any]) -> str:
+    params = [
+        f"{name}={value if isinstance(value, str) else _compact(value)}" for name, value in stage["params"].items()
+    ]
+    return ", ".join([stage["model"], *params])
+
+
+def _errors(run: dict[str, Any]) -> Iterator[str]:
+    if run["errors"]:
+        yield ""
+        yield "Errors:"
+    for error in run["errors"]:
+        example = error["example"]
+        place = f" in {error['stage']}" if error["stage"] else ""
+        yield f"  {error['type']}{place}: {counted(error['rows'], 'row')}, e.g. {example['id']!r}:"
+        yield f"    {first_line(example['message'])}"
+        yield f"    {row_command(run['run'], example['id'])}"
+
+
+def row_command(run: int, row_id: str | int) -> str:
+    """The command that shows a row. An id that begins like a flag comes after `--`."""
+    words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
+    return shlex.join(["agac", "inspect", str(run), *words])
+
+
+def _rows(run: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        yield from _row(run, row)
+
+
+def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
+    place = f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
+    repeated = ", its id repeated" if row["occurrence"] else ""
+    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({place}{repeated}): {row['state']}"
+    if row["error"]:
+        yield f"  {_said(row['error'])}"
+    yield ""
+    yield "Fields:"
+    if row["fields"] is None:
+        yield "  none: the record could not be read"
+    for name, value in (row["fields"] or {}).items():
+        yield from _block(name, value if isinstance(value, str) else _compact(value))
+    for stage in row["stages"]:
+        yield ""
+        yield from _stage(stage)
+
+
+def _stage(stage: dict[str, Any]) -> Iterator[str]:
+    yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
+    yield f"  model: {_model(stage)}"
+    if stage["outcome"] != "open":
+        yield from _outcome(stage)
+    for message in stage["prompt"] or ():
+        yield from _block(f"prompt, {message['role']}", message["text"])
+    if stage["prompt_note"]:
+        yield f"  prompt: not shown: {stage['prompt_note']}"
+    for attempt in stage["attempts"]:
+        yield from _attempt(attempt)
+
+
+def _outcome(stage: dict[str, Any]) -> Iterator[str]:
+    yield f"  fingerprint: {stage['fingerprint'] or 'none'}   settled: {stage['settled_at']}"
+    if stage["answered_by"]:
+        how = f", by way of {', '.join(stage['how'])}" if stage["how"] else ""
+        yield f"  answered by: {_who(stage['answered_by'])}{how}"
+    if stage["reused_from"]:
+        yield f"  reused: {_origin(stage['reused_from'])}"
+    if stage["error"]:
+        yield from _block("error", _said(stage["error"]))
+    else:
+        yield from _block("result", json.dumps(stage["result"], ensure_ascii=False, indent=2))
+
+
+def _origin(origin: dict[str, Any]) -> str:
+    if origin["run"] is None:
+        return f"answered {origin['answered_at']}; the row that asked for it changed since or is gone"
+    again = row_command(origin["run"], origin["row"])
+    return f"answered {origin['answered_at']} for row {origin['row']!r} of run {origin['run']}: {again}"
+
+
+def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
+    yield f"  Attempt {attempt['number']} of invocation {attempt['invocation']}: {attempt['purpose']}, {_who(attempt)}"
+    status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
+    facts = [f"{attempt['started_at']}", f"{attempt['duration_s'] * 1000:,.0f} ms", status, *_usage(attempt)]
+    yield f"    {', '.join(facts)}"
+    if attempt["of_earlier_content"]:
+        yield "    asked with another prompt, before the row or an answer before it changed"
+    if attempt["perhaps_billed"]:
+        yield "    no answer came, yet it may have been billed"
+    if attempt["error"]:
+        yield from _block("error", _said(attempt["error"]), "    ")
+    if attempt["reply_kept"]:
+        yield from _block("reply", attempt["reply"], "    ")
+    elif attempt["http_status"] is not None:
+        yield "    reply: not kept (keep_replies: failed, or an empty one)"
+
+
+def _usage(attempt: dict[str, Any]) -> Iterator[str]:
+    if attempt["input_tokens"] is not None:
+        cached = f" ({attempt['cached_tokens']:,} cached)" if attempt["cached_tokens"] else ""
+        yield f"{attempt['input_tokens']:,} tokens in{cached}"
+    if attempt["output_tokens"] is not None:
+        thought = f" ({attempt['reasoning_tokens']:,} reasoning)" if attempt["reasoning_tokens"] else ""
+        yield f"{attempt['output_tokens']:,} out{thought}"
+    if attempt["cost_usd"] is not None:
+        yield f"{'simulated ' if attempt['simulated'] else ''}${attempt['cost_usd']:,.6f}"
+    elif not attempt["error"]:
+        yield "no known price"
+
+
+def _who(endpoint: dict[str, Any]) -> str:
+    return f"{endpoint['provider']}/{endpoint['model']} at {endpoint['base_url']}"
+
+
+def _said(error: dict[str, Any]) -> str:
+    place = f" in {error['stage']}" if error.get("stage") else ""
+    return f"{error['type']}{place}: {error['message']}"
+
+
+def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
+    """`name: text`, or the name and the lines of the text below it."""
+    if "\n" in text:
+        yield f"{by}{name}:"
+        yield indented(text, f"{by}  ")
+    else:
+        yield f"{by}{name}: {text}"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,95 @@
+"""A plan in words: a table of the stages, why their tasks are asked, what it takes, rendered prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agac.cli.shown.words import counted, plain
+
+if TYPE_CHECKING:
+    from agac.api.planning import PlannedTasks, PlanReport
+
+HEADER = ("stage", "model", "run", "reuse", "blocked", "calls", "tokens in", "out", "cost")
+
+
+def plan_rows(report: PlanReport) -> list[list[object]]:
+    """The lines of the table."""
+    return [
+        [
+            stage.stage.name,
+            stage.stage.lane,
+            stage.forecast.run,
+            stage.forecast.reuse,
+            stage.forecast.blocked,
+            stage.estimate.calls,
+            stage.estimate.input_tokens,
+            stage.estimate.output_tokens,
+            _dollars(stage),
+        ]
+        for stage in report.stages
+    ]
+
+
+def _dollars(stage: PlannedTasks) -> str:
+    usd = stage.estimate.usd
+    mark = "simulated " if stage.stage.provider.simulated else ""
+    return "price not known" if usd is None else f"{mark}${usd:,.4f}"
+
+
+def head_line(report: PlanReport) -> str:
+    """Which rows, and which run."""
+    found = report.forecast
+    facts = [counted(found.rows, "row")]
+    facts += [f"{found.unusable:,} unusable"] if found.unusable else []
+    facts += [f"{found.dropped:,} dropped as repetitions"] if found.dropped else []
+    if report.continues is not None:
+        run = f"goes on with run {report.continues}"
+    elif report.compared_with is not None:
+        run = f"a new run, compared with run {report.compared_with}"
+    else:
+        run = "the first run"
+    ways = "; ".join(" → ".join(segment) for segment in report.segments)
+    return f"{report.workflow}: {', '.join(facts)}; {run}\nEach row walks through: {ways}"
+
+
+def reason_lines(report: PlanReport) -> list[str]:
+    """Why tasks are asked or blocked, with a row for example."""
+    lines = []
+    for stage in report.stages:
+        for kind, reasons in (("run", stage.forecast.reasons), ("blocked", stage.forecast.blocked_reasons)):
+            lines += [
+                f"  {stage.stage.name}: {reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
+                for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count)
+            ]
+        if stage.forecast.collapsed > 0.01 * max(report.forecast.rows, 1):
+            lines.append(
+                f"  {stage.stage.name}: {stage.forecast.collapsed:,} of them have the very prompt of another row"
+            )
+    return lines
+
+
+def total_lines(report: PlanReport, command: str) -> list[str]:
+    """What all of it takes, how sure that is, and what to do next."""
+    if not any(stage.forecast.run for stage in report.stages):
+        return ["Nothing has to be asked."]
+    simulated = any(stage.stage.provider.simulated and stage.forecast.run for stage in report.stages)
+    mark = "simulated " if simulated else ""
+    cost = "a cost that is not known (no price)" if report.usd is None else f"{mark}${report.usd:,.4f}"
+    most = "" if report.usd_at_most is None else f", {mark}${report.usd_at_most:,.4f} at most"
+    tokens_in = sum(stage.estimate.input_tokens for stage in report.stages)
+    tokens_out = sum(stage.estimate.output_tokens for stage in report.stages)
+    lines = [f"Expected: {counted(report.calls, 'call')}, {tokens_in:,} tokens in, {tokens_out:,} out, {cost}{most}"]
+    guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
+    if guessed:
+        lines.append(f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}")
+    return [*lines, f"Run it with: {command}"]
+
+
+def prompt_lines(report: PlanReport) -> list[str]:
+    """The rendered prompts."""
+    lines = []
+    for number, prompt in enumerate(report.forecast.prompts, 1):
+        lines.append(f"--- prompt {number}: row {prompt.row_id!r}, stage {prompt.stage}")
+        for message in prompt.request.messages:
+            lines += [f"[{message.role}]", plain("".join(part.text for part in message.parts))]
+    return lines

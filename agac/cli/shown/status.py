@@ -1,0 +1,152 @@
+"""`agac status` as lines of text: the newest runs, or one run in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agac.cli.render import can_be_retried, from_here, money, table
+from agac.cli.shown.words import counted, megabytes, plain, selection_words
+
+if TYPE_CHECKING:
+    from agac.api.reading import StatusReport
+
+ENDS = {
+    0: "done",
+    1: "stopped",
+    3: "done, some rows failed",
+    4: "stopped at a limit",
+    130: "interrupted",
+    137: "killed",
+}
+"""How an invocation ended, by its exit code."""
+
+
+def status_lines(report: StatusReport, workflow: str | None) -> list[str]:
+    """The newest runs as a table, then the size of the store and what to do next."""
+    if not report.runs:
+        what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
+        return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
+    header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
+    newest = report.runs[0]
+    return [
+        table(header, [_row(run) for run in report.runs]),
+        "",
+        f"Store: {megabytes(report.database_bytes)}",
+        *next_lines(newest, report.project),
+    ]
+
+
+def _row(run: dict[str, Any]) -> list[object]:
+    rows, calls = run["rows"], run["calls"]
+    counts = [rows["total"], rows["done"], rows["failed"], rows["open"], calls["count"]]
+    return [run["run"], run["workflow"], run["state"], *counts, money(calls), run["started_at"]]
+
+
+def run_status_lines(report: StatusReport) -> list[str]:
+    """One run in full."""
+    run = report.runs[0]
+    return [
+        *head_lines(run),
+        "",
+        *count_lines(run),
+        "",
+        *call_lines(run),
+        "",
+        *invocation_lines(run),
+        "",
+        f"Store: {megabytes(report.database_bytes)}",
+        *next_lines(run, report.project),
+        *([f"Look at failed rows with: agac inspect {run['run']}"] if run["rows"]["failed"] else []),
+    ]
+
+
+def head_lines(run: dict[str, Any]) -> list[str]:
+    """Which run it is, and where it stands."""
+    some = selection_words(run["selection"])
+    return [
+        f"{run['workflow']}, run {run['run']}: {run['state']}",
+        f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}",
+        f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}",
+    ]
+
+
+def count_lines(run: dict[str, Any]) -> list[str]:
+    """Rows, and what became of them in each stage."""
+    rows = run["rows"]
+    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
+    header = ["stage", "model", "done", "reused", "failed", "calls", "tokens in", "out", "cost"]
+    lines = [
+        f"Rows: {rows['total']:,}, {', '.join(parts)}",
+        "",
+        table(header, [_stage(stage) for stage in run["stages"]]),
+    ]
+    for stage in run["stages"]:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
+        lines += [f"Failed in {stage['name']}: {kinds}"] if kinds else []
+    return lines
+
+
+def _stage(stage: dict[str, Any]) -> list[object]:
+    calls = stage["calls"]
+    tokens = [calls["input_tokens"], calls["output_tokens"]]
+    counts = [stage["done"], stage["reused"], stage["failed"]]
+    return [stage["name"], stage["model"], *counts, calls["count"], *tokens, money(calls)]
+
+
+def call_lines(run: dict[str, Any]) -> list[str]:
+    """Calls, tokens and cost of the whole run, and what calls without an answer may have cost."""
+    calls, held = run["calls"], run["held"]
+    notes = [f"{calls['failed']:,} of them failed"] if calls["failed"] else []
+    notes += ["simulated"] if calls["simulated"] else []
+    tokens_in = f"{calls['input_tokens']:,} tokens in"
+    tokens_in += f" ({calls['cached_tokens']:,} cached)" if calls["cached_tokens"] else ""
+    tokens_out = f"{calls['output_tokens']:,} out"
+    tokens_out += f" ({calls['reasoning_tokens']:,} reasoning)" if calls["reasoning_tokens"] else ""
+    note = f" ({'; '.join(notes)})" if notes else ""
+    lines = [f"Calls: {calls['count']:,}{note}, {tokens_in}, {tokens_out}, {money(calls)}"]
+    if held["cost_usd"] or held["tokens"]:
+        lines.append(
+            f"Calls of which no answer came may have cost up to ${held['cost_usd']:,.4f} "
+            f"({held['tokens']:,} tokens) on top"
+        )
+    return lines
+
+
+def invocation_lines(run: dict[str, Any]) -> list[str]:
+    """The last invocations, the newest first."""
+    header = ["invocation", "started", "ended", "how", "rows done", "failed", "calls"]
+    rows = [_invocation(invocation) for invocation in run["invocations"]]
+    return [table(header, rows)] if rows else []
+
+
+def _invocation(invocation: dict[str, Any]) -> list[object]:
+    counts = [invocation.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
+    times = [invocation["started_at"], invocation["ended_at"] or "-"]
+    return [invocation["number"], *times, how(invocation), *counts]
+
+
+def how(invocation: dict[str, Any]) -> str:
+    """How an invocation ended, in words."""
+    if invocation["state"] != "ended":
+        return str(invocation["state"])
+    return ENDS.get(invocation["exit_code"], f"exit code {invocation['exit_code']}")
+
+
+def next_lines(run: dict[str, Any], project: Path) -> list[str]:
+    """What to do next: a command that works as it is printed."""
+    number, again = run["run"], run["go_on"]
+    left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
+    folder = from_here(project / run["output"])
+    if run["state"] == "running":
+        return []
+    if run.get("replaced_by"):
+        newer = run["replaced_by"]
+        return [f"Run {newer} took its place. Look at it with: agac status {newer}"]
+    if run["state"] != "finished":
+        return [f"Run {number} is not finished. Go on with: {again}"]
+    if run["rows"]["failed"]:
+        then = f", then: {again}" if can_be_retried(run, left) else ""
+        failed = counted(run["rows"]["failed"], "row")
+        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{then}"]
+    return [f"Results of run {number}: {folder}/results.jsonl"]

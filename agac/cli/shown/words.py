@@ -1,0 +1,47 @@
+"""Small pieces of text: counts, amounts, and text of others that must not take over a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
+    "\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"  # line ends in disguise, and what turns the reading direction
+    "\ud800-\udfff]"  # lone surrogates
+)
+
+
+def plain(text: str) -> str:
+    """`text` with an escape such as `\\x1b` for each character that would move, hide or recolour what is shown."""
+    return _UNSAFE.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def megabytes(size: int) -> str:
+    """A size on disk."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def selection_words(selection: dict[str, Any]) -> str:
+    """Which rows of the input take part; empty for all."""
+    if not selection:
+        return ""
+    limit, offset = selection.get("limit"), selection.get("offset", 0)
+    many = counted(limit, "row") if limit is not None else "all rows"
+    words = f"{many} from row {offset + 1:,}" if offset else many
+    others = [f"{name} {value}" for name, value in selection.items() if name not in ("limit", "offset") and value]
+    return ", ".join([words, *others])
+
+
+def indented(text: str, by: str = "  ") -> str:
+    """Every line of `text` further to the right."""
+    return "\n".join(f"{by}{line}".rstrip() for line in text.split("\n"))

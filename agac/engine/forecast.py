@@ -1,0 +1,336 @@
+"""A run without asking: what would be asked, what would be reused, and why. Writes nothing, asks nobody.
+
+Memory does not grow with the rows: they come in chunks, and for each chunk a stage takes one look-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agac.core.errors import RowError
+from agac.core.types import JSONValue, Request, RowId
+from agac.engine.intake import read_chunk
+from agac.engine.policy import is_left
+from agac.engine.scope import Scope
+from agac.plan import reasons as why
+from agac.plan.distinct import Distinct
+from agac.plan.plan import Plan, PlannedStage
+from agac.plan.prepare import Preparer
+from agac.spec.template import VisibleRow
+from agac.store.batch import NewRow
+from agac.store.db import Database
+from agac.store.results import earlier_results
+from agac.store.rows import PriorTask, State, StoredRow, aged_rows, prior_tasks, rows_by_id
+from agac.store.runs import RunRecord
+from agac.store.seen import SeenIds
+
+SAMPLE = 200
+"""Rendered requests of a stage that are measured."""
+
+NOT_IN_SCOPE = "not to be asked"
+LEFT = "failed too often"
+MISSING_FIELD = "field missing"
+UNUSABLE = "row unusable"
+
+
+@dataclass(slots=True)
+class Reason:
+    """How many tasks for this reason, and a row for example."""
+
+    count: int
+    example: RowId
+
+
+@dataclass(slots=True)
+class StageForecast:
+    """What would become of a stage's tasks. `run` are asked, at most: one after a new answer may turn out the same."""
+
+    name: str
+    run: int = 0
+    reuse: int = 0
+    blocked: int = 0
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    blocked_reasons: dict[str, Reason] = field(default_factory=dict)
+    sampled: int = 0
+    characters: int = 0
+    different: Distinct = field(default_factory=Distinct)
+    known: int = 0
+
+    def asked(self, reason: str, row_id: RowId) -> None:
+        """One more that would be asked."""
+        self.run += 1
+        _add(self.reasons, reason, row_id)
+
+    def block(self, reason: str, row_id: RowId) -> None:
+        """One more that cannot be asked."""
+        self.blocked += 1
+        _add(self.blocked_reasons, reason, row_id)
+
+    @property
+    def collapsed(self) -> int:
+        """Tasks, of those whose prompt is known, that would take the answer of an equal one."""
+        return max(self.known - self.different.count(), 0)
+
+
+def _add(reasons: dict[str, Reason], name: str, row_id: RowId) -> None:
+    found = reasons.get(name)
+    if found is None:
+        reasons[name] = Reason(1, row_id)
+    else:
+        found.count += 1
+
+
+class Prompt(NamedTuple):
+    """A rendered request that would be sent."""
+
+    row_id: RowId
+    stage: str
+    request: Request
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What a run would do. `unusable` rows are never asked, `dropped` ones repeat an id."""
+
+    stages: list[StageForecast]
+    rows: int = 0
+    unusable: int = 0
+    dropped: int = 0
+    prompts: list[Prompt] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The last run to compare with. `continued`: it is the run that `agac run` would go on with."""
+
+    record: RunRecord
+    definition: Mapping[str, Any]
+    continued: bool
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row on its way through the stages: `reason` is why the first asked stage is asked, None while none is."""
+
+    new: NewRow
+    old: StoredRow | None
+    tasks: dict[int, PriorTask]
+    visible: VisibleRow
+    results: dict[str, JSONValue]
+    reason: str | None = None
+
+
+class Forecaster:
+    """Makes a Forecast. `now` is in seconds since 1970; `show` rendered prompts are kept."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        database: Database | None,
+        before: Before | None,
+        *,
+        scope: Scope,
+        fresh: bool,
+        now: float,
+        show: int,
+    ) -> None:
+        self._plan, self._db, self._before = plan, database, before
+        self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
+        self._continued = before is not None and before.continued and not fresh
+        run = before.record.id if before and self._continued else 0
+        self._preparer = Preparer(plan.stages, plan.vars, run)
+        self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
+        self._changes = [self._definition_changes(stage) for stage in plan.stages]
+        self._position = {s["name"]: i for i, s in enumerate(before.definition["stages"])} if before else {}
+
+    async def forecast(self, rows: Iterator[Any]) -> Forecast:
+        """Reads the input once."""
+        seen = SeenIds() if self._plan.input.id_field else None
+        try:
+            async for chunk in _chunks(rows, seen, self._plan.input.on_duplicate_id, self._found):
+                await self._place(chunk)
+        finally:
+            if seen is not None:
+                seen.close()
+        return self._found
+
+    def _definition_changes(self, stage: PlannedStage) -> list[str] | None:
+        """What changed in the stage's definition; None: it is new."""
+        if self._before is None:
+            return []
+        definition = self._before.definition
+        before = next((s for s in definition["stages"] if s["name"] == stage.name), None)
+        if before is None:
+            return None
+        after = self._plan.body["stages"][stage.index]
+        return why.definition_changes(before, after, (definition["vars"], self._plan.body["vars"]))
+
+    async def _place(self, chunk: list[NewRow]) -> None:
+        """One chunk: rows that stand as they are need no look, the others go through the stages together."""
+        self._found.rows += len(chunk)
+        usable = [new for new in chunk if new.state is State.PENDING]
+        self._found.unusable += len(chunk) - len(usable)
+        stored = await self._stored(usable)
+        rows = []
+        finished = await self._finished(usable, stored)
+        for new in usable:
+            old = stored.get(new.row.id)
+            if old is not None and old.key in finished and old.hash == new.hash:
+                self._reuse_all()
+                continue
+            results: dict[str, JSONValue] = {}
+            rows.append(_Row(new, old, {}, self._preparer.visible(new.row.data, results), results))
+        await self._learn_tasks(rows)
+        for stage in self._plan.stages:
+            rows = await self._stage(stage, rows)
+
+    def _reuse_all(self) -> None:
+        for found in self._found.stages:
+            found.reuse += 1
+
+    async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:
+        if self._db is None or self._before is None or not chunk:
+            return {}
+        found = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in chunk])
+        return {row_id: min(rows, key=lambda old: old.occurrence) for row_id, rows in found.items()}
+
+    async def _finished(self, chunk: Sequence[NewRow], stored: Mapping[RowId, StoredRow]) -> set[int]:
+        """The keys of done rows of the run that would be continued, but for those with answers that are too old."""
+        if not self._continued or self._db is None:
+            return set()
+        done = {old.key for new in chunk if (old := stored.get(new.row.id)) and old.state == State.DONE}
+        cutoffs = {s.index: self._now - s.max_age for s in self._plan.stages if s.max_age is not None}
+        return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
+
+    async def _learn_tasks(self, rows: list[_Row]) -> None:
+        keys = [row.old.key for row in rows if row.old is not None]
+        if self._db is None or not keys:
+            return
+        tasks = await prior_tasks(self._db, keys)
+        for row in rows:
+            if row.old is not None:
+                row.tasks = tasks.get(row.old.key, {})
+
+    async def _stage(self, stage: PlannedStage, rows: list[_Row]) -> list[_Row]:
+        """What becomes of a stage's tasks. Gives the rows that get on to the next one."""
+        found, going_on, wanted = self._found.stages[stage.index], [], []
+        for row in rows:
+            row_id = row.new.row.id
+            if row.reason is not None:
+                if self._may_ask(stage, row, found):
+                    found.asked(_passed_on(row, stage), row_id)
+                    going_on.append(row)
+                continue
+            prepared = self._preparer.prepare(stage, row.visible, row_id)
+            if isinstance(prepared, RowError):
+                found.block(MISSING_FIELD, row_id)
+            elif self._is_left(stage, row, prepared.fingerprint):
+                found.block(LEFT, row_id)
+            else:
+                wanted.append((row, prepared))
+        since = self._since(stage)
+        prints = [prepared.fingerprint for _, prepared in wanted]
+        earlier = await earlier_results(self._db, prints, since) if self._db and prints and not self._fresh else {}
+        for row, prepared in wanted:
+            result = earlier.get(prepared.fingerprint)
+            if result is not None:
+                found.reuse += 1
+                if stage.index + 1 < len(self._plan.stages):
+                    row.results[stage.name] = json.loads(result.value)
+                going_on.append(row)
+            elif self._may_ask(stage, row, found):
+                row.reason = self._reason(stage, row, prepared.fingerprint)
+                found.asked(row.reason, row.new.row.id)
+                self._look_at(stage, found, row, prepared.fingerprint, prepared.request)
+                going_on.append(row)
+        return going_on
+
+    def _may_ask(self, stage: PlannedStage, row: _Row, found: StageForecast) -> bool:
+        if self._scope.may_ask(stage.name):
+            return True
+        found.block(NOT_IN_SCOPE, row.new.row.id)
+        return False
+
+    def _prior(self, stage: PlannedStage, row: _Row) -> PriorTask | None:
+        position = self._position.get(stage.name)
+        return None if position is None else row.tasks.get(position)
+
+    def _is_left(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> bool:
+        prior = self._prior(stage, row)
+        if not self._continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
+            return False
+        return not self._scope.tries_again(stage.name) or is_left(prior)
+
+    def _since(self, stage: PlannedStage) -> float:
+        run = self._before.record.fresh_since if self._before and self._continued else None
+        oldest = 0.0 if stage.max_age is None else self._now - stage.max_age
+        return max(run or 0.0, oldest)
+
+    def _reason(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> str:
+        if self._fresh:
+            return why.FRESH
+        if row.old is None:
+            return why.NEW_ROW
+        changes = self._changes[stage.index]
+        if changes is None:
+            return why.NEW_STAGE
+        if changes:
+            return ", ".join(changes)
+        if row.old.hash != row.new.hash:
+            return why.ROW_CHANGED
+        return self._reason_of_task(stage, self._prior(stage, row), fingerprint)
+
+    def _reason_of_task(self, stage: PlannedStage, prior: PriorTask | None, fingerprint: bytes) -> str:
+        if prior is None:
+            return why.NOT_YET
+        if prior.fingerprint != fingerprint and stage.upstream is not None and stage.reuse != "never":
+            return why.upstream_changed(stage.upstream)
+        if prior.error is not None:
+            return why.FAILED
+        return why.TOO_OLD if stage.max_age is not None else why.DROPPED
+
+    def _look_at(
+        self, stage: PlannedStage, found: StageForecast, row: _Row, fingerprint: bytes, request: Request
+    ) -> None:
+        found.known += 1
+        found.different.add(fingerprint)
+        if found.sampled < SAMPLE:
+            found.sampled += 1
+            found.characters += sum(len(part.text) for message in request.messages for part in message.parts)
+        if len(self._found.prompts) < self._show:
+            self._found.prompts.append(Prompt(row.new.row.id, stage.name, request))
+
+
+def _passed_on(row: _Row, stage: PlannedStage) -> str:
+    """Why a stage after an asked one is asked: its row is new to it too, or what it follows may change."""
+    assert row.reason is not None
+    if row.reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
+        return row.reason
+    return why.upstream_changed(stage.upstream or "")
+
+
+async def _chunks(
+    rows: Iterator[Any], seen: SeenIds | None, on_duplicate: str, found: Forecast
+) -> AsyncIterator[list[NewRow]]:
+    """Rows with their snapshots; repeated ids as the run would judge them."""
+    while chunk := await asyncio.to_thread(read_chunk, rows):
+        if seen is None:
+            yield chunk
+            continue
+        times = await asyncio.to_thread(seen.times, [new.row.id for new in chunk])
+        kept = []
+        for new, before in zip(chunk, times, strict=True):
+            if before and on_duplicate in ("first", "last"):
+                found.rows += 1
+                found.dropped += 1
+                continue
+            if before and on_duplicate == "suffix":
+                new.row = new.row._replace(id=f"{new.row.id}#{before + 1}")
+            elif before:
+                new.state = State.FAILED
+            kept.append(new)
+        yield kept

@@ -1,0 +1,119 @@
+"""What tasks will take: tokens and dollars, from a stage's history where it has one, else from sampled renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agac.core.types import Usage
+from agac.plan.plan import PlannedStage
+from agac.providers.prices import cost, price_of
+from agac.store.runs import Count
+
+CHARACTERS_A_TOKEN = 4
+"""What English text comes to with common tokenizers."""
+
+WITHOUT_SCHEMA = 250
+"""Tokens of a free answer whose length nothing tells."""
+
+Basis = Literal["history", "sample", "guess"]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What calls of one stage with one model took before, in the mean. `calls_a_task` is 1 when none was repeated."""
+
+    calls: int
+    input_tokens: float
+    output_tokens: float
+    calls_a_task: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    usd: float | None
+    usd_at_most: float | None
+    basis: Basis
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "calls": self.calls,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "usd": None if self.usd is None else round(self.usd, 6),
+            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
+            "basis": self.basis,
+        }
+
+
+def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
+    """A stage's history among the roll-ups of earlier runs; None when none of its calls was answered by the model."""
+    own = [c for c in counts if c.stage == stage]
+    answered = [c for c in own if c.outcome == "call" and c.output_tokens and _same_model(c.model, lane)]
+    calls = sum(c.tasks for c in answered)
+    if not calls:
+        return None
+    done = sum(c.tasks for c in own if c.outcome == "done") or calls
+    return History(
+        calls,
+        sum(c.input_tokens for c in answered) / calls,
+        sum(c.output_tokens for c in answered) / calls,
+        max(calls / done, 1.0),
+    )
+
+
+def _same_model(answered: str, lane: str) -> bool:
+    """Whether the model that answered is the one asked for, perhaps by a more exact name."""
+    return answered == lane or answered.startswith(f"{lane}-")
+
+
+def estimate(
+    stage: PlannedStage, tasks: int, characters: float | None, past: History | None, *, same_prompt: bool
+) -> Estimate:
+    """What `tasks` will take. `characters`: of a request, in the mean of a sample; None when nothing could be rendered.
+
+    The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
+    """
+    made, basis = _output(stage, past)
+    use_past = past is not None and (same_prompt or characters is None)
+    given = past.input_tokens if past and use_past else (characters or 0.0) / CHARACTERS_A_TOKEN
+    calls = round(tasks * (past.calls_a_task if past else 1.0))
+    most = stage.params.max_tokens
+    return Estimate(
+        calls=calls,
+        input_tokens=round(calls * given),
+        output_tokens=round(calls * made),
+        usd=_dollars(stage, calls, given, made),
+        usd_at_most=_dollars(stage, tasks * (1 + stage.repair), given, most) if most else None,
+        basis=basis,
+    )
+
+
+def _output(stage: PlannedStage, past: History | None) -> tuple[float, Basis]:
+    if past is not None:
+        return past.output_tokens, "history"
+    guess = WITHOUT_SCHEMA if stage.schema is None else _tokens_of_shape(stage.schema.body)
+    most = stage.params.max_tokens
+    return (min(guess, most) if most else guess), "guess"
+
+
+def _tokens_of_shape(body: dict[str, Any]) -> int:
+    """A rough size of an answer of this shape: its names and a short value each."""
+    names = json.dumps(body).count('"type"')
+    return 10 + 15 * names
+
+
+def _dollars(stage: PlannedStage, calls: int, given: float, made: float) -> float | None:
+    if not calls:
+        return 0.0
+    price = price_of(stage.provider, stage.model, stage.params.service_tier)
+    one = cost(Usage(round(given), round(made)), price)
+    return None if one is None else one * calls

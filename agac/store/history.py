@@ -1,0 +1,163 @@
+"""What was asked and answered: rows with their tasks and attempts, and the invocations of a run, for those who look."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from agac.core.types import RowId
+from agac.store.db import Database, translated
+from agac.store.runs import Invocation
+from agac.store.sql import padded, sql, sql_many
+
+
+class RunLine(NamedTuple):
+    """What tells two runs of a workflow apart. `last_at` is when an invocation of it last began or ended; `partial`
+    whether it takes only a selection of the rows."""
+
+    id: int
+    workflow: str
+    definition_hash: bytes
+    fresh_since: float | None
+    last_at: float
+    partial: bool
+
+
+class RowRecord(NamedTuple):
+    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input."""
+
+    key: int
+    id: RowId
+    occurrence: int
+    ordinal: int | None
+    data: str
+    state: int
+    error_stage: str | None
+    error_type: str | None
+    error_message: str | None
+
+
+class TaskRecord(NamedTuple):
+    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one."""
+
+    stage: int
+    fingerprint: bytes | None
+    outcome: str
+    error_type: str | None
+    error_message: str | None
+    failures: int
+    settled_at: float
+    result_id: int | None
+    value: str | None
+    how: str | None
+    created_at: float | None
+    provider: str | None
+    base_url: str | None
+    model: str | None
+    simulated: bool | None
+
+
+class AttemptRecord(NamedTuple):
+    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`."""
+
+    stage: int
+    invocation: int
+    number: int
+    fingerprint: bytes
+    purpose: str
+    started_at: float
+    duration: float
+    status: int | None
+    error_type: str | None
+    error_message: str | None
+    ambiguous: bool
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    cost: float | None
+    reply: str | bytes | None
+    provider: str
+    base_url: str
+    model: str
+    simulated: bool
+
+
+class Origin(NamedTuple):
+    """The run and the row for which a result was asked."""
+
+    run: int
+    row_id: RowId
+    row_key: int
+
+
+async def run_lines(database: Database, workflow: str | None = None) -> list[RunLine]:
+    """The runs of a workflow, or of all, the one last worked on first."""
+    values = {"workflow": workflow}
+    return [RunLine(*row) for row in await _all(database, sql("run_lines"), values)]
+
+
+async def workflows_run(database: Database) -> list[str]:
+    """The names of the workflows that have runs."""
+    return [name for (name,) in await _all(database, sql("workflows_run"))]
+
+
+async def definitions(database: Database, hashes: Sequence[bytes]) -> dict[bytes, dict[str, Any]]:
+    """Resolved workflows by their hashes."""
+    values = padded(list(hashes))
+    found = await _all(database, sql_many("definitions_read", len(values)), values)
+    return {key: json.loads(body) for key, body in found}
+
+
+async def invocations(database: Database, run: int, most: int) -> list[Invocation]:
+    """The last invocations of a run, the newest first."""
+    found = await _all(database, sql("invocations_read"), (run, most))
+    return [Invocation(event, at, ended_at, code, json.loads(body)) for event, at, ended_at, code, body in found]
+
+
+async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:
+    """Every row of a run that has one of these ids, repetitions too, in the order of the input."""
+    values = padded(list(ids))
+    found = await _all(database, sql_many("rows_look", len(values)), (run, *values))
+    return sorted((RowRecord(*row) for row in found), key=lambda row: (row.ordinal is None, row.ordinal, row.key))
+
+
+async def ids_from(database: Database, run: int, ordinal: int, most: int) -> list[RowId]:
+    """The ids of the rows from a position of the input on."""
+    return [row_id for (row_id,) in await _all(database, sql("ids_from"), (run, ordinal, most))]
+
+
+async def tasks_of_row(database: Database, key: int) -> list[TaskRecord]:
+    """A row's tasks in the order of the stages."""
+    return [TaskRecord(*row) for row in await _all(database, sql("tasks_look"), (key,))]
+
+
+async def attempts_of_row(database: Database, key: int) -> list[AttemptRecord]:
+    """Every call that was made for a row, in their order."""
+    return [AttemptRecord(*row) for row in await _all(database, sql("attempts_look"), (key,))]
+
+
+async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
+    """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows.
+
+    A result is missing here when its row changed since or is no longer stored.
+    """
+    if not results:
+        return {}
+    values = padded(list(results))
+    found = await _all(database, sql_many("results_asked", len(values)), values)
+    return {result: Origin(run, row_id, key) for result, run, row_id, key in found}
+
+
+def reply_text(stored: str | bytes | None) -> str | None:
+    """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was kept."""
+    if stored is None or isinstance(stored, str):
+        return stored
+    return zlib.decompress(stored).decode("utf-8", "backslashreplace")
+
+
+async def _all(database: Database, statement: str, values: Any = ()) -> list[Any]:
+    with translated(database.path):
+        return list(await database.reader.execute_fetchall(statement, values))

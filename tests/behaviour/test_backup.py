@@ -1,0 +1,311 @@
+"""A copy of the database that works, made at any time, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.processes import ended, kill_at, killed, listening, little_room, row_count, wait_until
+from support.project import ProjectFolder, clean_environment
+from support.server import Server
+
+import agac
+from agac.store import backup as copying
+
+Faulty = Callable[..., Server]
+
+
+@pytest.fixture
+def finished(project: ProjectFolder) -> ProjectFolder:
+    project.numbered(40)
+    assert project.run(project.workflow()).exit_code == 0
+    return project
+
+
+def files_of(project: ProjectFolder) -> set[str]:
+    """What stands beside agac.yml, for leftovers."""
+    return {path.name for path in project.root.iterdir()}
+
+
+def restored(project: ProjectFolder, command: str) -> None:
+    """Runs the command that was printed to put a copy back."""
+    subprocess.run(["bash", "-c", command], cwd=project.root, env=clean_environment(None), check=True)
+
+
+def restore_command(out: str) -> str:
+    (line,) = [line for line in out.split("\n") if "with: " in line]
+    return line.partition("with: ")[2]
+
+
+def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, server: Server) -> None:
+    ran = finished.agac("backup", "copies of agac.db")
+    assert ran.code == 0, ran.err
+    copy = finished.root / "copies of agac.db"
+    assert ran.out.startswith(f"'copies of agac.db': {copy.stat().st_size / 1e6:,.1f} MB\n".replace("'", ""))
+    shutil.rmtree(finished.root / ".agac")
+    (finished.root / ".agac").mkdir()
+    shutil.rmtree(finished.root / "output")
+    restored(finished, restore_command(ran.out))
+    server.reset()
+    again = finished.run()
+    assert (again.summary["run"], again.invocation["rows_unchanged"]) == (1, 40)
+    assert len(finished.envelopes()) == 40
+    assert server.account()["requests"] == 0
+    finished.assert_sound()
+
+
+def test_a_copy_is_one_file_that_needs_nothing_beside_it(finished: ProjectFolder) -> None:
+    before = files_of(finished)
+    report = agac.backup(finished.root / "copy.db", project=finished.root)
+    assert files_of(finished) == before | {"copy.db"}
+    assert report.bytes == (finished.root / "copy.db").stat().st_size
+    with sqlite3.connect(f"file:{report.file}?mode=ro&immutable=1", uri=True) as copy:
+        assert copy.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert copy.execute("PRAGMA auto_vacuum").fetchall() == [(2,)], "space can be given back there too"
+        assert copy.execute("PRAGMA application_id").fetchall() == finished.query("PRAGMA application_id")
+        assert copy.execute("SELECT count(*) FROM result").fetchall() == [(40,)]
+    copy.close()
+
+
+def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: Faulty) -> None:
+    """Twenty answers are there, eight calls in flight: the copy has the twenty, and the run does not notice."""
+    server = faulty([{"kind": "hang", "at": list(range(21, 29))}])
+    project.configure(server.base_url)
+    project.numbered(60)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) == 20, "its work", process)
+    ran = project.agac("backup", "copy.db", "--json")
+    assert ran.code == 0, ran.err
+    assert process.poll() is None
+    killed(process)
+    elsewhere = project.root.parent / "elsewhere"
+    shutil.copytree(project.root, elsewhere, ignore=shutil.ignore_patterns(".agac"))
+    other = ProjectFolder.__new__(ProjectFolder)
+    other.root = elsewhere
+    (elsewhere / ".agac").mkdir()
+    shutil.copy(project.root / "copy.db", elsewhere / ".agac/agac.db")
+    assert agac.status(project=elsewhere).runs[0]["state"] == "killed"
+    other.assert_sound()
+    again = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json")
+    assert again.code == 0, again.err
+    assert again.json["invocation"]["rows_unchanged"] == 20
+    assert again.json["invocation"]["calls"] == 40
+    assert again.json["invocation"]["lost_calls_at_most"] == 16
+    other.assert_sound()
+
+
+def test_nobody_holds_a_workflow_in_a_copy(project: ProjectFolder, faulty: Faulty) -> None:
+    """A copy that is put to work elsewhere on the same machine has nothing to do with the run that still goes on."""
+    server = faulty([{"kind": "hang", "at": list(range(1, 9))}])
+    project.configure(server.base_url)
+    project.numbered(60)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: server.account()["in_flight"] == 8, "its work", process)
+    other = ProjectFolder(project.root.parent / "other")
+    shutil.copytree(project.root, other.root, ignore=shutil.ignore_patterns(".agac"), dirs_exist_ok=True)
+    (other.root / ".agac").mkdir()
+    assert project.agac("backup", str(other.root / ".agac/agac.db")).code == 0
+    assert other.agac("run", "-a", "reviews").code == 0
+    assert project.query("SELECT holder <> '' FROM lease") == [(1,)]
+    assert process.poll() is None
+    killed(process)
+
+
+def test_a_busy_run_does_not_keep_a_copy_from_being_made(
+    finished: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody commits after every single page: the copy is not begun anew, and is of the moment when it began."""
+    monkeypatch.setattr(copying, "STEP_PAGES", 1)
+    (pages,) = finished.query("PRAGMA page_count")[0]
+    steps = 0
+    with closing(sqlite3.connect(finished.root / ".agac/agac.db", isolation_level=None)) as busy:
+
+        def commit() -> None:
+            nonlocal steps
+            steps += 1
+            assert steps <= pages
+            busy.execute("INSERT INTO event (run_id, kind, at, body) VALUES (1, 'noise', 0, '{}')")
+            busy.execute("UPDATE row SET state = 0")
+
+        target = finished.root / "copy.db"
+        target.touch()
+        copying.copy_database(finished.root / ".agac/agac.db", target, commit)
+    assert steps == pages
+    with closing(sqlite3.connect(target)) as copy:
+        assert copy.execute("SELECT count(*) FROM event WHERE kind = 'noise'").fetchall() == [(0,)]
+        assert copy.execute("SELECT count(*) FROM row WHERE state = 1").fetchall() == [(40,)]
+
+
+def test_copies_of_a_run_at_work_are_sound(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([], "--latency", "0.002")
+    project.configure(server.base_url)
+    project.numbered(1_500)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
+    wait_until(lambda: row_count(project) > 50, "its first answers", process)
+    seen = []
+    while len(seen) < 4 and process.poll() is None:
+        agac.backup(project.root / "copy.db", force=True, project=project.root)
+        copy = ProjectFolder(project.root.parent / f"copy-{len(seen)}")
+        (copy.root / ".agac").mkdir()
+        shutil.copy(project.root / "copy.db", copy.root / ".agac/agac.db")
+        copy.assert_sound()
+        seen.append(row_count(copy))
+    assert seen == sorted(seen)
+    assert seen[0] < 1_500
+    ran = ended(process)
+    assert ran.code == 0, ran.err
+
+
+def test_what_was_written_after_the_copy_does_not_get_into_it_by_an_old_log(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    """A killed run leaves a write-ahead log: put back as printed, the copy is what it was."""
+    server = faulty([{"kind": "hang", "at": list(range(31, 39))}])
+    project.configure(server.base_url)
+    project.numbered(60)
+    project.workflow()
+    assert project.run(limit=10).exit_code == 0
+    ran = project.agac("backup", "copy.db")
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: server.account()["in_flight"] == 8, "its work", process)
+    killed(process)
+    assert (project.root / ".agac/agac.db-wal").stat().st_size > 0
+    restored(project, restore_command(ran.out))
+    assert row_count(project) == 10
+    project.assert_sound()
+    server.reset()
+    assert project.run(limit=10).invocation["calls"] == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "itself", "its log", "a link to it", "no folder"])
+def test_nothing_is_overwritten_that_should_not_be(kind: str, finished: ProjectFolder) -> None:
+    root = finished.root
+    target, said = {
+        "file": ("notes.txt", "notes.txt exists\n  Name another file, or replace it with --force."),
+        "folder": ("data", "data is a folder\n  Name a file in it: "),
+        "link": ("link.db", "link.db: is a link"),
+        "itself": (".agac/agac.db", "is the database itself"),
+        "its log": (".agac/agac.db-wal", "is the database itself"),
+        "a link to it": ("same.db", "is the database itself"),
+        "no folder": ("copies/agac.db", "there is no folder"),
+    }[kind]
+    finished.write("notes.txt", "mine")
+    (root / "link.db").symlink_to(root / "notes.txt")
+    os.link(root / ".agac/agac.db", root / "same.db")
+    for flags in ([], ["--force"]) if kind != "file" else ([],):
+        before = files_of(finished)
+        ran = finished.agac("backup", target, *flags)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err
+        assert files_of(finished) == before
+    assert (root / "notes.txt").read_text("utf-8") == "mine"
+    finished.assert_sound()
+
+
+def test_force_replaces_a_file(finished: ProjectFolder) -> None:
+    finished.write("copy.db", "mine")
+    assert finished.agac("backup", "copy.db").code == 2
+    assert finished.agac("backup", "copy.db", "--force").code == 0
+    assert (finished.root / "copy.db").read_bytes().startswith(b"SQLite format 3\0")
+
+
+def test_a_project_without_a_database_says_so(project: ProjectFolder) -> None:
+    ran = project.agac("backup", "copy.db")
+    assert ran.code == 2
+    assert ran.err.startswith("error: nothing was run in this project yet")
+    assert not (project.root / "copy.db").exists()
+    (project.root / ".agac").mkdir()
+    (project.root / ".agac/agac.db").touch()
+    assert "agac.db is empty" in project.agac("backup", "copy.db").err
+    assert files_of(project) == {"agac.yml", ".agac"}
+
+
+def test_a_full_disk_leaves_the_older_copy(finished: ProjectFolder) -> None:
+    finished.write("copy.db", "older")
+    before = files_of(finished)
+    ran = finished.agac("backup", "copy.db", "--force", env=little_room(4))
+    assert ran.code == 1
+    assert "no space left on the disk of " in ran.err
+    assert "copy.db" in ran.err
+    assert "Traceback" not in ran.err
+    assert files_of(finished) == before
+    assert (finished.root / "copy.db").read_text("utf-8") == "older"
+
+
+def test_too_little_space_is_said_before_anything_is_written(
+    finished: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(finished.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(agac.AgacError, match=r"no space for .*copy.db: the copy needs 0\.\d MB, 0\.0 MB are free"):
+        agac.backup(finished.root / "copy.db", project=finished.root)
+    assert not (finished.root / "copy.db").exists()
+
+
+@pytest.mark.parametrize("moment", ["statement:4", "statement:5", "os.rename:1"])
+def test_a_kill_leaves_the_older_copy_and_the_next_one_cleans_up(moment: str, finished: ProjectFolder) -> None:
+    finished.write("copy.db", "older")
+    before = files_of(finished)
+    assert finished.agac("backup", "copy.db", "--force", env=kill_at(moment)).code == -9
+    assert (finished.root / "copy.db").read_text("utf-8") == "older"
+    assert files_of(finished) > before
+    finished.assert_sound()
+    assert finished.agac("backup", "copy.db", "--force").code == 0
+    assert files_of(finished) == before
+
+
+def test_a_damaged_database_is_found_out_and_not_taken_for_a_backup(finished: ProjectFolder) -> None:
+    finished.write("copy.db", "older")
+    file = finished.root / ".agac/agac.db"
+    content = bytearray(file.read_bytes())
+    (page,) = finished.query("SELECT rootpage FROM sqlite_master WHERE name = 'result_fingerprint'")[0]
+    content[(page - 1) * 4096 : (page - 1) * 4096 + 200] = b"\xff" * 200
+    file.write_bytes(content)
+    ran = finished.agac("backup", "copy.db", "--force")
+    assert ran.code == 1
+    assert "agac.db is damaged" in ran.err
+    assert "no copy was made" in ran.err
+    assert (finished.root / "copy.db").read_text("utf-8") == "older"
+
+
+def test_who_may_read_the_database_may_read_the_copy_and_nobody_else(finished: ProjectFolder) -> None:
+    (finished.root / ".agac/agac.db").chmod(0o600)
+    agac.backup(finished.root / "copy.db", project=finished.root)
+    assert stat.S_IMODE((finished.root / "copy.db").stat().st_mode) == 0o600
+
+
+def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
+    with sqlite3.connect(finished.root / ".agac/agac.db") as connection:
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    ran = finished.agac("backup", "copy.db")
+    assert ran.code == 1
+    assert "was written by a newer agac" in ran.err
+    assert not (finished.root / "copy.db").exists()
+
+
+def test_an_older_database_can_be_copied_before_it_is_brought_up_to_date(finished: ProjectFolder) -> None:
+    with sqlite3.connect(finished.root / ".agac/agac.db") as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    assert finished.agac("status").code == 1
+    assert finished.agac("backup", "copy.db").code == 0
+
+
+def test_a_path_is_meant_from_the_current_folder(finished: ProjectFolder, tmp_path: Path) -> None:
+    ran = finished.agac("--project-dir", str(finished.root), "backup", "copy.db", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "copy.db").is_file()
+    shutil.copy(finished.root / ".agac/agac.db", tmp_path / "kept.db")
+    subprocess.run(["bash", "-c", restore_command(ran.out)], cwd=tmp_path, check=True)
+    finished.assert_sound()

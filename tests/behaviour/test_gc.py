@@ -1,0 +1,516 @@
+"""Old runs are dropped with what nobody needs, the kept ones are as good as before, and a kill does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.processes import Process, ended, kill_at, killed, listening, wait_until
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+import agac
+from agac.core.errors import LeaseHeld, LeaseLost
+from agac.store import clearing, collect
+from agac.store.db import open_database
+from agac.store.history import RunLine
+from agac.store.lease import lease_held
+from agac.store.used import Bits
+
+TWO = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
+    {"name": "reply", "prompt": "Answer ${text}, which is ${classify.sentiment}"},
+]
+
+
+def asking(prompt: str) -> list[dict[str, Any]]:
+    return [{"name": "classify", "prompt": prompt}]
+
+
+def content(project: ProjectFolder) -> dict[str, list[tuple[Any, ...]]]:
+    tables = [name for (name,) in project.query("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {table: project.query(f"SELECT * FROM {table}") for table in tables}
+
+
+def run_numbers(project: ProjectFolder) -> list[int]:
+    return [number for (number,) in project.query("SELECT id FROM run ORDER BY id")]
+
+
+def assert_nothing_dangles(project: ProjectFolder) -> None:
+    """Everything that refers to something else finds it."""
+    project.assert_sound()
+    for question in (
+        "SELECT count(*) FROM task WHERE result_id NOT IN (SELECT id FROM result)",
+        "SELECT count(*) FROM row WHERE result_id NOT IN (SELECT id FROM result)",
+        "SELECT count(*) FROM task WHERE row_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM attempt WHERE row_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM row WHERE run_id NOT IN (SELECT id FROM run)",
+        "SELECT count(*) FROM counter WHERE run_id NOT IN (SELECT id FROM run)",
+        "SELECT count(*) FROM event WHERE run_id NOT IN (SELECT id FROM run)",
+        "SELECT count(*) FROM run WHERE definition_hash NOT IN (SELECT hash FROM definition)",
+        "SELECT count(*) FROM result WHERE endpoint_id NOT IN (SELECT id FROM endpoint)",
+        "SELECT count(*) FROM attempt WHERE endpoint_id NOT IN (SELECT id FROM endpoint)",
+        "SELECT count(*) FROM attempt WHERE event_id NOT IN (SELECT id FROM event)",
+    ):
+        assert project.query(question) == [(0,)], question
+
+
+def assert_nothing_is_left_over(project: ProjectFolder) -> None:
+    """And everything that is there is needed."""
+    assert_nothing_dangles(project)
+    for question in (
+        "SELECT count(*) FROM result WHERE id NOT IN (SELECT result_id FROM task WHERE result_id IS NOT NULL)",
+        "SELECT count(*) FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run)",
+        "SELECT count(*) FROM row WHERE ordinal IS NULL",
+        "SELECT count(*) FROM endpoint e WHERE NOT EXISTS (SELECT 1 FROM attempt WHERE endpoint_id = e.id)",
+    ):
+        assert project.query(question) == [(0,)], question
+
+
+@pytest.fixture
+def three(project: ProjectFolder) -> ProjectFolder:
+    """Three runs of a workflow in two stages: a prompt that changed, and changed again."""
+    project.numbered(30)
+    for question in ("Review: ${text}", "Opinion: ${text}", "Say: ${text}"):
+        stages = [{**TWO[0], "prompt": question}, TWO[1]]
+        assert project.run(project.workflow(stages=stages)).exit_code == 0
+    return project
+
+
+@asynccontextmanager
+async def collector_of(project: ProjectFolder, workflow: str = "reviews") -> AsyncIterator[collect.Collector]:
+    """Somebody who drops, holding one workflow."""
+    async with (
+        open_database(project.root / ".agac/agac.db") as database,
+        lease_held(database, workflow, time.time) as lease,
+    ):
+        yield collect.Collector(database, [lease], time.time)
+
+
+def test_the_newest_runs_stay_and_ask_nothing_when_run_again(three: ProjectFolder, server: Server) -> None:
+    before = three.envelopes()
+    report = agac.gc(2, project=three.root)
+    assert [doomed.line.id for doomed in report.cleared.dropped] == [1]
+    assert run_numbers(three) == [2, 3]
+    assert_nothing_is_left_over(three)
+    server.reset()
+    again = three.run()
+    assert again.summary["run"] == 3
+    assert (again.invocation["rows_unchanged"], again.invocation["calls"]) == (30, 0)
+    three.workflow(stages=[{**TWO[0], "prompt": "Opinion: ${text}"}, TWO[1]])
+    assert three.run().summary["run"] == 2, "the other one that was kept"
+    assert server.account()["requests"] == 0
+    agac.export(run=3, project=three.root)
+    assert three.envelopes() == before
+
+
+def test_newest_is_what_was_last_worked_on(three: ProjectFolder) -> None:
+    three.workflow(stages=TWO)
+    assert three.run().summary["run"] == 1, "gone on with after the others were made"
+    agac.gc(1, project=three.root)
+    assert run_numbers(three) == [1]
+    assert_nothing_is_left_over(three)
+
+
+def test_each_workflow_keeps_its_own_newest_runs(three: ProjectFolder, server: Server) -> None:
+    for prompt in ("One: ${text}", "Two: ${text}"):
+        three.run(three.workflow("others", stages=asking(prompt)))
+    agac.gc(1, project=three.root)
+    assert run_numbers(three) == [3, 5]
+    assert_nothing_is_left_over(three)
+    server.reset()
+    for name in ("reviews", "others"):
+        assert three.run(name).invocation["rows_unchanged"] == 30
+    assert server.account()["requests"] == 0
+
+
+def test_an_answer_that_another_workflow_uses_stays(project: ProjectFolder, server: Server) -> None:
+    project.numbered(10)
+    project.run(project.workflow(stages=asking("Shared: ${text}")))
+    other = project.run(project.workflow("others", stages=asking("Shared: ${text}")))
+    assert other.invocation["tasks_reused"] == 10, "asked by the first workflow"
+    project.run(project.workflow(stages=asking("Other: ${text}")))
+    agac.gc(1, project=project.root)
+    assert run_numbers(project) == [2, 3]
+    assert_nothing_is_left_over(project)
+    server.reset()
+    (project.root / "output/others/results.jsonl").unlink()
+    assert project.run("others").exit_code == 0
+    assert [e["ok"] for e in project.envelopes("others")] == [True] * 10
+    assert server.account()["requests"] == 0
+
+
+def test_one_workflow_is_cleared_at_no_cost_for_the_others(project: ProjectFolder, server: Server) -> None:
+    """Not even for an answer to what a row of theirs held before, which nothing refers to any more."""
+    project.numbered(5)
+    for prompt in ("One: ${text}", "Two: ${text}"):
+        project.run(project.workflow(stages=asking(prompt)))
+    project.workflow("others", stages=asking("Others: ${text}"))
+    for word in ("love", "hate", "love, all but r-5,"):
+        project.rows({"id": f"r-{i}", "text": f"I {word} number {i}"} for i in range(1, 5 if "all" in word else 6))
+        project.run("others")
+    report = agac.gc(1, "reviews", project=project.root)
+    assert [doomed.line.id for doomed in report.cleared.dropped] == [1]
+    assert report.cleared.left_rows == 0
+    assert_nothing_dangles(project)
+    assert project.query("SELECT count(*) FROM row WHERE ordinal IS NULL") == [(1,)]
+    server.reset()
+    project.numbered(5)
+    assert project.run("others").invocation["calls"] == 0
+    assert server.account()["requests"] == 0
+    assert agac.gc(1, project=project.root).cleared.results == 9, "without a name all are cleared"
+    assert_nothing_is_left_over(project)
+
+
+def test_rows_that_left_the_input_are_dropped_and_asked_again_when_they_come_back(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.numbered(20)
+    project.run(project.workflow(stages=TWO))
+    project.numbered(15)
+    project.run()
+    before = project.envelopes()
+    report = agac.gc(3, project=project.root)
+    assert (report.cleared.left_rows, len(report.cleared.dropped)) == (5, 0)
+    assert_nothing_is_left_over(project)
+    server.reset()
+    assert project.run().invocation["calls"] == 0
+    assert project.envelopes() == before
+    project.numbered(20)
+    assert project.run().invocation["calls"] == 10
+    project.assert_sound()
+
+
+def test_an_old_answer_of_a_changed_row_is_dropped(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.run(project.workflow())
+    project.rows({"id": f"r-{i}", "text": f"I hate number {i}"} for i in range(1, 4))
+    project.run()
+    assert project.query("SELECT count(*) FROM result") == [(6,)]
+    assert agac.gc(1, project=project.root).cleared.results == 3
+    assert_nothing_is_left_over(project)
+
+
+def test_a_preview_does_not_push_out_the_run_over_the_whole_input(project: ProjectFolder, server: Server) -> None:
+    project.numbered(10)
+    project.workflow(stages=asking("One: ${text}"))
+    project.run()
+    for prompt in ("Two: ${text}", "Three: ${text}"):
+        project.workflow(stages=asking(prompt))
+        project.run(limit=2)
+    agac.gc(1, project=project.root)
+    assert run_numbers(project) == [1, 3]
+    server.reset()
+    project.workflow(stages=asking("One: ${text}"))
+    assert project.run().invocation["rows_unchanged"] == 10
+    assert server.account()["requests"] == 0
+
+
+def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder) -> None:
+    three.numbered(28)
+    three.run()
+    before = content(three)
+    told = three.agac("gc", "--keep-runs", "1", "--dry-run", "--json").json
+    assert content(three) == before
+    done = three.agac("gc", "--keep-runs", "1", "--json").json
+    assert told["dry_run"]
+    assert not done["dry_run"]
+    for key in ("kept", "dropped", "rows_that_left_the_input", "results"):
+        assert told[key] == done[key], key
+    assert [d["run"] for d in done["dropped"]] == [2, 1]
+    assert done["rows_that_left_the_input"] == 2
+    assert_nothing_is_left_over(three)
+    assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to drop\nKept: run 3 of reviews\nStore: ")
+
+
+def test_it_says_what_it_did(three: ProjectFolder) -> None:
+    out = three.agac("gc", "--keep-runs", "2").out.split("\n")
+    assert out[0] == "Dropped run 1 of reviews: 30 rows"
+    assert out[1].startswith("Dropped ")
+    assert out[1].endswith(" answers that no kept run uses")
+    assert out[2] == "Kept: run 3 of reviews, run 2 of reviews"
+    assert out[3].startswith("Store: ")
+
+
+def test_space_is_given_back(project: ProjectFolder) -> None:
+    project.rows({"id": f"r-{i}", "text": f"{i} " + "long " * 400} for i in range(400))
+    for prompt in ("One: ${text}", "Two: ${text}", "Three: ${text}"):
+        project.run(project.workflow(stages=asking(prompt)))
+    file = project.root / ".agac/agac.db"
+    report = agac.gc(1, project=project.root)
+    assert project.query("PRAGMA freelist_count") == [(0,)]
+    assert report.bytes_after == file.stat().st_size
+    assert report.bytes_after < report.bytes_before / 2
+    assert_nothing_is_left_over(project)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--keep-runs", "0"], "0 is not in the range x>=1"),
+        ([], "Missing option '--keep-runs'"),
+        (["--keep-runs", "1", "-a", "revews"], "no workflow 'revews'; did you mean 'reviews'?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(three: ProjectFolder, arguments: list[str], said: str) -> None:
+    ran = three.agac("gc", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert run_numbers(three) == [1, 2, 3]
+
+
+def test_a_project_without_runs_has_nothing_to_drop(project: ProjectFolder) -> None:
+    ran = project.agac("gc", "--keep-runs", "1")
+    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to drop")
+    assert not (project.root / ".agac").exists()
+
+
+def test_the_number_of_a_dropped_run_never_comes_again(three: ProjectFolder) -> None:
+    three.workflow(stages=TWO)
+    three.run()
+    agac.gc(1, project=three.root)
+    assert run_numbers(three) == [1]
+    for number in (4, 5):
+        three.workflow(stages=asking(f"{number}: ${{text}}"))
+        assert three.run().summary["run"] == number
+        agac.gc(1, project=three.root)
+    three.workflow("others", stages=asking("Others: ${text}"))
+    assert three.run("others").summary["run"] == 6
+    assert three.query("SELECT count(*) FROM event WHERE kind = 'gc'") == [(1,)]
+
+
+def test_status_shows_the_same_newest_run_before_and_after(three: ProjectFolder) -> None:
+    three.run(three.workflow("others", stages=asking("Others: ${text}")))
+    before = [run["run"] for run in agac.status(project=three.root).runs]
+    agac.gc(9, "reviews", project=three.root)
+    assert [run["run"] for run in agac.status(project=three.root).runs] == before
+    assert [run["last_invocation"]["state"] for run in agac.status(project=three.root).runs] == ["ended"] * 4
+
+
+@pytest.fixture
+def holder(three: ProjectFolder, faulty: Callable[..., Server]) -> Iterator[Process]:
+    """Another workflow at work, all of its calls in flight."""
+    slow = faulty([{"kind": "hang", "at": list(range(1, 9))}])
+    three.configure(slow.base_url)
+    three.workflow("others", stages=asking("Others: ${text}"))
+    process = listening(three.start("run", "-a", "others", "--concurrency", "8"))
+    wait_until(lambda: slow.account()["in_flight"] == 8, "its work", process)
+    yield process
+    assert process.stdout is not None
+    if not process.stdout.closed:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("flags", [[], ["-a", "reviews"]], ids=["all workflows", "another workflow"])
+def test_it_is_refused_while_a_workflow_is_at_work(three: ProjectFolder, holder: Process, flags: list[str]) -> None:
+    """Results are shared: the one at work may just have found one that nobody else needs."""
+    before = content(three)
+    ran = three.agac("gc", "--keep-runs", "1", *flags)
+    assert ran.code == 1
+    assert f"workflow 'others' is being run by another process (process {holder.pid}" in ran.err
+    after = content(three)
+    for table in before.keys() - {"lease"}:
+        assert after[table] == before[table], table
+    told = three.agac("gc", "--keep-runs", "1", "--dry-run")
+    assert (told.code, told.out.split("\n")[0]) == (0, "Would drop run 2 of reviews: 30 rows")
+    killed(holder)
+    assert three.agac("gc", "--keep-runs", "1").code == 0
+    assert_nothing_is_left_over(three)
+
+
+def test_a_workflow_is_not_run_while_old_runs_are_dropped(three: ProjectFolder) -> None:
+    async def refused() -> str:
+        async with collector_of(three):
+            return (await asyncio.to_thread(ended, three.start("run", "-a", "reviews"))).err
+
+    assert "is being run by another process" in asyncio.run(refused())
+
+
+def test_who_comes_in_meanwhile_loses_nothing(three: ProjectFolder, server: Server) -> None:
+    """A workflow that was never run has no lease that could be taken: it is noticed, and dropping stops."""
+    three.workflow("others", stages=[{**TWO[0], "prompt": "Opinion: ${text}"}, TWO[1]])
+
+    async def dropping() -> None:
+        async with collector_of(three) as collector:
+            await collector.begin(3, {})
+            await collector.drop_run(1, ["classify", "reply"])
+            await collector.drop_run(2, ["classify", "reply"])
+            ran = await asyncio.to_thread(three.agac, "run", "-a", "others", "--json")
+            assert ran.json["invocation"]["tasks_asked"] == 0, "all are still there"
+            await collector.drop_results([1])
+
+    with pytest.raises(LeaseHeld, match="another workflow was run while old runs were dropped"):
+        asyncio.run(dropping())
+    assert_nothing_dangles(three)
+    agac.gc(1, project=three.root)
+    assert_nothing_is_left_over(three)
+    server.reset()
+    assert three.run("others").invocation["calls"] == 0
+    assert server.account()["requests"] == 0
+
+
+def test_a_workflow_that_has_just_begun_is_noticed_too(three: ProjectFolder) -> None:
+    async def dropping() -> None:
+        async with collector_of(three) as collector, collector_of(three, "new"):
+            await collector.drop_results([1])
+
+    with pytest.raises(LeaseHeld, match="workflow 'new' began while old runs were dropped"):
+        asyncio.run(dropping())
+    assert three.query("SELECT count(*) FROM result WHERE id = 1") == [(1,)]
+
+
+def test_one_that_was_asleep_and_was_taken_over_drops_nothing_more(three: ProjectFolder) -> None:
+    async def dropping() -> None:
+        async with collector_of(three) as collector:
+            await collector.begin(3, {})
+            edit(three, "UPDATE lease SET holder = '', heartbeat_at = 0")
+            assert (await asyncio.to_thread(three.agac, "run", "-a", "reviews")).code == 0
+            await collector.drop_run(1, ["classify", "reply"])
+
+    with pytest.raises(LeaseLost):
+        asyncio.run(dropping())
+    assert three.query("SELECT count(*) FROM row WHERE run_id = 1") == [(30,)]
+    three.assert_sound()
+
+
+def edit(project: ProjectFolder, sql: str) -> None:
+    connection = sqlite3.connect(project.root / ".agac/agac.db", timeout=60)
+    with connection:
+        connection.execute(sql)
+    connection.close()
+
+
+def test_a_run_of_which_half_is_dropped_is_gone_on_with(
+    three: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a run with fewer rows: not finished, its counts true. What its files showed is made again."""
+    three.workflow(stages=[{**TWO[0], "prompt": "Opinion: ${text}"}, TWO[1]])
+    before = three.run().summary["run"]
+    files = three.envelopes()
+    monkeypatch.setattr(collect, "CHUNK_ROWS", 10)
+
+    async def dropping() -> None:
+        async with collector_of(three) as collector:
+            await collector.begin(3, {})
+            await collector.transaction(lambda w: collector._drop_rows(w, before, ["classify", "reply"]))
+
+    asyncio.run(dropping())
+    assert_nothing_dangles(three)
+    (found,) = [run for run in agac.status(project=three.root).runs if run["run"] == before]
+    assert (found["complete"], found["rows"]["total"]) == (False, 20)
+    server.reset()
+    again = three.run()
+    assert (again.summary["run"], again.summary["rows"]["done"]) == (before, 30)
+    assert server.account()["requests"] == 0, "the answers are dropped last"
+    assert three.envelopes() == files
+    assert_nothing_dangles(three)
+
+
+@pytest.mark.parametrize("finish", ["gc", "run"])
+def test_it_may_be_killed_at_any_commit(finish: str, three: ProjectFolder, server: Server) -> None:
+    three.numbered(28)
+    three.run()
+    expected = three.envelopes()
+    kills = 0
+    while True:
+        ran = three.agac("gc", "--keep-runs", "1", env=kill_at(f"commit:{kills + 1}"))
+        assert_nothing_dangles(three)
+        if ran.code == 0:
+            break
+        assert ran.code == -9, ran.err
+        kills += 1
+        assert agac.status(project=three.root).runs[0]["run"] == 3
+        server.reset()
+        if finish == "run":
+            assert three.run().invocation["rows_unchanged"] == 28
+            three.workflow(stages=TWO)
+            assert three.run().exit_code == 0, "one that is being dropped"
+            three.workflow(stages=[{**TWO[0], "prompt": "Say: ${text}"}, TWO[1]])
+            assert three.run().exit_code == 0
+    assert kills > 5
+    assert_nothing_is_left_over(three)
+    agac.export(run=3, project=three.root)
+    assert three.envelopes() == expected
+    server.reset()
+    assert three.run().invocation["rows_unchanged"] == 28
+    assert server.account()["requests"] == 0
+
+
+def lines(words: str) -> list[RunLine]:
+    """Runs by a word each, the one last worked on first: `a` a run of a over the whole input, `a*` a selection."""
+    found = words.split()
+    return [
+        RunLine(len(found) - i, word.strip("*"), b"", None, 0.0, word.endswith("*")) for i, word in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "keep", "workflow", "doomed"),
+    [
+        ("a a a", 2, None, [1]),
+        ("a b a b a b", 1, None, [4, 3, 2, 1]),
+        ("a b a b a b", 1, "b", [3, 1]),
+        ("a* a* a a", 1, None, [3, 1]),
+        ("a* a* a a", 2, None, [1]),
+        ("a* a*", 1, None, [1]),
+        ("a* b a*", 1, None, [1]),
+        ("", 1, None, []),
+    ],
+)
+def test_which_runs_go(words: str, keep: int, workflow: str | None, doomed: list[int]) -> None:
+    found = clearing.choose(lines(words), keep, workflow)
+    assert [line.id for line in found.doomed] == doomed
+    assert len(found.doomed) + len(found.kept) == len(words.split())
+
+
+@given(st.sets(st.integers(0, 5_000)))
+def test_a_set_of_bits_is_a_set(numbers: set[int]) -> None:
+    bits = Bits(5_000)
+    for number in numbers:
+        bits.add(number)
+    assert {number for number in range(5_001) if number in bits} == numbers
+
+
+STEP = st.one_of(
+    st.tuples(st.just("rows"), st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)),
+    st.tuples(st.just("prompt"), st.sampled_from(["One: ${text}", "Two: ${text}"])),
+    st.tuples(st.just("run"), st.sampled_from(["reviews", "others"])),
+    st.tuples(st.just("gc"), st.sampled_from([1, 2])),
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEP, min_size=3, max_size=9))
+def test_whatever_was_done_before_the_newest_run_asks_nothing_after_it(
+    steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory, server: Server
+) -> None:
+    project = ProjectFolder(tmp_path_factory.mktemp("any") / "project")
+    project.configure(server.base_url)
+    prompts = {"reviews": "One: ${text}", "others": "Two: ${text}"}
+    ids = ["a"]
+    for kind, value in [("run", "reviews"), *steps, ("run", "others"), ("run", "reviews")]:
+        project.rows({"id": row_id, "text": f"I love {row_id}"} for row_id in ids)
+        if kind == "rows":
+            ids = value
+        elif kind == "prompt":
+            prompts["reviews"] = value
+        elif kind == "run":
+            project.workflow(value, stages=asking(prompts[value]))
+            assert project.run(value).exit_code == 0
+        else:
+            agac.gc(value, project=project.root)
+            assert_nothing_is_left_over(project)
+    agac.gc(1, project=project.root)
+    assert_nothing_is_left_over(project)
+    server.reset()
+    for name in prompts:
+        assert project.run(name).invocation["rows_unchanged"] == len(ids)
+    assert server.account()["requests"] == 0

@@ -1,0 +1,326 @@
+"""`agac plan` says what a run will ask, reuse and cost, and why; the run then does just that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+import agac
+from agac.core.errors import UsageError
+
+Faulty = Callable[..., Server]
+STAGES: list[dict[str, Any]] = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
+    {"name": "reply", "prompt": "Answer ${text}: ${classify.sentiment}"},
+    {"name": "close", "prompt": "End ${text} ${reply}"},
+]
+Counts = dict[str, tuple[int, int, int]]
+
+
+def planned(project: ProjectFolder, **options: Any) -> tuple[Counts, dict[str, dict[str, int]]]:
+    """Each stage's counts (run, reuse, blocked), and its reasons."""
+    report = agac.plan_run("reviews", agac.RunOptions(**options), project=project.root).as_json()
+    counts = {s["name"]: (s["run"], s["reuse"], s["blocked"]) for s in report["stages"]}
+    reasons = {s["name"]: {r["reason"]: r["tasks"] for r in s["reasons"]} for s in report["stages"]}
+    return counts, reasons
+
+
+def calls_by_stage(project: ProjectFolder) -> dict[str, int]:
+    found = project.query(
+        "SELECT json_extract(d.body, '$.stages[' || a.stage || '].name'), count(*) FROM attempt a "
+        "JOIN row w ON w.key = a.row_key JOIN run r ON r.id = w.run_id "
+        "JOIN definition d ON d.hash = r.definition_hash GROUP BY 1"
+    )
+    return dict(found)
+
+
+def the_run_does_it(project: ProjectFolder, **options: Any) -> None:
+    """Runs, and checks that each stage asked no more than the plan said, and exactly that at the first asked stage."""
+    counts, reasons = planned(project, **options)
+    before = calls_by_stage(project)
+    project.run(**options)
+    after = calls_by_stage(project)
+    for stage, (run, _, _) in counts.items():
+        asked = after.get(stage, 0) - before.get(stage, 0)
+        assert asked <= run
+        if not any(reason.startswith("upstream") for reason in reasons[stage]):
+            assert asked == run
+    project.assert_sound()
+
+
+@pytest.fixture
+def ran(project: ProjectFolder) -> ProjectFolder:
+    project.numbered(10)
+    project.workflow(stages=STAGES)
+    project.run()
+    return project
+
+
+def test_the_first_run_asks_everything(project: ProjectFolder, server: Server) -> None:
+    project.numbered(10)
+    project.workflow(stages=STAGES)
+    counts, reasons = planned(project)
+    assert counts == dict.fromkeys(("classify", "reply", "close"), (10, 0, 0))
+    assert reasons == {name: {"new row": 10} for name in ("classify", "reply", "close")}
+    assert server.account()["requests"] == 0
+    assert not (project.root / ".agac").exists()
+    assert project.run().invocation["calls"] == 10 * 2 + len(
+        project.query("SELECT DISTINCT fingerprint FROM attempt WHERE stage = 2")
+    )
+
+
+def test_a_finished_run_asks_nothing(ran: ProjectFolder) -> None:
+    assert planned(ran)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
+    the_run_does_it(ran)
+
+
+def test_the_prompt_of_the_third_stage_asks_that_stage_again(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[*STAGES[:2], STAGES[2] | {"prompt": "The end ${text} ${reply}"}])
+    counts, reasons = planned(ran)
+    assert counts == {"classify": (0, 10, 0), "reply": (0, 10, 0), "close": (10, 0, 0)}
+    assert reasons["close"] == {"prompt changed": 10}
+    the_run_does_it(ran)
+
+
+def test_a_prompt_in_the_middle_reaches_what_follows(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[STAGES[0], STAGES[1] | {"prompt": "Say ${text}: ${classify.sentiment}"}, STAGES[2]])
+    counts, reasons = planned(ran)
+    assert counts == {"classify": (0, 10, 0), "reply": (10, 0, 0), "close": (10, 0, 0)}
+    assert reasons["reply"] == {"prompt changed": 10}
+    assert reasons["close"] == {"upstream reply changed": 10}
+    the_run_does_it(ran)
+
+
+def test_ten_new_rows_cost_ten_rows(ran: ProjectFolder) -> None:
+    ran.numbered(20)
+    counts, reasons = planned(ran)
+    assert counts["classify"] == (10, 10, 0)
+    assert reasons["classify"] == {"new row": 10}
+    the_run_does_it(ran)
+
+
+def test_one_changed_cell_costs_one_row(ran: ProjectFolder) -> None:
+    path = ran.root / "data/rows.csv"
+    path.write_text(path.read_text("utf-8").replace("number 7", "number seven"), encoding="utf-8")
+    counts, reasons = planned(ran)
+    assert counts["classify"] == (1, 9, 0)
+    assert (reasons["classify"], reasons["reply"]) == ({"row changed": 1}, {"upstream classify changed": 1})
+    the_run_does_it(ran)
+
+
+def test_a_cell_that_no_prompt_uses_costs_nothing(project: ProjectFolder) -> None:
+    project.numbered(5, other="a")
+    project.workflow(stages=STAGES)
+    project.run()
+    project.numbered(5, other="b")
+    assert planned(project)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 5, 0))
+    the_run_does_it(project)
+
+
+def test_a_reordered_file_costs_nothing(ran: ProjectFolder) -> None:
+    path = ran.root / "data/rows.csv"
+    head, *rows = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join([head, *reversed(rows)]) + "\n", encoding="utf-8")
+    assert planned(ran)[0]["close"] == (0, 10, 0)
+    the_run_does_it(ran)
+    assert [line["id"] for line in ran.envelopes()] == [f"r-{i}" for i in range(10, 0, -1)]
+
+
+def test_a_reverted_change_costs_nothing(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[STAGES[0] | {"prompt": "Other: ${text}"}, *STAGES[1:]])
+    ran.run()
+    ran.workflow(stages=STAGES)
+    assert planned(ran)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
+    the_run_does_it(ran)
+
+
+def test_models_schemas_variables_and_new_stages_are_named(ran: ProjectFolder) -> None:
+    schema = {**SENTIMENT, "topic": "string"}
+    ran.workflow(stages=[STAGES[0] | {"output_schema": schema}, *STAGES[1:]])
+    assert planned(ran)[1]["classify"] == {"schema changed": 10}
+    ran.workflow(stages=[STAGES[0] | {"temperature": 0.5}, *STAGES[1:]])
+    assert planned(ran)[1]["classify"] == {"model changed": 10}
+    ran.workflow(stages=[STAGES[0] | {"prompt": "X ${text}", "temperature": 0.5}, *STAGES[1:]])
+    assert planned(ran)[1]["classify"] == {"prompt changed, model changed": 10}
+    ran.workflow(stages=[*STAGES, {"name": "more", "prompt": "More ${text} ${close}"}])
+    assert planned(ran)[1]["more"] == {"new stage": 10}
+    ran.workflow(stages=STAGES)
+    assert planned(ran, fresh=True)[1]["classify"] == {"--fresh": 10}
+
+
+def test_a_changed_variable_is_named(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.workflow(stages=[{"name": "say", "prompt": "${vars.tone}: ${text}"}], vars={"tone": "calm"})
+    project.run()
+    assert planned(project, vars={"tone": "loud"})[1] == {"say": {"vars changed": 3}}
+
+
+def test_failed_rows_are_asked_again_until_they_are_left(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "number 2"}])
+    project.configure(server.base_url)
+    project.numbered(4)
+    project.workflow(stages=STAGES)
+    for _ in range(3):
+        project.run()
+        if project.query("SELECT max(failures) FROM task")[0][0] < 3:
+            counts, reasons = planned(project)
+            assert (counts["classify"], reasons["classify"]) == ((1, 3, 0), {"failed before": 1})
+    counts, _ = planned(project)
+    assert counts == {"classify": (0, 3, 1), "reply": (0, 3, 0), "close": (0, 3, 0)}
+    the_run_does_it(project)
+
+
+def test_an_interrupted_run_has_tasks_that_were_not_asked_yet(project: ProjectFolder) -> None:
+    project.numbered(4)
+    project.workflow(stages=STAGES)
+    project.run(until="classify")
+    counts, reasons = planned(project)
+    assert counts == {"classify": (0, 4, 0), "reply": (4, 0, 0), "close": (4, 0, 0)}
+    assert reasons["reply"] == {"not asked yet": 4}
+    counts, _ = planned(project, stage="close")
+    assert counts["reply"] == (0, 0, 4)
+    the_run_does_it(project)
+
+
+def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> None:
+    project.rows([{"id": str(i), "text": "same" if i < 50 else f"other {i}"} for i in range(100)])
+    project.workflow(stages=STAGES[:1])
+    (stage,) = agac.plan_run("reviews", project=project.root).as_json()["stages"]
+    assert (stage["run"], stage["collapsed"], stage["estimate"]["calls"]) == (100, 49, 51)
+    assert project.run().invocation["calls"] == 51
+    shown = project.agac("plan", "-a", "reviews", "--fresh").out
+    assert "49 of them have the very prompt of another row" in shown
+
+
+def test_repeated_ids_are_never_asked(project: ProjectFolder) -> None:
+    project.rows([{"id": str(i % 6), "text": f"text {i}"} for i in range(8)])
+    project.workflow(stages=STAGES[:1])
+    report = agac.plan_run("reviews", project=project.root).as_json()
+    assert (report["rows"], report["stages"][0]["run"]) == ({"total": 8, "unusable": 2, "dropped": 0}, 6)
+    assert project.run().invocation["calls"] == 6
+    project.workflow(stages=STAGES[:1], input={"on_duplicate_id": "first"})
+    assert agac.plan_run("reviews", project=project.root).as_json()["rows"]["dropped"] == 2
+
+
+def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
+    project.numbered(30)
+    project.workflow(stages=[STAGES[0] | {"max_tokens": 100}])
+    first = agac.plan_run("reviews", project=project.root)
+    assert first.stages[0].estimate.basis == "guess"
+    assert first.usd is not None
+    assert first.usd_at_most is not None
+    assert first.usd <= first.usd_at_most
+    cost = project.run().summary["calls"]["cost_usd"]
+    again = agac.plan_run("reviews", agac.RunOptions(fresh=True), project=project.root)
+    assert again.stages[0].estimate.basis == "history"
+    assert again.usd == pytest.approx(cost, rel=0.25)
+
+
+def test_an_unknown_price_is_said_and_not_guessed(ran: ProjectFolder) -> None:
+    report = agac.plan_run("reviews", agac.RunOptions(fresh=True), project=ran.root).as_json()
+    assert report["usd"] is None
+    assert "price not known" in ran.agac("plan", "-a", "reviews", "--fresh").out
+
+
+def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None:
+    project.numbered(5)
+    project.workflow(stages=[STAGES[0] | {"instructions": "Be short."}])
+    shown = project.agac("plan", "-a", "reviews", "--show", "2").out
+    assert shown.count("--- prompt") == 2
+    assert "[system]\nBe short.\n[user]\nReview: I love number 1" in shown
+    as_json = project.agac("plan", "-a", "reviews", "--show", "1", "--json").json
+    assert as_json["prompts"][0]["messages"][1] == {"role": "user", "text": "Review: I love number 1"}
+
+
+def test_a_dry_run_is_the_plan_and_changes_nothing(ran: ProjectFolder, server: Server) -> None:
+    before = server.account()["requests"]
+    content = (ran.root / ".agac/agac.db").read_bytes()
+    dry = ran.agac("run", "-a", "reviews", "--fresh", "--dry-run", "--json")
+    assert (dry.code, dry.json) == (0, ran.agac("plan", "-a", "reviews", "--fresh", "--json").json)
+    assert server.account()["requests"] == before
+    assert (ran.root / ".agac/agac.db").read_bytes() == content
+
+
+def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
+    ran = project.agac("plan", "-a", "reviews")
+    assert ran.code == 0
+    assert "OPENAI_API_KEY" in ran.err
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 2), (("--yes",), 0)])
+def test_a_run_above_confirm_above_wants_a_yes(
+    flags: tuple[str, ...], code: int, project: ProjectFolder, server: Server
+) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+    project.numbered(20)
+    project.workflow(confirm_above={"usd": 0.1})
+    ran = project.agac("run", "-a", "reviews", *flags)
+    assert ran.code == code
+    if code:
+        assert "confirm_above is $0.10" in ran.err
+        assert server.account()["requests"] == 0
+    again = project.agac("run", "-a", "reviews", *flags)  # a finished run costs nothing
+    assert again.code == code
+
+
+def test_a_cheap_run_is_not_asked_about(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 0.001, "output": 0.001}})
+    project.numbered(3)
+    project.workflow(confirm_above={"usd": 0.1})
+    assert project.run().exit_code == 0
+    project.configure(server.base_url)
+    with pytest.raises(UsageError, match="price is not known"):
+        project.run(fresh=True)
+
+
+def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
+    first = agac.why("last", "r-3", "classify", project=ran.root)
+    assert (first.before, first.as_json()["outcome"]) == (None, "done")
+    stages = [STAGES[0] | {"prompt": "Rate: ${text}", "temperature": 0.5}, *STAGES[1:]]
+    ran.workflow(stages=stages)
+    path = ran.root / "data/rows.csv"
+    path.write_text(path.read_text("utf-8").replace("number 3", "number three"), encoding="utf-8")
+    ran.run()
+    report = agac.why("last", "r-3", "classify", project=ran.root).as_json()
+    assert report["run"] == 2
+    assert report["before"]["run"] == 1
+    assert report["made_of"]["messages"][-1]["text"] == "Rate: I love number three"
+    assert report["made_of"]["params"] == {"temperature": 0.5}
+    found = {one["what"]: one for one in report["differences"]}
+    assert set(found) == {"params", "user message", "field text"}
+    assert "-Review: I love number 3" in found["user message"]["diff"]
+    shown = ran.agac("why", "2", "r-3", "classify").out
+    assert "What differs from run 1" in shown
+    assert 'field text: "I love number 3" → "I love number three"' in shown
+    same = ran.agac("why", "2", "r-4", "reply").out
+    assert "run 1" in same
+
+
+def test_why_says_when_what_was_asked_is_gone(ran: ProjectFolder) -> None:
+    stages = [*STAGES[:2], STAGES[2] | {"prompt": "The end ${text}"}]
+    ran.workflow(stages=stages)
+    ran.run(until="reply")
+    shown = ran.agac("why", "last", "r-1", "close")
+    assert (shown.code, "not asked yet" in shown.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("9", "r-1", "classify"), "no run 9"),
+        (("x", "r-1", "classify"), "give a run's number"),
+        (("last", "r-99", "classify"), "has no row 'r-99'"),
+        (("last", "r-1", "clasify"), "Did you mean 'classify'"),
+    ],
+)
+def test_why_names_what_there_is(words: tuple[str, ...], said: str, ran: ProjectFolder) -> None:
+    ended = ran.agac("why", *words)
+    assert ended.code == 2
+    assert said in ended.err
