@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agac.core.types import Usage
 from agac.engine.control import Control, Halted
 from agac.plan.plan import PlannedModel
-from agac.providers.prices import cost, price_of
+from agac.providers.prices import price_of
 from agac.providers.table import Price
 from agac.spec.workflow import Budget
 from agac.store.batch import Call
@@ -42,11 +41,15 @@ class RowBudgetExceeded(Exception):
 
 @dataclass(slots=True)
 class Pot:
-    """A budget under its name, what of it is spent, and what is set aside for calls under way."""
+    """A budget under its name, what of it is spent, and what is set aside for calls under way.
+
+    `unsure` is the part of `spent` that nobody knows to be spent: of calls that may have been billed and left no answer.
+    """
 
     name: str
     budget: Budget
     spent: Amount = NOTHING
+    unsure: Amount = NOTHING
     held: Amount = NOTHING
     holds: int = 0
 
@@ -65,12 +68,14 @@ class Pot:
         """Sets an amount aside."""
         self.held, self.holds = self.held.plus(worst), self.holds + 1
 
-    def settle(self, worst: Amount, real: Amount) -> None:
-        """Replaces what was set aside by what it came to."""
+    def settle(self, worst: Amount, real: Amount, unsure: Amount = NOTHING) -> None:
+        """Replaces what was set aside by what it came to; `unsure` is the part of it that nobody knows."""
         self.holds -= 1
         # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
         self.held = self.held.plus(worst, -1) if self.holds else Amount()
         self.spent = self.spent.plus(real)
+        if unsure is not NOTHING:
+            self.unsure = self.unsure.plus(unsure)
 
 
 class Hold(NamedTuple):
@@ -135,16 +140,16 @@ class Purse:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.settle(Hold(worst, pots), Amount())  # it was served just then
+                self.settle(Hold(worst, pots), NOTHING)  # it was served just then
             elif waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._serve()
             raise
 
-    def settle(self, hold: Hold, real: Amount) -> None:
-        """A call ended: what was set aside for it becomes what it cost."""
+    def settle(self, hold: Hold, real: Amount, unsure: Amount = NOTHING) -> None:
+        """A call ended: what was set aside for it becomes what it cost, or may have cost (`unsure`)."""
         for pot in hold.pots:
-            pot.settle(hold.worst, real)
+            pot.settle(hold.worst, real, unsure)
         self._serve()
 
     def _serve(self) -> None:
@@ -177,15 +182,18 @@ def _hold(worst: Amount, pots: Iterable[Pot]) -> None:
         pot.hold(worst)
 
 
-def real_amount(call: Call, worst: Amount) -> Amount:
-    """What a call that ended is counted as: its usage; nothing where nothing was done; the worst where nobody knows."""
+def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
+    """What a call that ended is counted as, and the part of it that nobody knows: its usage as far as it was told, the
+    worst case for the rest; nothing where nothing was done."""
     if call.free:
-        return Amount(0.0, 0, 1)
-    if call.ambiguous:
-        return worst
+        return Amount(0.0, 0, 1), NOTHING
+    usd = worst.usd if call.cost is None else call.cost
     used = (call.usage.input_tokens, call.usage.output_tokens)
-    tokens = worst.tokens if None in used else sum(n or 0 for n in used)
-    return Amount(worst.usd if call.cost is None else call.cost, tokens, 1)
+    told = sum(n or 0 for n in used)
+    tokens = max(told, worst.tokens) if None in used else told
+    if tokens == told and call.cost is not None:
+        return Amount(usd, tokens, 1), NOTHING
+    return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - told)
 
 
 class WorstCase:
@@ -193,7 +201,7 @@ class WorstCase:
 
     def __init__(self, model: PlannedModel, *, in_dollars: bool) -> None:
         self._max_tokens = model.params.max_tokens or 0
-        self._prices = _prices(model) if in_dollars else ()
+        self._steps = dearest(_prices(model)) if in_dollars else ()
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`.
@@ -201,13 +209,36 @@ class WorstCase:
         Its bytes bound its tokens: byte-level tokenizers make no more tokens than bytes, and the JSON around a message
         is longer than the few marks that a chat template puts in its place. Nothing is taken as cached.
         """
-        usage = Usage(len(body), self._max_tokens)
-        usd = max((cost(usage, price) or 0.0 for price in self._prices), default=0.0)
-        return Amount(usd, len(body) + self._max_tokens, 1)
+        size = len(body)
+        usd = 0.0
+        for start, given, made in self._steps:
+            if size >= start:
+                usd = (size * given + self._max_tokens * made) / 1_000_000
+        return Amount(usd, size + self._max_tokens, 1)
+
+
+def dearest(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
+    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million.
+
+    A call may turn out smaller than it could be, so a step that is cheaper does not count.
+    """
+    columns = sorted(
+        (start, max(price.input, price.cached_input or 0.0), price.output)
+        for one in prices
+        for start, price in ((0, one), *one.above)
+    )
+    steps = []
+    given = made = 0.0
+    for start, input_price, output_price in columns:
+        given, made = max(given, input_price), max(made, output_price)
+        steps.append((start, given, made))
+    return tuple(steps)
 
 
 def _prices(model: PlannedModel) -> tuple[Price, ...]:
-    """The price of the tier that is asked for and of the one that may be served instead."""
-    tiers = {None, model.params.service_tier}
+    """The prices of all tiers that may be served: the one asked for, the ordinary one, and `priority` where the choice
+    is left to the settings of an account."""
+    wanted = model.params.service_tier
+    tiers = {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
     found = (price_of(model.provider, model.model, tier) for tier in tiers)
     return tuple(price for price in found if price is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -36,41 +37,46 @@ class Budgets:
         return any(budget.usd is not None for budget in budgets)
 
     def purse(self, control: Control, counts: Iterable[Count], lost_calls: int) -> Purse:
-        """The purse of an invocation. `lost_calls`: of killed invocations, which may have been billed and left nothing;
-        each counts as one call at the run's mean cost."""
+        """The purse of an invocation. `lost_calls`: calls of earlier ones that may have been billed and left nothing.
+
+        Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
+        every budget that it may belong to.
+        """
         counts = [count for count in counts if count.outcome == "call"]
-        everything = _spent(counts)
-        lost = _lost(everything, lost_calls)
+        run = [_pot(name, budget, counts, lost_calls) for name, budget in self.run]
         stages = {
-            index: Pot(f"budget of stage {name!r}", budget, _spent(c for c in counts if c.stage == name))
+            index: _pot(f"budget of stage {name!r}", budget, [c for c in counts if c.stage == name], lost_calls)
             for index, name, budget in self.stages
         }
-        run = [Pot(name, budget, everything.plus(lost)) for name, budget in self.run]
         return Purse(control, run=run, stages=stages, row=self.row)
 
 
-def _spent(counts: Iterable[Count]) -> Amount:
-    total = Amount()
+def _pot(name: str, budget: Budget, counts: Iterable[Count], lost_calls: int) -> Pot:
+    known = unsure = Amount()
     for c in counts:
-        total = total.plus(Amount(c.cost + c.held_cost, c.input_tokens + c.output_tokens + c.held_tokens, c.tasks))
-    return total
+        known = known.plus(Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks))
+        unsure = unsure.plus(Amount(c.held_cost, c.held_tokens))
+    unsure = unsure.plus(_lost(known.plus(unsure), lost_calls))
+    return Pot(name, budget, known.plus(unsure), unsure)
 
 
 def _lost(spent: Amount, calls: int) -> Amount:
-    if not calls or not spent.calls:
+    if not spent.calls:
         return Amount(0.0, 0, calls)
     share = calls / spent.calls
-    return Amount(spent.usd * share, round(spent.tokens * share), calls)
+    return Amount(spent.usd * share, math.ceil(spent.tokens * share), calls)
 
 
 def facts(pots: Iterable[Pot]) -> list[dict[str, object]]:
-    """Budgets with what is spent of them, for summaries."""
+    """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no answer."""
     return [_facts(pot) for pot in pots]
 
 
 def _facts(pot: Pot) -> dict[str, object]:
     caps: Mapping[str, float | None] = {"usd": pot.budget.usd, "tokens": pot.budget.tokens, "calls": pot.budget.calls}
-    spent = pot.spent._asdict()
+    known, unsure = pot.spent.plus(pot.unsure, -1)._asdict(), pot.unsure._asdict()
     return {"name": pot.name} | {
-        unit: {"limit": cap, "spent": round(spent[unit], 6)} for unit, cap in caps.items() if cap is not None
+        unit: {"limit": cap, "spent": round(known[unit], 6), "held": round(unsure[unit], 6)}
+        for unit, cap in caps.items()
+        if cap is not None
     }

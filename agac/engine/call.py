@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import Fault, FaultKind, Reply, Request, Usage
-from agac.engine.budget import Amount, Hold, Purse, RowBudgetExceeded, real_amount
+from agac.core.types import Fault, FaultKind, Reply, Request
+from agac.engine.attempts import Replied, fault_call, how_answered, reply_call
+from agac.engine.budget import NOTHING, Hold, Purse, RowBudgetExceeded, counted
 from agac.engine.control import Control, Halted
 from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
@@ -23,14 +24,9 @@ from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Flight, Settler
 from agac.engine.validate import repair_request
 from agac.plan.plan import PlannedStage
-from agac.providers.http import HttpReply
-from agac.providers.prices import cost
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
-
-NO_USAGE = Usage()
-
 
 class Answer(NamedTuple):
     """A task's result, with its value parsed."""
@@ -39,21 +35,17 @@ class Answer(NamedTuple):
     value: object
 
 
-class Replied(NamedTuple):
-    """A reply on its way to be checked; `number` counts the task's attempts from 1."""
-
-    reply: Reply
-    sent: Sent
-    number: int
-    again: bool
+class CapReached(Exception):
+    """A task was about to be sent more often than any policy allows."""
 
 
 @dataclass(slots=True)
 class Asking:
     """The attempts of one task in one invocation, never more than `most`.
 
-    `ambiguous` of those that `line`'s model was sent may have been billed without an answer. `position` counts the
-    stage's models from 0. `hold` is what is set aside for the call under way.
+    `number` of them were begun; `ambiguous` of those that `line`'s model was sent may have been billed without an
+    answer. `position` counts the stage's models from 0; `tried` says what became of those before. `hold` is what is
+    set aside for the call under way.
     """
 
     flight: Flight
@@ -63,11 +55,25 @@ class Asking:
     position: int = 0
     number: int = 0
     ambiguous: int = 0
+    tried: tuple[str, ...] = ()
     hold: Hold | None = None
 
-    def turn_to(self, line: Line) -> None:
-        """Goes on with the next model."""
+    def count(self) -> None:
+        """One more attempt. Raises CapReached, whoever has lost count."""
+        if self.number >= self.most:
+            raise CapReached(f"the task was asked {self.number} times, which is more than any retry is worth")
+        self.number += 1
+
+    def turn_to(self, line: Line, error: RowError) -> None:
+        """Goes on with the next model, since this one ended in an error."""
+        self.tried += (f"{self.line.model.lane}: {error.type}",)
         self.line, self.ambiguous, self.position = line, 0, self.position + 1
+
+    def failed(self, error: RowError) -> RowError:
+        """The last error, and what was tried before."""
+        if not self.tried:
+            return error
+        return RowError(error.type, f"{error.message} (before that, {'; '.join(self.tried)})")
 
 
 class Caller:
@@ -95,23 +101,21 @@ class Caller:
         asking = Asking(flight, fingerprint, first, most_calls(stage.repair, 1 + len(others)))
         try:
             answer = await self._ask_model(asking, request)
-            tried: list[str] = []
             for line in others:
                 if isinstance(answer, Answer):
                     return answer
-                tried.append(f"{asking.line.model.lane}: {answer.type}")
                 _log.info("row %r, stage %s: %s; asking %s", flight.new.row.id, stage.name, answer, line.model.lane)
-                asking.turn_to(line)
+                asking.turn_to(line, answer)
                 answer = await self._ask_model(asking, replace(request, params=line.model.params))
         except OutOfTime:
-            return RowError(ErrorType.TIMEOUT, str(flight.patience))
+            answer = RowError(ErrorType.TIMEOUT, str(flight.patience))
         except RowBudgetExceeded:
-            return RowError(
+            answer = RowError(
                 ErrorType.BUDGET_EXCEEDED, "row_budget: the next call could cost more than the row has left"
             )
-        if isinstance(answer, RowError) and tried:
-            return RowError(answer.type, f"{answer.message} (before that, {'; '.join(tried)})")
-        return answer
+        except CapReached as reached:
+            answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
+        return answer if isinstance(answer, Answer) else asking.failed(answer)
 
     async def _ask_model(self, asking: Asking, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
@@ -135,15 +139,17 @@ class Caller:
         faults: Counter[FaultKind] = Counter()
         while True:
             sent = await self._send(asking, wire)
-            asking.number += 1
-            reply = asking.line.read(sent.answer) if isinstance(sent.answer, HttpReply) else sent.answer
+            reply = asking.line.read(sent)
             if isinstance(reply, Reply):
                 return Replied(reply, sent, asking.number, again=faults.total() > 0)
-            self._keep_fault(asking, sent, reply, purpose, again=faults.total() > 0)
+            again = faults.total() > 0
+            self._keep(asking, fault_call(asking.line, sent, reply, asking.number, purpose, again=again))
             asking.ambiguous += reply.ambiguous
             faults[reply.kind] += 1
             match self._decided(asking, reply, faults[reply.kind]):
                 case GiveUp():
+                    if asking.flight.patience.over:
+                        raise OutOfTime
                     return reply
                 case StopRun():
                     self._control.fail(_with_wait(reply))
@@ -154,25 +160,25 @@ class Caller:
     async def _send(self, asking: Asking, wire: Wire) -> Sent:
         """Sends once, what it may cost at most being set aside until the attempt is kept."""
         flight, line = asking.flight, asking.line
+        asking.count()
         if self._purse is None:
             return await line.send(wire, flight.patience, self._settler.given_up)
         if flight.purse is None:
             flight.purse = self._purse.row_pot()
-        asking.hold = await self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire))
+        reserved = self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire))
+        asking.hold = await flight.patience.wait(reserved)
         try:
             return await line.send(wire, flight.patience, self._settler.given_up)
         except (Halted, OutOfTime):  # it was not sent
-            self._purse.settle(asking.hold, Amount())
+            self._purse.settle(asking.hold, NOTHING)
             raise
         except asyncio.CancelledError:  # perhaps it was
-            self._purse.settle(asking.hold, asking.hold.worst)
+            self._purse.settle(asking.hold, asking.hold.worst, asking.hold.worst)
             raise
 
     def _decided(self, asking: Asking, fault: Fault, attempt: int) -> Again | GiveUp | StopRun:
-        """The policy's decision, within the hard cap. Who has another model left does not stop for a long wait."""
+        """The policy's decision. Who has another model left does not stop for a long wait."""
         decision = decide(fault, attempt, asking.ambiguous, self._spread())
-        if isinstance(decision, Again) and asking.number >= asking.most:
-            return GiveUp()
         others = len(self._lines[asking.line.stage.index]) - 1 - asking.position
         if isinstance(decision, StopRun) and fault.kind is FaultKind.PAUSE and others:
             return GiveUp()
@@ -187,60 +193,29 @@ class Caller:
             raise OutOfTime
         await self._control.sleep(delay)
 
-    def _keep_fault(self, asking: Asking, sent: Sent, fault: Fault, purpose: str, *, again: bool) -> None:
-        """Keeps an attempt that brought no reply."""
-        call = Call(
-            number=asking.number,
-            endpoint=asking.line.endpoint(None),
-            purpose=purpose,
-            started_at=sent.at,
-            duration=sent.duration,
-            status=fault.status,
-            error=RowError(fault.type, fault.message),
-            ambiguous=fault.ambiguous,
-            usage=NO_USAGE,
-            cost=None,
-            body=_body(sent),
-            again=again,
-        )
-        self._keep(asking, call)
-
     def _checked(self, asking: Asking, replied: Replied, purpose: str) -> Answer | RowError:
         """Checks a reply. Its attempt is kept with the reply itself, whatever the check says or raises."""
-        reply, line = replied.reply, asking.line
-        price = line.price(reply.service_tier)
-        call = Call(
-            number=replied.number,
-            endpoint=line.endpoint(reply),
-            purpose=purpose,
-            started_at=replied.sent.at,
-            duration=replied.sent.duration,
-            status=_status(replied.sent),
-            error=None,
-            ambiguous=False,
-            usage=reply.usage,
-            cost=cost(reply.usage, price) if price else None,
-            body=_body(replied.sent),
-            again=replied.again,
-        )
+        line = asking.line
+        call = reply_call(line, replied, purpose)
         try:
-            checked = line.checker.check(reply)
+            checked = line.checker.check(replied.reply)
         except BaseException:
             self._keep(asking, call)
             raise
         if isinstance(checked, RowError):
             self._keep(asking, replace(call, error=checked))
             return checked
-        self._keep(asking, call)
-        how = _how(purpose, asking.position, mended=checked.mended)
+        self._keep(asking, replace(call, mended=True) if checked.mended else call)
+        how = how_answered(purpose, asking.position, mended=checked.mended)
         return Answer(Result(asking.fingerprint, checked.text, call.endpoint, self._wall(), how=how), checked.value)
 
     def _keep(self, asking: Asking, call: Call) -> None:
         stage = asking.line.stage
         if self._purse is not None and asking.hold is not None:
-            if call.ambiguous:
-                call = replace(call, held_usd=asking.hold.worst.usd, held_tokens=asking.hold.worst.tokens)
-            self._purse.settle(asking.hold, real_amount(call, asking.hold.worst))
+            real, unsure = counted(call, asking.hold.worst)
+            if unsure is not NOTHING:
+                call = replace(call, held_usd=unsure.usd, held_tokens=unsure.tokens)
+            self._purse.settle(asking.hold, real, unsure)
             asking.hold = None
         self._settler.call(asking.flight, stage, asking.fingerprint, call)
         if _log.isEnabledFor(logging.DEBUG):
@@ -250,22 +225,6 @@ class Caller:
                 call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
                 call.error.message if call.error else "ok",
             )  # fmt: skip
-
-
-def _how(purpose: str, position: int, *, mended: bool) -> str:
-    """How an answer came about, as results remember it."""
-    if purpose == "ask" and not mended:
-        return ""
-    ways = {"repair": purpose == "repair", "json_repair": mended, "fallback": position > 0}
-    return ",".join(way for way, taken in ways.items() if taken)
-
-
-def _body(sent: Sent) -> bytes | None:
-    return sent.answer.body if isinstance(sent.answer, HttpReply) else None
-
-
-def _status(sent: Sent) -> int | None:
-    return sent.answer.status
 
 
 def _with_wait(fault: Fault) -> Fault:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agac.core.errors import storable
+from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply, Request
 from agac.engine.budget import Amount, WorstCase
-from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.lane import Lane, Turn
+from agac.engine.limits import Exposure, Slots
 from agac.engine.patience import Patience
 from agac.engine.validate import Checker
 from agac.plan.plan import PlannedModel, PlannedStage
@@ -33,11 +34,12 @@ class Wire:
 
 
 class Sent(NamedTuple):
-    """What came of a call: when it was sent, in seconds since 1970, and how many seconds it took."""
+    """What came of a call: when it was sent, in seconds since 1970, how many seconds it took, its turn in the lane."""
 
     answer: HttpReply | Fault
     at: float
     duration: float
+    turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,9 @@ class Line:
         before it is sent, OutOfTime when the row's time is over before it is sent.
         """
         if self.slots:
-            await self.slots.take()
+            await patience.wait(self.slots.take())
         try:
-            await self.exposure.enter()
+            await patience.wait(self.exposure.enter())
             try:
                 return await self._in_lane(wire, patience, cut_off)
             except BaseException:
@@ -93,7 +95,7 @@ class Line:
                 self.slots.give()
 
     async def _in_lane(self, wire: Wire, patience: Patience, cut_off: Callable[[], None]) -> Sent:
-        await self.lane.enter(wire.tokens)
+        turn = await patience.wait(self.lane.enter(wire.tokens))
         at = self.wall()
         try:
             http = await self.sender.send(wire.body, self.stage.timeout, within=patience.left())
@@ -103,17 +105,27 @@ class Line:
         finally:
             self.lane.leave()
         if isinstance(http, Fault):
-            return Sent(http, at, self.wall() - at)
-        self.lane.observe(self.dialect.rates(http.headers))
+            if http.type is ErrorType.TIMEOUT and patience.over:
+                http = replace(http, message=str(patience))
+            return Sent(http, at, self.wall() - at, turn)
+        if (rates := self.dialect.rates(http.headers)) is not None:
+            self.lane.observe(turn, rates)
         clean = self.redactor.clean_bytes(http.body)
-        return Sent(http if clean is http.body else replace(http, body=clean), at, http.ended - http.started)
+        answer = http if clean is http.body else replace(http, body=clean)
+        return Sent(answer, at, http.ended - http.started, turn)
 
-    def read(self, http: HttpReply) -> Reply | Fault:
-        """What an answer means."""
-        model = self.model
-        return self.dialect.parse(
-            http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
-        )
+    def read(self, sent: Sent) -> Reply | Fault:
+        """What an answer means. The lane learns of it."""
+        http, model = sent.answer, self.model
+        answer: Reply | Fault
+        if isinstance(http, Fault):
+            answer = http
+        else:
+            answer = self.dialect.parse(
+                http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
+            )
+        self.lane.heard(sent.turn, answer)
+        return answer
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
         """Who answered, or who was asked and did not."""

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from agac.engine.budget import WorstCase
 from agac.engine.budgets import Budgets
 from agac.engine.control import Control
-from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.lane import Lane
+from agac.engine.limits import Exposure, Slots
 from agac.engine.line import Line
 from agac.engine.validate import Checker
 from agac.engine.work import Work

@@ -60,10 +60,14 @@ class Checker:
 
     def _mended(self, text: str) -> Checked | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
-        value = mended_json(text) if self._mends else None
-        if value is None or self._problems(value):
+        mended = mended_json(text) if self._mends else None
+        if mended is None:
             return None
-        return Checked(_encode(value), value, mended=True)
+        try:
+            value = parse_json(mended)
+        except ValueError:
+            return None
+        return None if self._problems(value) else Checked(_encode(value), value, mended=True)
 
     def _problems(self, value: JSONValue) -> list[str]:
         try:

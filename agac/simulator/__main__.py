@@ -21,6 +21,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
     parser.add_argument("--slots", type=int, help="requests served at once")
     parser.add_argument("--rpm", type=int, help="requests a minute")
     parser.add_argument("--tpm", type=int, help="tokens a minute")
+    parser.add_argument("--burst", type=int, help="requests that may come at once; a minute's worth by default")
     parser.add_argument("--faults", type=Path, help="YAML or JSON file of fault rules")
     parser.add_argument("--ready-line", action="store_true", help="write one JSON line once requests are answered")
     parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input ends")
@@ -33,6 +34,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
         slots=flags.slots,
         rpm=flags.rpm,
         tpm=flags.tpm,
+        burst=flags.burst,
         faults=flags.faults,
     )
     return settings, flags

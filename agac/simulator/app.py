@@ -14,7 +14,7 @@ from aiohttp import web
 from agac.simulator import chat
 from agac.simulator.asks import Answer, ApiError, Ask
 from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
-from agac.simulator.latency import Latency, RateLimits, parse_latency
+from agac.simulator.latency import Latency, RateLimits, parse_latency, read_limits
 from agac.simulator.ledger import Ledger
 from agac.simulator.replies import Author
 from agac.simulator.rulesfile import load_rules
@@ -47,7 +47,7 @@ class Simulator:
         self.settings = settings
         self.latency = latency
         self.faults = FaultPlan(rules, settings.seed)
-        self.limits = RateLimits.of(settings.rpm, settings.tpm)
+        self.limits = RateLimits.of(settings.rpm, settings.tpm, settings.burst)
         self.slots = asyncio.Semaphore(settings.slots) if settings.slots else None
         self.ledger = Ledger()
         self.author = Author()
@@ -61,6 +61,7 @@ class Simulator:
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/account", self.account)
         app.router.add_post("/account/reset", self.reset)
+        app.router.add_post("/account/limits", self.set_limits)
         app.router.add_get("/health", self.health)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
@@ -169,7 +170,7 @@ class Simulator:
 
     def headers(self, number: int) -> dict[str, str]:
         """What every reply is marked with."""
-        return MARK | {"x-request-id": f"req-sim-{number}"} | self.limits.headers()
+        return MARK | {"x-request-id": f"req-sim-{number}"} | self.limits.headers(time.monotonic())
 
     def response(self, body: bytes, number: int) -> web.Response:
         """A whole reply."""
@@ -204,6 +205,14 @@ class Simulator:
         self.faults.reset()
         return json_response(before)
 
+    async def set_limits(self, request: web.Request) -> web.Response:
+        """POST /account/limits: a JSON object with `rpm`, `tpm`, `burst` in place of the limits that there were."""
+        try:
+            self.limits = read_limits(await request.read())
+        except SimulatorError as error:
+            return json_response({"error": {"message": "; ".join(error.problems)}}, 400)
+        return json_response(self.limits.headers(time.monotonic()))
+
     async def health(self, request: web.Request) -> web.Response:
         """GET /health."""
         return json_response({"ok": True, "simulated": True})
@@ -219,6 +228,7 @@ def model_object(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": chat.CREATED, "owned_by": chat.FINGERPRINT}
 
 
-def json_response(data: object) -> web.Response:
+def json_response(data: object, status: int = 200) -> web.Response:
     """Any JSON, marked as simulated."""
-    return web.Response(body=json.dumps(data).encode(), content_type="application/json", headers=MARK)
+    body = json.dumps(data).encode()
+    return web.Response(status=status, body=body, content_type="application/json", headers=MARK)

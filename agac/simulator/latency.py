@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,25 +52,28 @@ def parse_latency(text: str) -> Latency:
 
 @dataclass(slots=True)
 class Bucket:
-    """So many units a minute, refilled evenly; a full minute's worth may be taken at once. `now` is in seconds."""
+    """So many units a minute, refilled evenly; `size` of them, a full minute's worth by default, may be taken at once.
+    `now` is in seconds."""
 
     per_minute: int
+    size: int = 0
     level: float = field(init=False)
     filled_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.level = float(self.per_minute)
+        self.size = self.size or self.per_minute
+        self.level = float(self.size)
 
     def refill(self, now: float) -> None:
         """Adds what has dripped in since the last look."""
         if self.filled_at is not None:
             gained = max(0.0, now - self.filled_at) * self.per_minute / 60
-            self.level = min(float(self.per_minute), self.level + gained)
+            self.level = min(float(self.size), self.level + gained)
         self.filled_at = now
 
     def wait_for(self, amount: float) -> float:
         """Seconds until `amount` is there, 0 when it is; infinite when it never fits."""
-        if amount > self.per_minute:
+        if amount > self.size:
             return math.inf
         missing = amount - self.level
         return 0.0 if missing < 1e-9 else missing * 60 / self.per_minute
@@ -82,7 +86,7 @@ class Bucket:
     @property
     def reset(self) -> float:
         """Seconds until the bucket is full again."""
-        return (self.per_minute - self.level) * 60 / self.per_minute
+        return (self.size - self.level) * 60 / self.per_minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,9 @@ class RateLimits:
     tokens: Bucket | None
 
     @staticmethod
-    def of(rpm: int | None, tpm: int | None) -> RateLimits:
-        """Limits from the settings; None is no limit."""
-        return RateLimits(Bucket(rpm) if rpm else None, Bucket(tpm) if tpm else None)
+    def of(rpm: int | None, tpm: int | None, burst: int | None = None) -> RateLimits:
+        """Limits from the settings; None is no limit. `burst`: requests that may come at once."""
+        return RateLimits(Bucket(rpm, burst or 0) if rpm else None, Bucket(tpm) if tpm else None)
 
     def take(self, tokens: int, now: float) -> Refusal | None:
         """Takes one request of `tokens`, or says why not."""
@@ -117,21 +121,43 @@ class RateLimits:
             bucket.refill(now)
             wait = bucket.wait_for(amount)
             if wait > 0:
-                return Refusal(unit, bucket.per_minute, bucket.per_minute - bucket.remaining, amount, wait)
+                return Refusal(unit, bucket.per_minute, bucket.size - bucket.remaining, amount, wait)
         for _, bucket, amount in buckets:
             if bucket is not None:
                 bucket.level -= amount
         return None
 
-    def headers(self) -> dict[str, str]:
+    def headers(self, now: float) -> dict[str, str]:
         """The headers in which OpenAI tells of limits; empty when there are none."""
         told = {}
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
+                bucket.refill(now)
                 told[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)
                 told[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining)
                 told[f"x-ratelimit-reset-{unit}"] = clock_text(bucket.reset)
         return told
+
+
+LIMITS = ("rpm", "tpm", "burst")
+
+
+def read_limits(body: bytes) -> RateLimits:
+    """Limits from a JSON object such as `{"rpm": 600}`; raises SimulatorError with all that is wrong."""
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise SimulatorError(['limits are a JSON object such as {"rpm": 600, "tpm": 90000, "burst": 10}; {} lifts all'])
+    problems = [f"{name!r} is no limit; known: {', '.join(LIMITS)}" for name in asked if name not in LIMITS]
+    for name in LIMITS:
+        value = asked.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            problems.append(f"{name} is {value!r}; use 1 or more, or leave it out for no limit")
+    if problems:
+        raise SimulatorError(problems)
+    return RateLimits.of(*(asked.get(name) for name in LIMITS))
 
 
 def clock_text(seconds: float) -> str:

@@ -25,6 +25,7 @@ class Settings:
 
     `port` 0 takes a free one. `latency` is a text as `agac.simulator.latency` reads it, in seconds. `slots` is how many
     requests are served at once (the others queue), `rpm` and `tpm` are requests and tokens a minute; None is no limit.
+    `burst` is how many requests may come at once, None a minute's worth.
     `faults` names a file of rules. `model_ids` are the models that are listed; every other name is answered too.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     tpm: int | None = None
     faults: Path | None = None
     model_ids: tuple[str, ...] = ("small", "large", "echo")
+    burst: int | None = None
 
     def problems(self) -> list[str]:
         """What is wrong with the numbers and the host, all at once; files and latency are read elsewhere."""
@@ -48,7 +50,7 @@ class Settings:
             )
         if not 0 <= self.port <= 65535:
             found.append(f"port {self.port} does not exist; use 0 (any free one) to 65535")
-        for name, value in (("slots", self.slots), ("rpm", self.rpm), ("tpm", self.tpm)):
+        for name, value in (("slots", self.slots), ("rpm", self.rpm), ("tpm", self.tpm), ("burst", self.burst)):
             if value is not None and value < 1:
                 found.append(f"{name} is {value}; use 1 or more, or leave it out for no limit")
         return found
@@ -56,8 +58,8 @@ class Settings:
     def arguments(self) -> list[str]:
         """The flags with which `python -m agac.simulator` gets these settings."""
         flags = ["--host", self.host, "--port", str(self.port), "--seed", str(self.seed), f"--latency={self.latency}"]
-        for name, value in (("slots", self.slots), ("rpm", self.rpm), ("tpm", self.tpm), ("faults", self.faults)):
-            if value is not None:
+        for name in ("slots", "rpm", "tpm", "burst", "faults"):
+            if (value := getattr(self, name)) is not None:
                 flags += [f"--{name}", str(value)]
         return flags
 

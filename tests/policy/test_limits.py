@@ -1,4 +1,4 @@
-"""Who waits for whom: slots, exposure and lanes, by a clock that the test turns."""
+"""Who waits for whom: slots, exposure and lanes, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.virtual import loop_time, run_virtually
 
 from agac.core.errors import ErrorType
-from agac.core.types import Fault, FaultKind, RateState
+from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
 from agac.engine.control import Control, Halted
-from agac.engine.limits import Exposure, Lane, Slots
+from agac.engine.lane import Lane
+from agac.engine.limits import Exposure, Slots
 from agac.engine.policy import LONGEST_WAIT
 
+FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")
+REFUSED = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=0.1, status=429)
+OVERLOADED = Fault(FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, "overloaded", status=503)
 
-class Clock(Control):
-    """A clock that jumps to the end of every sleep, and notes how long each was."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 100.0
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.check()
-        self.slept.append(round(seconds, 6))
-        self.now += seconds
-        await asyncio.sleep(0)
+run = run_virtually
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
+def lane(most: int = 100, *, rpm: int | None = None, tpm: int | None = None, control: Control | None = None) -> Lane:
+    return Lane(most, rpm=rpm, tpm=tpm, clock=loop_time, control=control or Control())
 
 
-def lane(clock: Clock, slots: int = 100, *, rpm: int | None = None, tpm: int | None = None) -> Lane:
-    return Lane(slots, rpm=rpm, tpm=tpm, clock=clock, control=clock)
+def reply(given: int | None, made: int | None) -> Reply:
+    return Reply(text="", finish=Finish.STOP, usage=Usage(given, made), model="m")
 
 
 async def settle() -> None:
@@ -46,79 +38,118 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def sent_at(lane: Lane, clock: Clock, *tokens: int) -> list[float]:
-    times = []
+async def sent_at(lane: Lane, *tokens: int) -> list[float]:
+    start, times = loop_time(), []
     for count in tokens:
         await lane.enter(count)
-        times.append(round(clock() - 100, 6))
+        times.append(round(loop_time() - start, 6))
         lane.leave()
     return times
 
 
 def test_a_lane_without_limits_never_waits() -> None:
     async def test() -> None:
-        clock = Clock()
-        assert await sent_at(lane(clock), clock, *[1000] * 5) == [0.0] * 5
-        assert clock.slept == []
+        assert await sent_at(lane(), *[1000] * 500) == [0.0] * 500
 
     run(test())
 
 
 def test_requests_a_minute_are_spaced_out_evenly() -> None:
     async def test() -> None:
-        clock = Clock()
-        assert await sent_at(lane(clock, rpm=120), clock, 1, 1, 1, 1) == [0.0, 0.5, 1.0, 1.5]
+        assert await sent_at(lane(rpm=120), 1, 1, 1, 1) == [0.0, 0.5, 1.0, 1.5]
 
     run(test())
 
 
 def test_tokens_a_minute_space_out_by_size() -> None:
     async def test() -> None:
-        clock = Clock()
-        assert await sent_at(lane(clock, tpm=60_000), clock, 500, 2000, 1000, 1) == [0.0, 0.5, 2.5, 3.5]
+        assert await sent_at(lane(tpm=60_000), 500, 2000, 1000, 1) == [0.0, 0.5, 2.5, 3.5]
 
     run(test())
 
 
 def test_the_tighter_of_both_rates_counts() -> None:
     async def test() -> None:
-        clock = Clock()
-        assert await sent_at(lane(clock, rpm=60, tpm=60_000), clock, 10, 3000, 10) == [0.0, 1.0, 4.0]
+        assert await sent_at(lane(rpm=60, tpm=60_000), 10, 3000, 10) == [0.0, 1.0, 4.0]
+
+    run(test())
+
+
+def test_those_who_wait_together_are_spaced_out_too() -> None:
+    async def test() -> None:
+        one, start, times = lane(rpm=600), loop_time(), []
+
+        async def call() -> None:
+            await one.enter(1)
+            times.append(round(loop_time() - start, 6))
+            await asyncio.sleep(0.01)
+            one.leave()
+
+        await asyncio.gather(*(call() for _ in range(50)))
+        assert times == [round(i / 10, 6) for i in range(50)]
 
     run(test())
 
 
 def test_an_idle_minute_is_not_saved_up() -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock, rpm=60)
-        await sent_at(one, clock, 1)
-        clock.now += 3600
-        first, second, third = await sent_at(one, clock, 1, 1, 1)
-        assert (second - first, third - second) == (1.0, 1.0)
+        one = lane(rpm=60)
+        await sent_at(one, 1)
+        await asyncio.sleep(3600)
+        assert await sent_at(one, 1, 1, 1) == [0.0, 1.0, 2.0]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("used", "third"),
+    [((400, 600), 2.0), ((100, 100), 1.2), ((900, 2100), 4.0), ((None, 600), 2.0), ((400, None), 2.0)],
+)
+def test_what_a_call_really_used_takes_the_place_of_what_was_expected(used: Any, third: float) -> None:
+    async def test() -> None:
+        one = lane(tpm=60_000)
+        first = await one.enter(1000)
+        one.leave()
+        second = asyncio.ensure_future(one.enter(1000))
+        await settle()
+        one.heard(first, reply(*used))
+        start = 1000.0
+        assert round((await second).at - start, 6) == round(third - 1, 6)
+        one.leave()
+        assert round((await one.enter(1)).at - start, 6) == third
 
     run(test())
 
 
 def test_a_pause_holds_everyone_and_ends() -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock)
+        one = lane()
         one.pause(7.0)
-        assert await sent_at(one, clock, 1, 1) == [7.0, 7.0]
+        assert await sent_at(one, 1, 1) == [7.0, 7.0]
+
+    run(test())
+
+
+def test_a_pause_holds_those_who_wait_already() -> None:
+    async def test() -> None:
+        one, start = lane(rpm=60), loop_time()
+        await one.enter(1)
+        waiting = asyncio.ensure_future(one.enter(1))
+        await asyncio.sleep(0.5)
+        one.pause(7.0)
+        assert (await waiting).at - start == 7.5
 
     run(test())
 
 
 def test_the_longest_pause_counts() -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock)
+        one = lane()
         one.pause(7.0)
         one.pause(2.0)
-        assert await sent_at(one, clock, 1) == [7.0]
+        assert await sent_at(one, 1) == [7.0]
         one.pause(LONGEST_WAIT * 50)
-        assert await sent_at(one, clock, 1) == [7.0 + LONGEST_WAIT]
+        assert await sent_at(one, 1) == [LONGEST_WAIT]
 
     run(test())
 
@@ -126,7 +157,6 @@ def test_the_longest_pause_counts() -> None:
 @pytest.mark.parametrize(
     ("rates", "waits"),
     [
-        (None, 0.0),
         (RateState(), 0.0),
         (RateState(remaining_requests=1, reset_requests=9.0), 0.0),
         (RateState(remaining_requests=0, reset_requests=9.0), 9.0),
@@ -134,49 +164,216 @@ def test_the_longest_pause_counts() -> None:
         (RateState(remaining_tokens=0, reset_tokens=3.0), 3.0),
         (RateState(0, 2.0, 0, 5.0), 5.0),
         (RateState(5, 2.0, 0, 5.0), 5.0),
+        (RateState(0, LONGEST_WAIT * 2), LONGEST_WAIT),
     ],
 )
-def test_a_lane_pauses_when_headers_say_that_nothing_is_left(rates: RateState | None, waits: float) -> None:
+def test_a_lane_pauses_when_headers_say_that_nothing_is_left(rates: RateState, waits: float) -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock)
-        one.observe(rates)
-        assert await sent_at(one, clock, 1) == [waits]
+        one = lane()
+        turn = await one.enter(1)
+        one.leave()
+        one.observe(turn, rates)
+        assert await sent_at(one, 1) == [waits]
 
     run(test())
 
 
-def test_a_lane_that_stops_gives_its_slot_back() -> None:
+def test_no_more_is_sent_than_headers_say_is_left() -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock, 1)
-        clock.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no"))
-        for _ in range(3):
-            with pytest.raises(Halted):
-                await one.enter(1)
-        other = lane(Clock(), 1)
-        await other.enter(1)
+        one = lane()
+        turns = [await one.enter(1) for _ in range(3)]
+        one.leave()
+        one.observe(turns[0], RateState(remaining_requests=4, reset_requests=9.0))
+        assert await sent_at(one, 1, 1) == [0.0, 0.0]  # two of the four were sent before the answer came
+        late = asyncio.ensure_future(one.enter(1))
+        await asyncio.sleep(2.0)
+        assert not late.done()
+        one.observe(turns[1], RateState(remaining_requests=5, reset_requests=7.0))
+        assert (await late).at == 1002.0
+        assert await sent_at(one, 1, 1) == [0.0, 5.0]  # the reset that the last header told
 
     run(test())
 
 
-def test_a_lane_holds_no_more_than_its_slots() -> None:
+def test_a_bucket_that_fills_is_not_waited_for_until_it_is_full() -> None:
     async def test() -> None:
-        clock = Clock()
-        one = lane(clock, 2)
-        inside, most = 0, 0
+        one = lane()
+        for left, reset in ((40, 20.0), (20, 30.0), (1, 39.5)):  # one more every half second
+            turn = await one.enter(1)
+            one.leave()
+            one.observe(turn, RateState(left, reset))
+        assert (await sent_at(one, 1)) == [0.0]
+        turn = await one.enter(1)
+        one.leave()
+        assert turn.at - 1000 == 0.5
+        one.observe(turn, RateState(0, 40.0))
+        assert await sent_at(one, 1) == [1.0]  # two more have come then
+
+    run(test())
+
+
+def test_a_header_as_old_as_its_reset_says_nothing() -> None:
+    async def test() -> None:
+        one = lane()
+        turn = await one.enter(1)
+        await asyncio.sleep(5.0)
+        one.leave()
+        one.observe(turn, RateState(remaining_requests=0, reset_requests=1.0))
+        assert await sent_at(one, 1, 1) == [0.0, 0.0]
+
+    run(test())
+
+
+def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
+    async def test() -> None:
+        control = Control()
+        one = lane(1, control=control)
+        await one.enter(1)
+        waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(3)]
+        await settle()
+        control.fail(FATAL)
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [Halted] * 3
+        with pytest.raises(Halted):
+            await one.enter(1)
+
+    run(test())
+
+
+def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
+    async def test() -> None:
+        control = Control()
+        one = lane(1, control=control)
+        await one.enter(1)
+        waiting = asyncio.ensure_future(one.enter(1))
+        await settle()
+        one.leave()  # the place is handed over ...
+        control.fail(FATAL)  # ... and the run stops before it is taken
+        with pytest.raises(Halted):
+            await waiting
+        assert one.in_flight == 0
+
+    run(test())
+
+
+def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
+    async def test() -> None:
+        control = Control()
+        one = lane(control=control)
+        one.pause(600)
+        waiting = asyncio.ensure_future(one.enter(1))
+        await asyncio.sleep(1)
+        control.interrupt()
+        with pytest.raises(Halted):
+            await waiting
+        assert loop_time() == 1001
+
+    run(test())
+
+
+def test_calls_at_once_double_every_tenth_of_a_second_up_to_the_bound() -> None:
+    async def test() -> None:
+        one = lane(100)
+        waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(150)]
+        inside = []
+        for _ in range(6):
+            await asyncio.sleep(0.0999)
+            inside.append(one.in_flight)
+            await asyncio.sleep(0.0001)
+        assert inside[:4] == [pytest.approx(8 * 2 ** (i + 1), rel=0.15) for i in range(3)] + [100]
+        assert inside[3:] == [100] * 3
+        for task in waiting:
+            task.cancel()
+
+    run(test())
+
+
+def test_calls_at_once_never_pass_a_small_bound() -> None:
+    async def test() -> None:
+        one, most = lane(2), 0
 
         async def call() -> None:
-            nonlocal inside, most
+            nonlocal most
             await one.enter(1)
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0)
-            inside -= 1
+            most = max(most, one.in_flight)
+            await asyncio.sleep(0.3)
             one.leave()
 
         await asyncio.gather(*(call() for _ in range(20)))
         assert most == 2
+
+    run(test())
+
+
+def test_who_came_first_goes_first() -> None:
+    async def test() -> None:
+        one, order = lane(1), []
+
+        async def call(number: int) -> None:
+            await one.enter(1)
+            order.append(number)
+            await asyncio.sleep(0.01)
+            one.leave()
+
+        await asyncio.gather(*(call(number) for number in range(12)))
+        assert order == list(range(12))
+
+    run(test())
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.integers(1, 2000)),
+        st.tuples(st.sampled_from(["leave", "cancel", "refuse", "overload"]), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["sleep", "pause"]), st.floats(0, 3)),
+        st.tuples(st.just("header"), st.tuples(st.integers(0, 5), st.floats(0, 3))),
+    ),
+    max_size=80,
+)
+
+
+@settings(deadline=None)
+@given(most=st.integers(1, 40), rpm=st.sampled_from([None, 60, 6000]), tpm=st.sampled_from([None, 90_000]), steps=STEPS)
+def test_nobody_is_lost_and_no_bound_is_passed(most: int, rpm: int | None, tpm: int | None, steps: Any) -> None:
+    """Whatever happens in whatever order: a pause is kept, a bound is a bound, in the end everyone has had a turn."""
+
+    async def test() -> None:
+        one, tasks, inside, paused = lane(most, rpm=rpm, tpm=tpm), [], [], 0.0
+
+        async def call(tokens: int) -> None:
+            turn = await one.enter(tokens)
+            assert turn.at >= paused
+            inside.append(turn)
+            assert len(inside) <= one.in_flight <= most
+
+        for step, value in steps:
+            match step:
+                case "enter":
+                    tasks.append(asyncio.ensure_future(call(value)))
+                case "cancel" if tasks:
+                    tasks[value % len(tasks)].cancel()
+                    await asyncio.sleep(0) if value % 2 else None
+                case "sleep":
+                    await asyncio.sleep(value)
+                case "pause":
+                    one.pause(value)
+                    paused = max(paused, loop_time() + value)
+                case "leave" | "refuse" | "overload" | "header" if inside:
+                    turn = inside.pop(0)
+                    one.leave()
+                    if step == "header":
+                        one.observe(turn, RateState(*value))
+                    elif step != "leave":
+                        one.heard(turn, REFUSED if step == "refuse" else OVERLOADED)
+            assert 0 <= one.in_flight <= most
+        while not all(task.done() for task in tasks) or inside:
+            while inside:
+                inside.pop()
+                one.leave()
+            await asyncio.sleep(0.05)
+        assert one.in_flight == 0
+        for task in tasks:
+            assert task.cancelled() or task.exception() is None
 
     run(test())
 
@@ -283,5 +480,25 @@ def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
         assert sum(task.done() for task in waiting) == 3
         for task in waiting:
             task.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_cancelled_one_loses_no_place(moment: str) -> None:
+    async def test() -> None:
+        exposure = Exposure(1)
+        await exposure.enter()
+        first, second = asyncio.ensure_future(exposure.enter()), asyncio.ensure_future(exposure.enter())
+        await settle()
+        if moment == "before":
+            first.cancel()
+            exposure.leave(1)
+        else:
+            exposure.leave(1)
+            first.cancel()
+        await asyncio.wait_for(second, 5)
+        exposure.leave(1)
+        await asyncio.wait_for(exposure.enter(), 5)
 
     run(test())

@@ -169,7 +169,61 @@ def test_settings_that_make_no_sense_are_said_at_once() -> None:
 def test_flags_carry_every_setting(tmp_path: Any) -> None:
     from agac.simulator.__main__ import parse_arguments
 
-    settings = Settings("localhost", 1, -2, "normal:1,2", 3, 4, 5, tmp_path / "f.yml")
+    settings = Settings("localhost", 1, -2, "normal:1,2", 3, 4, 5, tmp_path / "f.yml", burst=6)
     assert parse_arguments(settings.arguments())[0] == settings
     assert parse_arguments([])[0] == Settings()
     assert json.dumps(settings.arguments())
+
+
+def test_a_burst_is_what_may_come_at_once() -> None:
+    limits = RateLimits.of(rpm=1200, tpm=None, burst=20)
+    taken = 0
+    while (refusal := limits.take(0, 5.0)) is None:
+        taken += 1
+    assert (taken, refusal.wait) == (20, pytest.approx(0.05))
+    assert limits.take(0, 5.0 + refusal.wait) is None
+    assert limits.headers(6.5)["x-ratelimit-remaining-requests"] == "20"  # an idle second fills it, a minute no further
+    assert limits.headers(60.0)["x-ratelimit-remaining-requests"] == "20"
+    assert limits.headers(60.0)["x-ratelimit-reset-requests"] == "0ms"
+
+
+def test_headers_say_what_has_come_back_meanwhile() -> None:
+    limits = RateLimits.of(rpm=60, tpm=None)
+    for _ in range(30):
+        assert limits.take(0, 1.0) is None
+    assert limits.headers(1.0)["x-ratelimit-remaining-requests"] == "30"
+    assert limits.headers(11.0) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "40",
+        "x-ratelimit-reset-requests": "20s",
+    }
+
+
+def test_limits_are_changed_while_it_runs(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(rpm=1) as client:
+
+            async def limit(body: str) -> tuple[int, Any]:
+                async with client.session.post(f"{client.root}/account/limits", data=body) as response:
+                    return response.status, await response.json()
+
+            assert [(await client.ask(f"row {i}"))[0] for i in range(2)] == [200, 429]
+            status, told = await limit('{"rpm": 600, "burst": 3}')
+            assert (status, told["x-ratelimit-limit-requests"], told["x-ratelimit-remaining-requests"]) == (
+                200,
+                "600",
+                "3",
+            )
+            assert [(await client.ask(f"more {i}"))[0] for i in range(3)] == [200] * 3
+            assert await limit("{}") == (200, {})
+            assert [(await client.ask(f"all {i}"))[0] for i in range(20)] == [200] * 20
+            status, told = await limit('{"rpm": 0, "tpm": true, "rps": 3}')
+            assert status == 400
+            assert told["error"]["message"] == (
+                "'rps' is no limit; known: rpm, tpm, burst; rpm is 0; use 1 or more, or leave it out for no limit; "
+                "tpm is True; use 1 or more, or leave it out for no limit"
+            )
+            assert (await limit("20 a second"))[0] == 400
+            assert (await client.ask("still none"))[0] == 200
+
+    asyncio.run(scenario())

@@ -1,0 +1,504 @@
+"""What was asked, answered and paid can be looked at: run by run, and row by row down to the raw reply."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+import unicodedata
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import Step, scripted
+from support.processes import killed, listening, row_count, wait_until
+from support.project import SENTIMENT, ProjectFolder, Ran
+from support.server import Server
+
+import agac
+from agac.api.comparing import definition_changes
+from agac.cli.shown.words import plain, selection_words
+
+Faulty = Callable[..., Server]
+
+TWO = [
+    {"name": "classify", "instructions": "You read reviews.", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
+    {"name": "reply", "prompt": "Answer ${text}, which is ${classify.sentiment}"},
+]
+
+
+def one_row(project: ProjectFolder, row: str = "r-1", run: int | str = "last", **more: Any) -> dict[str, Any]:
+    """The row that `inspect` finds, when it is one."""
+    report = agac.inspect(run, row, project=project.root, **more)
+    assert report.rows is not None
+    (found,) = report.rows
+    return found
+
+
+def changes(project: ProjectFolder) -> list[tuple[int, list[str]]]:
+    return [(run["run"], run["changes"]) for run in agac.runs(project=project.root).runs]
+
+
+def typed(project: ProjectFolder, line: str) -> Ran:
+    """Runs a command that was printed."""
+    words = shlex.split(line)
+    assert words[0] == "agac"
+    return project.agac(*words[1:])
+
+
+class TestRuns:
+    def test_the_one_last_worked_on_comes_first_with_what_changed(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        base = {"vars": {"shop": "North"}}
+        project.run(project.workflow(stages=TWO, **base))
+        other = [{**TWO[0], "prompt": "Opinion: ${text}"}, TWO[1]]
+        project.run(project.workflow(stages=other, **base))
+        third = [{**other[0], "instructions": "Read.", "output_schema": {"sentiment": "string"}}, TWO[1]]
+        project.run(project.workflow(stages=third, **base))
+        project.run(project.workflow(stages=third, vars={"shop": "South"}))
+        project.run(project.workflow(stages=third[:1], vars={"shop": "South"}))
+        project.run(model="local/large?temperature=0.5")
+        project.run(fresh=True)
+        project.run(fresh=True)
+        project.rows([{"id": "r-1", "text": "fine"}], "data/more.csv")
+        project.run(project.workflow(stages=third[:1], path="data/more.csv"))
+        project.run(project.workflow(stages=TWO, **base))
+        assert changes(project) == [
+            (1, []),
+            (9, ["input: data/rows.csv → data/more.csv", "vars: shop"]),
+            (8, ["--fresh"]),
+            (7, ["model of classify: local/large → local/small", "parameters of classify", "--fresh"]),
+            (6, ["model of classify: local/small → local/large", "parameters of classify"]),
+            (5, ["stage reply is gone"]),
+            (4, ["vars: shop"]),
+            (3, ["schema of classify", "instructions of classify"]),
+            (2, ["prompt of classify"]),
+        ]
+
+    def test_they_are_listed_with_their_counts(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.numbered(5)
+        project.configure(faulty([{"kind": "refusal", "match": "number 3"}]).base_url)
+        project.run(project.workflow())
+        project.run(limit=2, offset=1)
+        project.run(project.workflow("others"))
+        report = project.agac("runs", "--json").json
+        assert [(run["run"], run["workflow"], run["state"]) for run in report["runs"]] == [
+            (3, "others", "finished"),
+            (2, "reviews", "finished"),
+            (1, "reviews", "finished"),
+        ]
+        assert report["runs"][1]["selection"] == {"limit": 2, "offset": 1}
+        assert report["runs"][2]["rows"] == {"total": 5, "done": 4, "failed": 1, "dropped": 0, "open": 0}
+        assert report["runs"][2]["calls"]["count"] == 5
+        lines = project.agac("runs").out.split("\n")
+        assert lines[0].split()[:6] == ["run", "workflow", "state", "rows", "done", "failed"]
+        assert lines[2].endswith("  only 2 rows from row 2; same workflow")
+        assert lines[3].endswith("  the first")
+        some = project.agac("runs", "-a", "reviews", "-n", "1")
+        assert some.out.split("\n")[1].split()[:2] == ["2", "reviews"]
+        assert "1 older run not shown" in some.out
+
+    def test_a_workflow_without_runs_is_told_from_one_that_does_not_exist(self, project: ProjectFolder) -> None:
+        project.numbered(2)
+        project.workflow()
+        for command in ("runs", "status"):
+            ran = project.agac(command, "-a", "reviews")
+            assert (ran.code, ran.out) == (
+                0,
+                "The workflow 'reviews' was not run in this project yet. Start with: agac run -a reviews\n",
+            )
+            ran = project.agac(command, "-a", "revews")
+            assert (ran.code, ran.out) == (2, "")
+            assert ran.err == "error: no workflow 'revews'; did you mean 'reviews'?\n  Workflows: reviews.\n"
+        project.run()
+        (project.root / "workflows/reviews.yml").unlink()
+        for command in ("runs", "status"):
+            assert project.agac(command, "-a", "reviews").code == 0, "it was run"
+            assert project.agac(command, "-a", "workflows/reviews.yml").code == 0
+
+    def test_workflows_in_another_folder_are_known(self, project: ProjectFolder) -> None:
+        project.write("agac.yml", "paths: {workflows: flows}\n")
+        project.write("flows/nightly.yml", "input: {path: rows.csv}\nstages: [{name: a, prompt: x}]\n")
+        assert project.agac("status", "-a", "nightly").code == 0
+        assert "did you mean 'nightly'?" in project.agac("status", "-a", "nighty").err
+
+
+class TestStatusOfARun:
+    def test_it_counts_by_stage_and_kind_of_error(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.numbered(6)
+        faults = [
+            {"kind": "refusal", "match": "Review: I love number 3"},
+            {"kind": "length", "match": "Answer I love number 4"},
+        ]
+        project.configure(faulty(faults).base_url)
+        assert project.run(project.workflow(stages=TWO)).exit_code == 3
+        run = project.agac("status", "1", "--json").json["runs"][0]
+        assert [(s["done"], s["failed"], s["errors"]) for s in run["stages"]] == [
+            (5, 1, {"Refused": 1}),
+            (4, 1, {"Truncated": 1}),
+        ]
+        assert sum(s["calls"]["count"] for s in run["stages"]) == run["calls"]["count"] == 11
+        assert run["calls"]["cost_usd"] == pytest.approx(sum(s["calls"]["cost_usd"] for s in run["stages"]))
+        assert run["held"] == {"cost_usd": 0, "tokens": 0}
+        assert [(i["state"], i["exit_code"]) for i in run["invocations"]] == [("ended", 0)]
+        out = project.agac("status", "last").out
+        assert "Failed in classify: 1 Refused\nFailed in reply: 1 Truncated\n" in out
+        (advice,) = [line for line in out.split("\n") if line.startswith("Look at failed rows with: ")]
+        assert typed(project, advice.partition(": ")[2]).code == 0
+
+    def test_what_calls_without_an_answer_may_have_cost_is_said(self, project: ProjectFolder) -> None:
+        project.numbered(2)
+        project.run(project.workflow())
+        with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)) as store:
+            store.execute("UPDATE counter SET held_cost = 0.25, held_tokens = 900 WHERE outcome = 'call'")
+        assert agac.status(run=1, project=project.root).runs[0]["held"] == {"cost_usd": 0.25, "tokens": 900}
+        out = project.agac("status", "1").out
+        assert "Calls of which no answer came may have cost up to $0.2500 (900 tokens) on top\n" in out
+
+    def test_a_killed_run_is_gone_on_with_as_it_says(self, project: ProjectFolder, faulty: Faulty) -> None:
+        server = faulty([{"kind": "hang", "at": list(range(21, 25))}])
+        project.configure(server.base_url)
+        project.numbered(40)
+        project.workflow()
+        process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
+        wait_until(lambda: server.account()["in_flight"] == 4 and row_count(project) == 20, "its work", process)
+        run = agac.status(run="last", project=project.root).runs[0]
+        assert (run["state"], run["invocations"][0]["state"]) == ("running", "running")
+        killed(process)
+        ran = project.agac("status", "1")
+        assert ran.out.startswith("reviews, run 1: killed\n")
+        (advice,) = [line for line in ran.out.split("\n") if "Go on with: " in line]
+        assert typed(project, advice.partition("with: ")[2]).code == 0
+        run = agac.status(run=1, project=project.root).runs[0]
+        assert run["state"] == "finished"
+        assert [i["state"] for i in run["invocations"]] == ["ended", "killed"]
+
+    def test_an_older_run_that_cannot_be_gone_on_with_names_the_newer_one(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        project.run(project.workflow())
+        project.run(limit=1)
+        project.run(project.workflow(stages=TWO))
+        found = {n: agac.status(run=n, project=project.root).runs[0]["replaced_by"] for n in (1, 2, 3)}
+        assert found == {1: 3, 2: None, 3: None}
+        assert "Run 3 took its place. Look at it with: agac status 3\n" in project.agac("status", "1").out
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["status", "9"], "error: no run 9\n  Runs: 1. `agac runs` lists them.\n"),
+            (["status", "newest"], "error: 'newest' is no run\n  Give its number, or `last`."),
+            (["status", "1", "-a", "others"], "error: no run 1 of workflow 'others'\n"),
+            (["inspect", "99999999999999999999"], "error: no run 99999999999999999999\n"),
+            (["inspect", "1", "r-9"], "error: run 1 has no row 'r-9'\n  Rows are named by their ids: 'r-1', 'r-2', "),
+            (["inspect", "1", "2"], "row 2 of the input has the id 'r-2'."),
+            (["inspect", "1", "--stage", "clasify"], "--stage clasify: no such stage; did you mean 'classify'?"),
+            (["inspect", "1", "r-1", "--stage", "x"], "--stage x: no such stage; there are: classify"),
+        ],
+    )
+    def test_what_does_not_exist_is_told(self, project: ProjectFolder, arguments: list[str], said: str) -> None:
+        project.numbered(3)
+        project.run(project.workflow())
+        ran = project.agac(*arguments)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err
+
+    def test_without_a_database_no_run_is_found(self, project: ProjectFolder) -> None:
+        for arguments in (["status", "1"], ["inspect", "last"]):
+            ran = project.agac(*arguments)
+            assert ran.code == 2
+            assert "Runs: none." in ran.err
+        assert project.agac("runs").out == "Nothing was run in this project yet. Start with: agac run -a WORKFLOW\n"
+
+
+class TestInspectingARun:
+    def test_it_shows_the_definition_and_an_example_of_each_error(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.rows([{"id": "-x", "text": "bad one"}, {"id": "it's", "text": "bad two"}, {"id": "r-3", "text": "ok"}])
+        faults = [{"kind": "refusal", "match": "bad one"}, {"kind": "length", "match": "bad two"}]
+        project.configure(faulty(faults).base_url)
+        project.run(project.workflow(stages=TWO), model="local/small?temperature=0.5&max_tokens=90")
+        report = agac.inspect(1, project=project.root)
+        assert report.rows is None
+        assert [stage["prompt"] for stage in report.run["definition"]["stages"]] == [s["prompt"] for s in TWO]
+        out = project.agac("inspect", "last").out
+        assert "Stage classify: local/small, max_tokens=90, temperature=0.5\n" in out
+        assert "  instructions: You read reviews.\n  prompt: Review: ${text}\n" in out
+        assert "Stage reply: local/small, max_tokens=90, temperature=0.5, needs classify\n" in out
+        commands = [line.strip() for line in out.split("\n") if line.strip().startswith("agac inspect ")]
+        shown = [typed(project, command) for command in commands]
+        assert sorted(ran.out.split("\n")[0] for ran in shown) == [
+            'reviews, run 1, "it\'s" (row 2 of the input): failed',
+            "reviews, run 1, '-x' (row 1 of the input): failed",
+        ]
+
+    def test_one_stage_of_it(self, project: ProjectFolder) -> None:
+        project.numbered(2)
+        project.run(project.workflow(stages=TWO))
+        report = agac.inspect(1, stage="reply", project=project.root).as_json()
+        assert [stage["name"] for stage in report["definition"]["stages"]] == ["reply"]
+        assert [stage["name"] for stage in report["stages"]] == ["reply"]
+        assert "Stage classify" not in project.agac("inspect", "1", "--stage", "reply").out
+
+
+class TestInspectingARow:
+    def test_prompts_and_replies_are_those_of_the_wire(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "It's “fine”\nreally ${text}"}])
+        mood = Step(json.dumps({"sentiment": "neutral", "reason": "so"}), headers={"x-request-id": "a"})
+        with scripted(mood, "thank you") as server:
+            project.configure(server.base_url)
+            assert project.run(project.workflow(stages=TWO)).exit_code == 0
+            asked = [request["messages"] for request in server.asked]
+        row = one_row(project)
+        assert (row["state"], row["row_number"], row["error"]) == ("done", 1, None)
+        assert row["fields"] == {"id": "r-1", "text": "It's “fine”\nreally ${text}"}
+        for stage, messages, step in zip(row["stages"], asked, (mood, Step("thank you")), strict=True):
+            assert stage["outcome"] == "done"
+            (attempt,) = stage["attempts"]
+            assert not attempt["of_earlier_content"]
+            assert attempt["reply"] == step.wire().decode()
+            assert (attempt["http_status"], attempt["input_tokens"], attempt["output_tokens"]) == (200, 10, 5)
+            assert attempt["base_url"] == server.base_url
+            told = stage["prompt"]
+            assert [m["role"] for m in told] == [m["role"] for m in messages]
+            assert told[-1]["text"] == messages[-1]["content"]
+        assert row["stages"][0]["prompt"][0]["text"] in asked[0][0]["content"]
+        assert row["stages"][0]["result"] == {"sentiment": "neutral", "reason": "so"}
+        assert row["stages"][1]["result"] == "thank you"
+        assert [stage["answered_by"]["model"] for stage in row["stages"]] == ["small-2", "small-2"]
+
+    def test_every_attempt_is_there_with_its_error(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "fine"}])
+        busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after": "0"})
+        bad, good = Step('{"sentiment": "odd"}'), Step('{"sentiment": "neutral", "reason": "so"}')
+        with scripted(busy, bad, good) as server:
+            project.configure(server.base_url)
+            assert project.run(project.workflow()).exit_code == 0
+        row = one_row(project)
+        attempts = row["stages"][0]["attempts"]
+        assert [(a["number"], a["purpose"], a["http_status"]) for a in attempts] == [
+            (1, "ask", 500),
+            (2, "ask", 200),
+            (3, "repair", 200),
+        ]
+        assert [a["error"] and a["error"]["type"] for a in attempts] == ["ProviderError", "SchemaMismatch", None]
+        assert [a["of_earlier_content"] for a in attempts] == [False] * 3
+        assert attempts[0]["reply"] == busy.body
+        out = project.agac("inspect", "last", "r-1").out
+        assert "  Attempt 1 of invocation 1: ask, local/small at http://127.0.0.1:" in out
+        assert "    error: SchemaMismatch: " in out
+
+    def test_a_row_without_a_field_shows_why_nothing_was_asked(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1"}, {"id": "r-2", "text": "fine"}], "data/rows.jsonl")
+        project.run(project.workflow(path="data/rows.jsonl"))
+        row = one_row(project)
+        assert row["error"]["type"] == "MissingTemplateField"
+        (stage,) = row["stages"]
+        assert (stage["outcome"], stage["prompt"], stage["attempts"]) == ("failed", None, [])
+        assert stage["prompt_note"].startswith("${text} is missing")
+
+    def test_a_record_that_could_not_be_read_is_shown(self, project: ProjectFolder) -> None:
+        project.write("data/rows.csv", "id,text\nr-1,one,two,three\nr-2,fine\n")
+        project.run(project.workflow())
+        project.agac("inspect", "1", "r-2")
+        ids = project.query("SELECT id, state FROM row ORDER BY ordinal")
+        row = one_row(project, str(ids[0][0]))
+        assert row["state"] == "failed"
+        assert row["error"]["type"] == "InvalidRow"
+        assert row["stages"][0]["outcome"] == "open"
+        assert project.agac("inspect", "1", str(ids[0][0])).code == 0
+
+    def test_a_row_that_changed_keeps_its_earlier_attempts_apart(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "first"}])
+        project.run(project.workflow(stages=TWO))
+        project.rows([{"id": "r-1", "text": "second"}])
+        project.run()
+        row = one_row(project)
+        for stage in row["stages"]:
+            assert "second" in stage["prompt"][-1]["text"]
+            assert [a["of_earlier_content"] for a in stage["attempts"]] == [True, False]
+            assert stage["fingerprint"] == stage["attempts"][1]["fingerprint"]
+        out = project.agac("inspect", "last", "r-1").out
+        assert out.count("asked with another prompt, before the row or an answer before it changed") == 2
+        assert "  prompt, user: Review: second\n" in out
+        assert "Review: first\n" not in out
+
+    def test_a_changed_row_that_was_not_asked_again_yet_shows_no_wrong_prompt(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "first"}])
+        answers = [Step('{"sentiment": "neutral", "reason": "so"}'), Step("thanks")]
+        with scripted(*answers, Step(status=401, body='{"error": {"message": "no key"}}')) as server:
+            project.configure(server.base_url)
+            project.run(project.workflow(stages=TWO))
+            project.rows([{"id": "r-1", "text": "second"}])
+            assert project.run().exit_code == 1, "stopped by the key"
+        row = one_row(project)
+        assert row["state"] == "open"
+        assert [stage["stale"] for stage in row["stages"]] == [True, True]
+        assert [stage["prompt"] for stage in row["stages"]] == [None, None]
+        assert [[a["of_earlier_content"] for a in stage["attempts"]] for stage in row["stages"]] == [
+            [True, False],
+            [True],
+        ]
+        out = project.agac("inspect", "last", "r-1").out
+        assert "Stage classify: done (of earlier content)\n" in out
+        assert "prompt: not shown: the row, or an answer before this one, changed since" in out
+
+    def test_a_reused_answer_names_the_row_that_asked_for_it(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "same"}])
+        project.run(project.workflow())
+        project.rows([{"id": "copy", "text": "same"}])
+        project.run(project.workflow("others"))
+        (stage,) = one_row(project, "copy")["stages"]
+        assert (stage["outcome"], stage["attempts"]) == ("reused", [])
+        assert stage["reused_from"]["run"] == 1
+        assert stage["reused_from"]["row"] == "r-1"
+        out = project.agac("inspect", "last", "copy").out
+        (origin,) = [line for line in out.split("\n") if line.startswith("  reused: ")]
+        assert typed(project, origin.partition(" of run 1: ")[2]).code == 0
+        project.rows([{"id": "r-1", "text": "other"}])
+        project.run()
+        (stage,) = one_row(project, "copy", run=2)["stages"]
+        assert stage["reused_from"]["run"] is None
+        assert "the row that asked for it changed since or is gone" in project.agac("inspect", "2", "copy").out
+
+    def test_repeated_ids_are_all_shown(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "one"}, {"id": "r-2", "text": "two"}, {"id": "r-1", "text": "three"}])
+        project.run(project.workflow())
+        rows = agac.inspect("last", "r-1", project=project.root).rows
+        assert rows is not None
+        assert [(row["row_number"], row["occurrence"], row["state"]) for row in rows] == [
+            (1, 0, "done"),
+            (3, 1, "failed"),
+        ]
+        assert "DuplicateId" in project.agac("inspect", "1", "r-1").out
+
+    def test_row_numbers_are_found_by_their_digits(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        project.run(project.workflow(input={"id_field": None}))
+        assert one_row(project, "2")["id"] == 2
+        report = agac.inspect(1, 2, project=project.root)
+        assert report.rows is not None
+        assert report.rows[0]["fields"]["text"] == "I love number 2"
+        assert project.agac("inspect", "1", "9").code == 2
+
+    def test_ids_that_are_digits_in_the_input_are_found_too(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "2", "text": "two"}, {"id": "007", "text": "seven"}])
+        project.run(project.workflow())
+        assert one_row(project, "2")["id"] == "2"
+        assert one_row(project, "007")["fields"]["text"] == "seven"
+
+    def test_a_row_that_left_the_input_is_still_there(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        project.run(project.workflow())
+        project.numbered(2)
+        project.run()
+        row = one_row(project, "r-3")
+        assert (row["in_input"], row["row_number"]) == (False, None)
+        assert row["stages"][0]["attempts"][0]["reply_kept"]
+        assert "'r-3' (left the input)" in project.agac("inspect", "1", "r-3").out
+
+    def test_a_long_reply_is_shown_whole(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "one"}])
+        with scripted("much " * 900) as server:
+            project.configure(server.base_url)
+            project.run(project.workflow(stages=[{"name": "say", "prompt": "${text}"}]))
+        assert project.query("SELECT typeof(reply) FROM attempt") == [("blob",)]
+        (stage,) = one_row(project)["stages"]
+        assert json.loads(stage["attempts"][0]["reply"])["choices"][0]["message"]["content"] == "much " * 900
+        assert stage["attempts"][0]["reply"] in project.agac("inspect", "1", "r-1").out
+
+    def test_a_reply_that_was_not_kept_is_said(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.run(project.workflow(keep_replies="failed"))
+        (stage,) = one_row(project)["stages"]
+        assert (stage["attempts"][0]["reply"], stage["attempts"][0]["reply_kept"]) == (None, False)
+        assert "reply: not kept" in project.agac("inspect", "1", "r-1").out
+
+    @pytest.mark.parametrize("reuse", ["content", "row", "never"])
+    def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, reuse: str, project: ProjectFolder) -> None:
+        project.numbered(2)
+        project.run(project.workflow(stages=[{**TWO[0], "reuse": reuse}, TWO[1]]))
+        for stage in one_row(project)["stages"]:
+            assert not stage["stale"]
+            assert stage["attempts"][0]["of_earlier_content"] is False
+
+    def test_one_stage_of_it(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.run(project.workflow(stages=TWO))
+        row = one_row(project, stage="reply")
+        assert [stage["name"] for stage in row["stages"]] == ["reply"]
+        assert "positive" in row["stages"][0]["prompt"][-1]["text"]
+
+    def test_no_text_of_others_takes_over_a_terminal(self, project: ProjectFolder) -> None:
+        evil = "red \x1b[31m, bell \x07, back \r, csi \x9b, turned \u202e, \x00 null"
+        project.rows([{"id": "r-1", "text": evil}], "data/rows.jsonl")
+        with scripted(Step(evil + " \ud800")) as server:
+            project.configure(server.base_url)
+            project.run(project.workflow(path="data/rows.jsonl", stages=[{"name": "say", "prompt": "${text}"}]))
+        ran = project.agac("inspect", "1", "r-1")
+        assert ran.code == 0, ran.err
+        assert not set(ran.out) & set("\x1b\x07\r\x9b\u202e\x00")
+        assert "red \\x1b[31m, bell \\x07, back \\x0d, csi \\x9b, turned \\u202e, \\x00 null" in ran.out
+        report = project.agac("inspect", "1", "r-1", "--json").json
+        assert report["rows"][0]["fields"]["text"] == evil
+
+
+@given(st.text())
+def test_plain_text_holds_nothing_that_a_terminal_obeys(text: str) -> None:
+    shown = plain(text)
+    shown.encode("utf-8")
+    assert not {c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} - {"\n", "\t"}
+    assert not {
+        c
+        for c in shown
+        if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    }
+
+
+def test_text_that_is_plain_stays_as_it_is() -> None:
+    for text in ("", "naïve 👍 … \t tab\nline", "日本語"):
+        assert plain(text) == text
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        ({}, ""),
+        ({"limit": 1, "offset": 0}, "1 row"),
+        ({"limit": 5, "offset": 10}, "5 rows from row 11"),
+        ({"limit": None, "offset": 1200}, "all rows from row 1,201"),
+    ],
+)
+def test_a_selection_in_words(selection: dict[str, Any], words: str) -> None:
+    assert selection_words(selection) == words
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+STAGE = st.fixed_dictionaries(
+    {
+        "name": NAMES,
+        "model": st.sampled_from(["x/y", "x/z"]),
+        "prompt": st.sampled_from(["one", "two"]),
+        "system": st.none() | st.just("be kind"),
+        "schema": st.none() | st.just({"name": "s", "body": {}}),
+        "params": st.sampled_from([{}, {"seed": 1}]),
+        "needs": st.none(),
+    },
+    optional={"reuse": st.sampled_from(["row", "never"])},
+)
+DEFINITION = st.fixed_dictionaries(
+    {
+        "workflow": st.just("w"),
+        "input": st.fixed_dictionaries(
+            {"path": st.sampled_from(["a.csv", "b.csv"]), "id_field": st.none() | st.just("id")}
+        ),
+        "vars": st.dictionaries(NAMES, st.none() | st.integers(0, 1), max_size=2),
+        "stages": st.lists(STAGE, min_size=1, max_size=3, unique_by=lambda stage: str(stage["name"])),
+    }
+)
+
+
+@given(DEFINITION, DEFINITION)
+def test_definitions_differ_in_words_just_when_they_differ(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert (definition_changes(before, after) == []) == (before == after)
