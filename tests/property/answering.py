@@ -1,0 +1,142 @@
+"""A provider whose answers follow from what is asked, so that a test can know beforehand what every row must become."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any, NamedTuple
+
+BAD = "unspeakable"
+"""A text with this word in it is refused, always."""
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "A": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}},
+    "B": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}, "score": {"type": "integer"}},
+}
+
+
+class Content(NamedTuple):
+    """What decides an answer: the model, its temperature, the user's message, and the fields of the schema."""
+
+    model: str
+    temperature: float | None
+    text: str
+    schema: str | None
+
+    @property
+    def digest(self) -> str:
+        return blake2b(json.dumps(self).encode(), digest_size=4).hexdigest()
+
+    @property
+    def number(self) -> int:
+        return int(self.digest, 16)
+
+    @property
+    def refused(self) -> bool:
+        return BAD in self.text
+
+    @property
+    def calls(self) -> int:
+        """Answered calls that it takes: some first replies have the wrong form, and are asked again."""
+        return 2 if self.sloppy else 1
+
+    @property
+    def sloppy(self) -> bool:
+        return self.schema is not None and not self.refused and self.number % 5 == 0
+
+    @property
+    def value(self) -> Any:
+        if self.schema is None:
+            return f"said {self.digest}"
+        made: dict[str, Any] = {"mood": ("good", "bad")[self.number % 2], "why": self.digest}
+        return made | ({"score": self.number % 10} if self.schema == "B" else {})
+
+
+class Provider:
+    """Counts answered requests by content. Some contents meet server errors first, which nobody is billed for."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._troubles: Counter[Content] = Counter()
+        self.trouble = False
+        self.answered: Counter[Content] = Counter()
+        self.base_url = ""
+
+    def take(self) -> Counter[Content]:
+        """What was answered since it was last asked."""
+        with self._lock:
+            found, self.answered = self.answered, Counter()
+            self._troubles.clear()
+        return found
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        content, first = _content(body)
+        with self._lock:
+            if self.trouble and first and content.number % 3 == 0 and self._troubles[content] < content.number % 4:
+                self._troubles[content] += 1
+                return 503, {"error": {"message": "overloaded"}}
+            self.answered[content] += 1
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        if content.refused:
+            message["refusal"] = "no"
+        elif content.sloppy and first:
+            message["content"] = '{"mood": "wrong"}'
+        else:
+            value = content.value
+            message["content"] = value if isinstance(value, str) else json.dumps(value)
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return 200, {"model": content.model, "choices": choices, "usage": usage}
+
+
+def _content(body: dict[str, Any]) -> tuple[Content, bool]:
+    """What was asked, and whether for the first time: a re-ask holds more messages."""
+    messages = [message for message in body["messages"] if message["role"] != "system"]
+    schema = (body.get("response_format") or {}).get("json_schema")
+    names = sorted(schema["schema"]["properties"]) if schema else None
+    kind = next((kind for kind, fields in FIELDS.items() if sorted(fields) == names), None)
+    content = Content(body["model"], body.get("temperature"), messages[0]["content"], kind)
+    return content, len(messages) == 1
+
+
+@contextmanager
+def serving() -> Iterator[Provider]:
+    """Serves a provider on loopback for the block."""
+    provider = Provider()
+
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            status, reply = provider.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            wire = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(wire)))
+            self.send_header("retry-after-ms", "1")
+            self.end_headers()
+            self.wfile.write(wire)
+
+        def log_message(self, *args: Any) -> None:
+            """Says nothing."""
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *args: Any) -> None:
+            """A client that was killed is no error of ours."""
+
+    with Quiet(("127.0.0.1", 0), Answers) as server:
+        provider.base_url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield provider
+        finally:
+            server.shutdown()
+            thread.join()
