@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable
+from urllib.parse import quote
 
 MASK = "[redacted]"
 MIN_SECRET = 6
@@ -43,6 +45,11 @@ class Redactor:
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret stands in text, and in JSON, which may escape quotes, slashes and letters beyond ASCII."""
-    written = {json.dumps(secret, ensure_ascii=escaped)[1:-1] for escaped in (False, True)}
-    return {secret, *written, *(form.replace("/", "\\/") for form in written)}
+    """How a secret stands in text, in JSON, which may escape quotes, slashes and letters beyond ASCII, in JSON within
+    JSON (an answer with a schema travels so), in an address, and in base64."""
+    written = {secret}
+    for _ in range(2):
+        written |= {json.dumps(form, ensure_ascii=escaped)[1:-1] for form in written for escaped in (False, True)}
+    encoded = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
+    slashed = {form.replace("/", "\\/") for form in written}
+    return {*written, *slashed, quote(secret, safe="", errors="surrogatepass"), encoded, encoded.rstrip("=")}

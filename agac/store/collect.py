@@ -18,7 +18,8 @@ from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.store.batch import PRESENT, CounterKey, Tally
 from agac.store.db import Database, translated
-from agac.store.lease import BEAT_SECONDS, Lease, is_dead
+from agac.store.holders import is_dead
+from agac.store.lease import BEAT_SECONDS, Lease
 from agac.store.rows import State
 from agac.store.sql import padded, sql, sql_many
 

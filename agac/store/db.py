@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from typing import TypeVar
 
 import aiosqlite
 
-from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.store.holders import is_alive, shown
 from agac.store.shielded import to_the_end
-from agac.store.sql import migrations, split_script
+from agac.store.sql import migrations, split_script, sql
 
 T = TypeVar("T")
 
@@ -185,13 +187,16 @@ async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
 async def migrate(writer: aiosqlite.Connection) -> None:
     """Applies what is missing, each migration in one transaction together with the record of it.
 
-    Looks again inside the transaction: another process may have been faster.
+    Looks again inside the transaction: another process may have been faster. Raises LeaseHeld while a process works on
+    a workflow of an older database: it does not know what would be changed under it.
     """
     for number, script in migrations():
         await writer.execute("BEGIN IMMEDIATE")
         try:
             (row,) = await writer.execute_fetchall("PRAGMA user_version")
             if int(row[0]) < number:
+                if int(row[0]):
+                    await _refuse_at_work(writer)
                 for statement in split_script(script):
                     await writer.execute(statement)
                 await writer.execute(f"PRAGMA user_version = {number}")
@@ -199,3 +204,12 @@ async def migrate(writer: aiosqlite.Connection) -> None:
             await writer.execute("ROLLBACK")
             raise
         await writer.execute("COMMIT")
+
+
+async def _refuse_at_work(writer: aiosqlite.Connection) -> None:
+    for workflow, holder, heartbeat_at in await writer.execute_fetchall(sql("leases")):
+        if is_alive(holder, time.time() - heartbeat_at):
+            raise LeaseHeld(
+                f"the database wants to be brought up to date, and {shown(holder)} is at work on {workflow!r}",
+                remedy="wait for it to end, then run the same command again",
+            )

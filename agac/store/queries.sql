@@ -4,6 +4,10 @@
 -- Who holds a workflow.
 SELECT token, holder, heartbeat_at FROM lease WHERE workflow = ?;
 
+-- name: leases
+-- Every workflow that is held.
+SELECT workflow, holder, heartbeat_at FROM lease WHERE holder <> '';
+
 -- name: lease_take
 -- Takes a lease, raising its fencing token; the caller looked first, inside the same transaction.
 INSERT INTO lease (workflow, token, holder, heartbeat_at) VALUES (:workflow, 1, :holder, :now)

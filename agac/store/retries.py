@@ -38,7 +38,7 @@ class ChosenRow(NamedTuple):
 
 
 async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
-    """The chosen rows in the order of the input, some hundred at a time. What the input makes unusable is not chosen."""
+    """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
     after = 0
     while True:
         values = {**_values(run, choice), "after": after, "limit": EXPORT_RANGE}

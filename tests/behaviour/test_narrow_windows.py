@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
 from agac.engine import intake, repeats
 from agac.engine.control import Control, Stop
-from agac.store import lease
+from agac.store import holders
 from agac.store.ledger import Ledger
 
 
@@ -152,11 +152,11 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
 
 
 def test_a_holder_in_another_container_is_not_taken_for_dead() -> None:
-    host, machine, pid, started = lease.this_process().split(" ")
+    host, machine, pid, started = holders.this_process().split(" ")
     boot, _, namespace = machine.partition("/")
-    assert lease.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
-    assert not lease.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
-    assert lease.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
+    assert holders.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
+    assert not holders.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
+    assert holders.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
 
 
 def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(

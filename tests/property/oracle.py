@@ -110,10 +110,13 @@ class Oracle:
         return asking.asked
 
     def collect(self, run: Run) -> None:
-        """All runs but one go, and what only they needed."""
-        self.runs = {key: kept for key, kept in self.runs.items() if kept is run}
-        run.rows = {row_id: kept for row_id, kept in run.rows.items() if kept.present}
-        needed = {content for kept in run.rows.values() for content, ok, _ in kept.tasks.values() if ok}
+        """All runs but one, and the newest over all rows, go, and what only they needed."""
+        whole = [kept for (_, limit), kept in self.runs.items() if limit is None][-1:]
+        self.runs = {key: kept for key, kept in self.runs.items() if kept is run or kept in whole}
+        for one in self.runs.values():
+            one.rows = {row_id: kept for row_id, kept in one.rows.items() if kept.present}
+        tasks = [task for one in self.runs.values() for kept in one.rows.values() for task in kept.tasks.values()]
+        needed = {content for content, ok, _ in tasks if ok}
         self.answered = {content: when for content, when in self.answered.items() if content in needed}
 
 
@@ -138,7 +141,7 @@ class Asking:
         self.walk(kept)
 
     def _stays(self, kept: Kept) -> bool:
-        """Whether an unchanged row stays as it is: done, failed often enough, or failed where nothing is to be asked."""
+        """Whether an unchanged row stays as it is: done, failed often enough, or failed at a stage not to be asked."""
         if kept.state != "failed":
             return kept.state == "done"
         return kept.is_left() or (self.until is not None and max(kept.tasks) > self.until)

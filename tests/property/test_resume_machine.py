@@ -108,7 +108,8 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.stages) < 3)
     @rule(word=WORDS)
     def add_a_stage(self, word: str) -> None:
-        self.stages = (*self.stages, Stage("three", word))
+        name = next(name for name in ("one", "two", "three") if name not in {stage.name for stage in self.stages})
+        self.stages = (*self.stages, Stage(name, word))
 
     @precondition(lambda self: len(self.stages) > 1)
     @rule()
@@ -222,7 +223,7 @@ class ResumeMachine(RuleBasedStateMachine):
 
 
 ResumeMachine.TestCase.settings = settings(
-    max_examples=400 if THOROUGH else 25,
+    max_examples=300 if THOROUGH else 40,
     stateful_step_count=40 if THOROUGH else 14,
     deadline=None,
     derandomize=not THOROUGH,

@@ -29,6 +29,11 @@ def little_room(pages: int) -> dict[str, str]:
     return {"PYTHONPATH": _path(), "AGAC_TEST_PAGES": str(pages)}
 
 
+def impatient(seconds: float = 0.2) -> dict[str, str]:
+    """The environment in which nobody waits long for a lock on a database."""
+    return {"PYTHONPATH": _path(), "AGAC_TEST_PATIENCE": str(seconds)}
+
+
 def _path() -> str:
     return os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
 

@@ -3,6 +3,7 @@
 AGAC_TEST_KILL is `EVENT:N`: the N-th time that EVENT is about to happen. EVENT is `statement` (any SQL statement),
 `commit`, `committed` (right after a COMMIT), or one of Python's audit events: `import`, `os.rename`, `os.scandir`.
 AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the disk is full beyond that.
+AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 EVENT, _, _number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
 LEFT = int(_number or 0)
 PAGES = os.environ.get("AGAC_TEST_PAGES")
+PATIENCE = os.environ.get("AGAC_TEST_PATIENCE")
 
 
 def happens(event: str) -> None:
@@ -58,9 +60,11 @@ _connect = sqlite3.connect
 
 
 def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+    if PATIENCE:
+        options["timeout"] = float(PATIENCE)
     return _connect(*arguments, factory=Connection, **options)
 
 
-if EVENT or PAGES:
+if EVENT or PAGES or PATIENCE:
     sqlite3.connect = connect  # type: ignore[assignment]
     sys.addaudithook(audit)

@@ -1,0 +1,118 @@
+"""A canary key wherever a key can be: after a failing run that logs everything it is nowhere to be found."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import yaml
+from behaviour.scripted_server import Step, scripted
+from support.project import ProjectFolder, Ran
+
+CANARY = 'canary-7f/3a+91=Zq"c0ffee'
+FORMS = {
+    "plain": CANARY.encode(),
+    "JSON": json.dumps(CANARY)[1:-1].encode(),
+    "JSON with escaped slashes": json.dumps(CANARY)[1:-1].replace("/", "\\/").encode(),
+    "URL": quote(CANARY, safe="").encode(),
+    "base64": base64.b64encode(CANARY.encode()),
+}
+
+
+def everything(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != ".env":
+            yield path, path.read_bytes()
+
+
+def is_nowhere(project: ProjectFolder, *runs: Ran) -> None:
+    for name, form in FORMS.items():
+        for path, content in everything(project.root):
+            assert form not in content, f"{name} in {path.name}"
+        for ran in runs:
+            assert form.decode() not in ran.out, name
+            assert form.decode() not in ran.err, name
+            assert "Traceback" not in ran.err
+
+
+def prepared(project: ProjectFolder, base_url: str, **provider: object) -> None:
+    row = {"dialect": "openai-chat", "base_url": base_url, "structured": "json_schema", **provider}
+    project.write("agac.yml", yaml.safe_dump({"providers": {"local": row}, "defaults": {"model": "local/small"}}))
+    project.numbered(3)
+    project.workflow(stop_loss=False)
+
+
+def debugged(project: ProjectFolder, *words: str, env: dict[str, str]) -> Ran:
+    return project.agac("--log-level", "debug", "--log-file", str(project.root / "debug.log"), *words, env=env)
+
+
+ECHOES = {
+    "unauthorized": lambda text: Step(status=401, body=json.dumps({"error": {"message": f"bad key {text}"}})),
+    "bad request": lambda text: Step(
+        status=400, body=json.dumps({"error": {"message": f"header {text}", "code": text}})
+    ),
+    "server error": lambda text: Step(status=500, headers={"retry-after-ms": "1"}, body=f"<html>{text}</html>"),
+    "answer": lambda text: Step(json.dumps({"sentiment": "positive", "reason": f"the key is {text}"})),
+    "refused answer": lambda text: Step(f"I was called with {text}"),
+    "header": lambda text: Step(status=500, headers={"x-echo": quote(text), "retry-after-ms": "1"}, body="{}"),
+    "redirect": lambda text: Step(status=302, headers={"location": f"http://127.0.0.1:9/{quote(text)}"}, body=""),
+}
+
+
+@pytest.mark.parametrize("place", ECHOES)
+@pytest.mark.parametrize("source", ["environment", ".env", "header"])
+def test_a_key_that_comes_back_is_hidden(place: str, source: str, project: ProjectFolder) -> None:
+    with scripted(ECHOES[place](CANARY)) as server:
+        if source == "header":
+            prepared(project, server.base_url, headers={"x-team": "${CANARY_KEY}"})
+        else:
+            prepared(project, server.base_url, api_key="${CANARY_KEY}")
+        env = {} if source == ".env" else {"CANARY_KEY": CANARY}
+        if source == ".env":
+            project.write(".env", f"CANARY_KEY='{CANARY}'\n")
+        ran = debugged(project, "run", "-a", "reviews", env=env)
+        sent = server.headers[0]
+        assert CANARY in (sent.get("authorization", "") + sent.get("x-team", ""))  # it was really used
+    looks = [project.agac(*words, env=env) for words in (("status", "--json"), ("inspect", "last", "r-1"), ("runs",))]
+    is_nowhere(project, ran, *looks)
+    assert (project.root / "debug.log").stat().st_size > 0
+
+
+def test_a_key_in_an_address_is_hidden(project: ProjectFolder) -> None:
+    canary = "canary7f3a91Zqc0ffee"
+    with scripted(Step(status=404, body=json.dumps({"error": {"message": f"no such path /{canary}/v1"}}))) as server:
+        prepared(project, server.base_url.replace("/v1", "/${CANARY_KEY}/v1"))
+        ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": canary})
+    for path, content in everything(project.root):
+        assert canary.encode() not in content, path
+    assert canary not in ran.out + ran.err
+
+
+def test_a_key_in_an_address_that_nobody_answers_is_hidden(project: ProjectFolder) -> None:
+    canary = "canary7f3a91Zqc0ffee"
+    prepared(project, "http://127.0.0.1:9/${CANARY_KEY}/v1", api_key="${CANARY_KEY}")
+    project.workflow(stop_loss=False, row_timeout=0.3)
+    ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": canary})
+    assert ran.code == 3
+    for path, content in everything(project.root):
+        assert canary.encode() not in content, path
+    assert canary not in ran.out + ran.err
+
+
+def test_a_bug_report_holds_no_key(project: ProjectFolder) -> None:
+    """A Python schema that fails in a way that nobody expects."""
+    with scripted("{}") as server:
+        prepared(project, server.base_url, api_key="${CANARY_KEY}")
+        project.write(
+            "odd.py",
+            "import os\nfrom pydantic import BaseModel, model_validator\n\n\nclass Odd(BaseModel):\n    a: int = 0\n\n"
+            "    @model_validator(mode='after')\n    def fail(self):\n        key = os.environ['CANARY_KEY']\n"
+            "        raise RuntimeError('odd')\n",
+        )
+        project.workflow(stages=[{"name": "one", "prompt": "${text}", "output_schema": "python:odd.Odd"}])
+        ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": CANARY, "TMPDIR": str(project.root)})
+    is_nowhere(project, ran)

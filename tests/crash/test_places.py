@@ -1,0 +1,173 @@
+"""Where a project lies: a disk that is full for real, a folder that may not be written, locked, moved or copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import impatient, quiet_account
+from support.project import ProjectFolder, Ran, clean_environment, command
+from support.server import Server
+
+Faulty = Callable[..., Server]
+
+
+def mounted(path: Path, size: str) -> bool:
+    """Whether a small file system of its own is at `path` now."""
+    path.mkdir(parents=True, exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    return shutil.which("mount") is not None and subprocess.run(words, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
+    """A project on a disk of 1.5 MB."""
+    place = tmp_path / "disk"
+    if not mounted(place, "1536k"):
+        pytest.skip("no file system may be mounted here; test_disk.py fills disks by limits on files")
+    try:
+        project = ProjectFolder(place / "project")
+        project.configure(server.base_url)
+        yield project
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True)
+
+
+def is_explained(ran: Ran, *words: str) -> None:
+    assert ran.code == 1, ran.err
+    assert ran.err.count("error: ") == 1
+    for word in words:
+        assert word in ran.err
+    assert "Traceback" not in ran.err
+    assert "bug" not in ran.err
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: ProjectFolder, server: Server) -> None:
+    small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1500))
+    small_disk.workflow()
+    ran = small_disk.agac("run", "-a", "reviews", "--concurrency", "8")
+    is_explained(ran, "no space left", "free some space and run the same command again")
+    stored = int(small_disk.query("SELECT count(*) FROM attempt")[0][0])
+    lost = quiet_account(server)["charged"] - stored
+    assert stored > 0
+    assert lost <= 16
+    assert not (small_disk.root / "output/reviews/results.jsonl").exists()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk.root.parent)], check=True, capture_output=True)
+    again = small_disk.agac("run", "-a", "reviews", "--json")
+    assert (again.code, again.json["rows"]["done"]) == (0, 1500), again.err
+    assert again.json["invocation"]["calls"] == 1500 - stored
+    assert len(small_disk.envelopes()) == 1500
+    small_disk.assert_sound()
+
+
+def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_disk: ProjectFolder) -> None:
+    small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(250))
+    small_disk.workflow()
+    assert small_disk.agac("run", "-a", "reviews").code == 0
+    (small_disk.root / "ballast").write_bytes(b"x" * (_free(small_disk.root) - 60_000))
+    refused = small_disk.agac("backup", "copy.db")
+    is_explained(refused)
+    assert not list(small_disk.root.glob("copy.db*"))
+    assert small_disk.agac("status").code == 0
+
+
+def _free(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def as_nobody(project: ProjectFolder, *words: str) -> Ran:
+    """The command as a user who owns nothing."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); os.execv(sys.executable, sys.argv[1:])"
+    words_ = [sys.executable, "-c", code, *command(words)]
+    ended = subprocess.run(words_, cwd=project.root, env=clean_environment(None), capture_output=True, timeout=120)
+    return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+
+@pytest.fixture
+def foreign(project: ProjectFolder) -> Iterator[ProjectFolder]:
+    """A finished project of another user; its folders can be looked into."""
+    project.numbered(3)
+    project.workflow()
+    assert project.run().exit_code == 0
+    folder, opened = project.root, []
+    while folder != folder.parent and folder.stat().st_mode & 0o005 != 0o005:
+        opened.append((folder, folder.stat().st_mode))
+        folder.chmod(folder.stat().st_mode | 0o055)
+        folder = folder.parent
+    yield project
+    for path, mode in opened:
+        path.chmod(mode)
+
+
+def test_a_folder_that_may_not_be_written_is_explained_and_can_be_read(foreign: ProjectFolder) -> None:
+    if as_nobody(foreign, "version").code != 0:
+        pytest.skip("Python itself cannot be read by others here")
+    before = (foreign.root / ".agac/agac.db").read_bytes()
+    refused = as_nobody(foreign, "run", "-a", "reviews")
+    assert refused.code == 1, refused.err
+    assert "cannot be opened for writing" in refused.err or "cannot be made" in refused.err
+    assert "Traceback" not in refused.err
+    status = as_nobody(foreign, "status")
+    assert status.code == 0, status.err
+    assert "reviews" in status.out
+    assert (foreign.root / ".agac/agac.db").read_bytes() == before
+
+
+def test_a_database_that_another_program_holds_is_explained(project: ProjectFolder, server: Server) -> None:
+    """The program has it exclusively, so that not even its version can be read."""
+    project.numbered(3)
+    project.workflow()
+    assert project.run().exit_code == 0
+    code = (
+        "import sqlite3, sys\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('PRAGMA locking_mode = EXCLUSIVE'); c.execute('BEGIN IMMEDIATE')\n"
+        "c.execute('UPDATE run SET revision = revision'); print('held', flush=True); sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", code, str(project.root / ".agac/agac.db")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == b"held\n"
+        ran = project.agac("run", "-a", "reviews", env=impatient())
+        is_explained(ran, "was locked by another program", "run the same command again")
+        is_explained(project.agac("status", env=impatient()), "was locked by another program")
+        other.stdin.close()
+    assert project.agac("run", "-a", "reviews").code == 0
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_project_in_another_place_asks_nothing_again(how: str, project: ProjectFolder, server: Server) -> None:
+    project.numbered(5)
+    project.workflow()
+    assert project.run().exit_code == 0
+    place = project.root.parent / "elsewhere" / "project"
+    place.parent.mkdir()
+    (shutil.move if how == "moved" else shutil.copytree)(project.root, place)
+    there = ProjectFolder.__new__(ProjectFolder)
+    there.root = place
+    shutil.rmtree(place / "output")
+    server.reset()
+    report = there.run()
+    assert (report.exit_code, report.invocation["calls"], server.account()["requests"]) == (0, 0, 0)
+    assert len(there.envelopes()) == 5
+    assert all(str(file).startswith(str(place)) for file in report.files)
+    there.assert_sound()
+
+
+def test_a_lease_that_came_along_with_a_copy_keeps_nobody_out(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    assert project.run().exit_code == 0
+    with sqlite3.connect(project.root / ".agac/agac.db") as database:
+        database.execute("UPDATE lease SET holder = 'elsewhere boot/pid 4711 1', heartbeat_at = unixepoch('now') - 61")
+    assert project.run().exit_code == 0
