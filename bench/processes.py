@@ -91,9 +91,9 @@ def stub(latency: float = 0.0) -> Iterator[Server]:
 
 
 @contextmanager
-def simulator(folder: Path) -> Iterator[Server]:
+def simulator(folder: Path, *flags: str) -> Iterator[Server]:
     """`agac simulate` on a free port."""
-    command = [*AGAC, "simulate", "--port", "0", "--json"]
+    command = [*AGAC, "simulate", "--port", "0", "--json", *flags]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from figures import Figure
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
+from watching import rates, watched
 from workspace import Workspace, workspace, write_table
 
 CONCURRENCY = 64
@@ -33,13 +34,27 @@ class Sizes:
     reading: int
     large_megabytes: int
     scale: tuple[int, int]
+    rate: tuple[int, int, float]
 
 
 FULL = Sizes(
-    3, 20_000, 2_000, 0.5, (20_000, 200_000), (100_000, 100_000), 10, 10_000, 200_000, 200, (100_000, 1_000_000)
+    3,
+    20_000,
+    2_000,
+    0.5,
+    (20_000, 200_000),
+    (100_000, 100_000),
+    10,
+    10_000,
+    200_000,
+    200,
+    (100_000, 1_000_000),
+    (2_000, 20, 20.0),
 )
-QUICK = Sizes(3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000))
-TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40))
+QUICK = Sizes(
+    3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000), (600, 20, 10.0)
+)
+TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40), (40, 20, 0.5))
 """TINY only shows that everything works: its figures say nothing."""
 
 
@@ -161,6 +176,26 @@ def scale(sizes: Sizes) -> Iterator[Figure]:
     yield Figure(name, "rows/s", rates[1] / rates[0], "", at_least=0.85)
 
 
+def rate(sizes: Sizes) -> Iterator[Figure]:
+    """Against a simulator that refuses what is too much, once: where a run settles, and whether it grows again."""
+    rows, limit, seconds = sizes.rate
+    name = f"rate, {rows:,} rows, a limit of {limit}/s"
+    flags = ("--latency", "0.2", "--rpm", str(60 * limit), "--burst", str(limit))
+    with TemporaryDirectory(prefix="agac-bench-") as folder, simulator(Path(folder), *flags) as server:
+        with workspace(server, rows, concurrency=CONCURRENCY) as space, watched(server) as looks:
+            space.agac("run", "-a", "b")
+        settled = median(rates(looks, seconds)[int(2 * seconds) :] or [0.0])
+    yield Figure(name, "calls accepted a second, once settled", settled, "rows/s")
+    yield Figure(name, "the same, away from the limit", abs(settled / limit - 1), "", at_most=0.1)
+    yield Figure(name, "share of calls refused", looks[-1].limited / looks[-1].requests, "", at_most=0.02)
+    with TemporaryDirectory(prefix="agac-bench-") as folder, simulator(Path(folder), *flags) as server:
+        lift = (seconds, 60 * 100 * limit)
+        with workspace(server, 2 * rows, concurrency=CONCURRENCY) as space, watched(server, lift) as looks:
+            space.agac("run", "-a", "b")
+    grown = max(rates(looks, 1.0), default=0.0) / limit
+    yield Figure(name, f"lifted after {seconds:g} s: most accepted a second / the old limit", grown, "", at_least=5)
+
+
 def start_up(sizes: Sizes) -> Iterator[Figure]:
     """What one waits for before anything happens."""
     with stub() as server, workspace(server, 10) as space:
@@ -201,6 +236,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "memory": memory,
     "rerun": rerun,
     "scale": scale,
+    "rate": rate,
     "start-up": start_up,
     "simulator": simulation,
     "reading": reading,

@@ -3,68 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agac.engine.budget import Pot
-from agac.spec.workflow import RunRules
+from agac.engine.budget import Pot, Purse
+
+MARGIN = 1.2
+"""A limit that is proposed has a fifth more than the estimate says: rows differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
     """Rows without an outcome and, estimated, what they need: None where nothing is known yet.
 
-    `budget` is the value of `--budget` that should do, None when a budget of the run is not what stopped it.
+    What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
+    `stage` names it; or `max_errors`.
     """
 
     rows: int
     usd: float | None
     tokens: int | None
     calls: int | None
-    budget: str | None
+    budget: str | None = None
+    stage: str | None = None
+    max_errors: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
         return asdict(self)
 
 
-def finishing(summary: dict[str, Any], rows: int, rules: RunRules, pots: Iterable[Pot]) -> Finishing:
-    """The estimate. `rows` is how many the input has; `summary` is the run's."""
+def finishing(summary: dict[str, Any], rows: int, purse: Purse | None, failed: int) -> Finishing:
+    """The estimate. `rows` is how many the input has, `failed` how many failed in this invocation."""
     counts, calls = summary["rows"], summary["calls"]
-    settled = counts["done"] + counts["failed"] + counts["dropped"]
-    left = max(rows - settled, 0)
     finished = counts["done"] + counts["failed"]
+    left = max(rows - finished - counts["dropped"], 0)
+    reached = purse.reached if purse else None
     if not finished:
-        return Finishing(left, None, None, None, None)
+        return Finishing(left, None, None, None, stage=reached.stage if reached else None)
     share = left / finished
-    usd = None if calls["calls_without_price"] else calls["cost_usd"] * share
+    usd = None if calls["calls_without_price"] else round(calls["cost_usd"] * share, 6)
     tokens = math.ceil((calls["input_tokens"] + calls["output_tokens"]) * share)
     more = math.ceil(calls["count"] * share)
-    run = next((pot for pot in pots if pot.budget in (rules.project, rules.workflow)), None)
-    return Finishing(left, None if usd is None else round(usd, 6), tokens, more, _enough(run, usd, tokens, more))
+    if purse is None or reached is None:
+        return Finishing(left, usd, tokens, more, max_errors=math.ceil(failed * (1 + MARGIN * share)))
+    if reached.stage is not None:
+        return Finishing(left, usd, tokens, more, _enough([reached], share), reached.stage)
+    return Finishing(left, usd, tokens, more, _enough(purse.of_run, share))
 
 
-def _enough(pot: Pot | None, usd: float | None, tokens: int, calls: int) -> str | None:
-    """What of a budget's units it has, each with a fifth more than the estimate says, as `--budget` takes it."""
-    if pot is None:
-        return None
-    spent, cap = pot.spent, pot.budget
+def _enough(pots: Sequence[Pot], share: float) -> str:
+    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run."""
     parts = []
-    if cap.usd is not None:
-        if usd is None:
-            return None
-        parts.append(f"usd={_rounded_up(max(cap.usd, spent.usd + 1.2 * usd)):g}")
-    if cap.tokens is not None:
-        parts.append(f"tokens={math.ceil(max(cap.tokens, spent.tokens + 1.2 * tokens))}")
-    if cap.calls is not None:
-        parts.append(f"calls={math.ceil(max(cap.calls, spent.calls + 1.2 * calls))}")
+    for unit, spent in pots[0].spent._asdict().items():
+        need = spent * (1 + MARGIN * share)
+        caps = [cap for pot in pots if (cap := getattr(pot.budget, unit)) is not None]
+        if caps:
+            enough = max(min(caps), need)
+            parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else math.ceil(enough)}")
     return ",".join(parts)
 
 
-def _rounded_up(usd: float) -> float:
+def _rounded_up(usd: float) -> str:
     """Two digits that mean something, never less."""
-    if usd <= 0:
-        return 0.0
-    step = 10.0 ** (math.floor(math.log10(usd)) - 1)
-    return math.ceil(usd / step) * step
+    digits = 1 - math.floor(math.log10(usd))
+    step = 10.0**-digits
+    text = f"{math.ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from agac.api.confirming import Confirm
 from agac.api.options import RunOptions, position_of
 from agac.api.project import open_project
 from agac.api.reading import database_path
@@ -66,13 +67,14 @@ def retry(
     *,
     project: Path | str | None = None,
     watch: Watch | None = None,
+    confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
     """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`).
 
     Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run was made from.
     """
-    return asyncio.run(_retry(run, choice, options or RunOptions(), project, watch, handle_signals))
+    return asyncio.run(_retry(run, choice, options or RunOptions(), project, watch, confirm, handle_signals))
 
 
 async def _retry(
@@ -81,6 +83,7 @@ async def _retry(
     options: RunOptions,
     project: Path | str | None,
     watch: Watch | None,
+    confirm: Confirm | None,
     handle_signals: bool,
 ) -> RunReport:
     opened = open_project(project)
@@ -104,7 +107,14 @@ async def _retry(
             )
 
     return await invoke(
-        opened, record.workflow, merged, retry=due, agree=agree, watch=watch, handle_signals=handle_signals
+        opened,
+        record.workflow,
+        merged,
+        retry=due,
+        agree=agree,
+        confirm=confirm,
+        watch=watch,
+        handle_signals=handle_signals,
     )
 
 

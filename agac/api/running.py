@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.checking import Checked, checked_workflow
+from agac.api.confirming import Confirm, confirm_cost
 from agac.api.embedding import embedded
 from agac.api.finishing import Finishing, finishing
 from agac.api.options import RunOptions
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.api.selecting import count_rows, selected_rows, with_output
-from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
+from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 from agac.data.sinks import check_folder
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
@@ -77,9 +78,6 @@ class Watched:
     count_rows: Callable[[], int]
     warnings: list[Problem]
 
-
-Confirm = Callable[[str], bool]
-"""Asks the user a question."""
 
 Watch = Callable[[Watched], Awaitable[None]]
 """A coroutine that shows progress until it is cancelled."""
@@ -147,29 +145,12 @@ async def invoke(
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         if agree is not None:
             await agree(database, plan)
-        elif plan.rules.confirm_above is not None and not options.yes:
-            await _confirm(checked, plan, database, scope, options.fresh, confirm)
+        if not options.yes:
+            await confirm_cost(checked, plan, database, scope, fresh=options.fresh, retry=retry, confirm=confirm)
         with _interruptible(invocation) if handle_signals else nullcontext():
             work = _work(opened, checked, plan, options.fresh, scope, retry)
             await _run(database, work, checked, invocation, watch)
         return await _report(database, opened, checked, invocation)
-
-
-async def _confirm(
-    checked: Checked, plan: Plan, database: Database, scope: Scope, fresh: bool, confirm: Confirm | None
-) -> None:
-    """Refuses a run that is expected to cost more than `confirm_above`, unless somebody says yes."""
-    from agac.api.planning import expected_cost
-
-    bound = plan.rules.confirm_above
-    assert bound is not None
-    usd, unknown = await expected_cost(checked, plan, database, scope, fresh)
-    if usd <= bound and not unknown:
-        return
-    more = f" and what {', '.join(unknown)} cost, whose price is not known" if unknown else ""
-    question = f"{plan.workflow} is expected to cost ${usd:,.4f}{more}; confirm_above is ${bound:,.2f}. Go on?"
-    if confirm is None or not await asyncio.to_thread(confirm, question):
-        raise UsageError(question, remedy="Nobody said yes. Add --yes; `agac plan` shows what it is made of.")
 
 
 def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Scope, retry: Retry | None) -> Work:
@@ -252,8 +233,7 @@ async def _finishing(
 ) -> Finishing:
     selection = Selection(record.selection.get("limit"), record.selection.get("offset", 0))
     rows = await asyncio.to_thread(count_rows, checked, selection)
-    pots = invocation.purse.pots if invocation.purse else ()
-    return finishing(summary, rows, checked.workflow.rules, pots)
+    return finishing(summary, rows, invocation.purse, invocation.totals.rows_failed)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:

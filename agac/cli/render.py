@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
@@ -108,8 +109,14 @@ def command_to_go_on(workflow: str, workflows: Sequence[str]) -> str:
 
 
 def agreed(question: str) -> bool:
-    """Whether the user says yes. Without a terminal nobody is there to say it."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
+    """Whether the user says yes. Without a terminal nobody is there to say it. Ctrl-C ends the command at once."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
+    try:
+        return click.confirm(question, err=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show_error(error: AgacError) -> None:
@@ -254,8 +261,10 @@ def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
     extra = [
         f"{invocation[key]:,} {one if invocation[key] == 1 else many}"
         for key, one, many in (
-            ("retries", "retry", "retries"), ("repairs", "re-ask", "re-asks"), ("fallbacks", "fallback", "fallbacks")
-        )  # fmt: skip
+            ("retries", "retry", "retries"),
+            ("repairs", "re-ask", "re-asks"),
+            ("fallbacks", "fallback", "fallbacks"),
+        )
         if invocation[key]
     ]
     notes = ["simulated"] if calls["simulated"] else []

@@ -79,9 +79,7 @@ class Adaptive:
             self.limit = max(1, int(min(self._room.value, self._most)))
         elif self.limit < self._most:
             self._starting += seconds
-            self.limit = (
-                self._most if self._starting > 2 else min(int(FIRST * 2 ** (self._starting / DOUBLING)), self._most)
-            )
+            self.limit = min(int(FIRST * 2 ** min(self._starting / DOUBLING, 20)), self._most)
 
     def held_by_pace(self, seconds: float) -> None:
         """So long calls waited because the last one had only just been sent."""

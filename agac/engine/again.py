@@ -9,7 +9,7 @@ from agac.core.types import Outcome, Row
 from agac.engine.control import Control
 from agac.engine.repeats import Places
 from agac.engine.scope import Retry
-from agac.engine.settle import Flight
+from agac.engine.settle import Flight, Settler
 from agac.engine.totals import Totals
 from agac.store.batch import NewRow, RowChange
 from agac.store.ledger import Ledger
@@ -21,11 +21,18 @@ class Stored:
     """One pass over the rows that a retry chose, in the order of the input."""
 
     def __init__(
-        self, places: Places, ledger: Ledger, control: Control, totals: Totals, retry: Retry, again_from: int | None
+        self,
+        places: Places,
+        ledger: Ledger,
+        settler: Settler,
+        control: Control,
+        totals: Totals,
+        retry: Retry,
+        again_from: int | None,
     ) -> None:
         """`again_from`: the position of the stage from which on everything is asked anew."""
         self._db, self._run, _ = places
-        self._ledger, self._control, self._totals = ledger, control, totals
+        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
         self._retry, self._again_from = retry, again_from
 
     async def flights(self) -> AsyncGenerator[list[Flight], None]:
@@ -35,8 +42,9 @@ class Stored:
                 return
             prior = await prior_tasks(self._db, [row.key for row in rows])
             flights = [self._flight(row) for row in rows]
-            for flight in flights:
+            for flight, row in zip(flights, rows, strict=True):
                 flight.prior = prior.get(flight.new.key, {})
+                self._settler.take_up(flight, State(row.state))
             self._totals.seen += len(rows)
             await self._ledger.durable()
             yield flights

@@ -66,21 +66,24 @@ class Curve:
 
 
 class Noise:
-    """Refusals that come whatever we do; who would cut for each of them would crawl. They are told by their coming now
-    and then while a bound is below what went before: there nothing should be refused."""
+    """Refusals that come whatever we do; who would cut for each of them would crawl.
 
-    __slots__ = ("_calls", "_calm_calls", "_calm_refusals", "_most", "_phase", "_refusals")
+    They are told by their coming now and then while a bound is below what went before: there nothing should be refused.
+    Once that makes us doubt what went before, and it is measured anew; the second time it is noise.
+    """
+
+    __slots__ = ("_calls", "_calm_calls", "_calm_refusals", "_doubted", "_most", "_phase", "_refusals")
 
     def __init__(self, most: float) -> None:
         """`most`: who refuses more than this share of calls has lowered its limit."""
         self._most = most
         self._phase = Phase.TRYING
+        self._doubted = False
         self._calls = self._refusals = self._calm_calls = self._calm_refusals = 0.0
 
     def sent(self, phase: Phase) -> None:
         """One more call."""
-        if phase is not self._phase:
-            self._phase, self._calls, self._refusals = phase, 0.0, 0.0
+        self._pass_to(phase)
         self._calls += 1
         if self._calls > MEMORY:
             self._calls, self._refusals = self._calls / 2, self._refusals / 2
@@ -91,22 +94,41 @@ class Noise:
 
     def refused(self, phase: Phase) -> bool:
         """One more refusal: whether it says nothing about the bound."""
-        if phase is not self._phase:
-            self._phase, self._calls, self._refusals = phase, 0.0, 0.0
+        self._pass_to(phase)
         self._refusals += 1
-        if phase is Phase.CUT:
+        match phase:
+            case Phase.CUT:
+                return True
+            case Phase.GUESSED:
+                return self._refusals < self._most * self._calls
+            case Phase.CALM:
+                return self._is_noise_in_the_calm()
+            case Phase.TRYING:
+                return self._is_as_usual()
+
+    def _is_noise_in_the_calm(self) -> bool:
+        self._calm_refusals += 1
+        if self._refusals < FEWEST:
             return True
-        if phase is Phase.GUESSED:
+        if self._doubted:
             return self._refusals < self._most * self._calls
-        if phase is Phase.CALM:
-            self._calm_refusals += 1
-            return self._refusals < FEWEST or self._refusals < self._most * self._calls
+        self._doubted = True
+        self._calm_calls = self._calm_refusals = 0.0
+        return False
+
+    def _is_as_usual(self) -> bool:
         if self._calm_refusals >= FEWEST:
             expected = self._calls * self._calm_refusals / self._calm_calls
             if self._refusals <= expected + 2 * math.sqrt(expected) + 1:  # two standard deviations
                 return True
         self._forget_half()
         return False
+
+    def _pass_to(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            if self._phase is Phase.CALM and self._refusals < FEWEST:
+                self._doubted = False
+            self._phase, self._calls, self._refusals = phase, 0.0, 0.0
 
     def _forget_half(self) -> None:
         self._calm_calls, self._calm_refusals = self._calm_calls / 2, self._calm_refusals / 2

@@ -43,11 +43,13 @@ class RowBudgetExceeded(Exception):
 class Pot:
     """A budget under its name, what of it is spent, and what is set aside for calls under way.
 
-    `unsure` is the part of `spent` that nobody knows to be spent: of calls that may have been billed and left no answer.
+    `unsure` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
+    `stage`: the one that it bounds, None for the run's.
     """
 
     name: str
     budget: Budget
+    stage: str | None = None
     spent: Amount = NOTHING
     unsure: Amount = NOTHING
     held: Amount = NOTHING
@@ -101,6 +103,11 @@ class Purse:
         self._waiting: deque[_Waiter] = deque()
         self.reached: Pot | None = None
         control.when_stopped(self._halt)
+
+    @property
+    def of_run(self) -> tuple[Pot, ...]:
+        """The budgets that bound the run as a whole."""
+        return self._run
 
     @property
     def pots(self) -> tuple[Pot, ...]:

@@ -43,21 +43,23 @@ class Budgets:
         every budget that it may belong to.
         """
         counts = [count for count in counts if count.outcome == "call"]
-        run = [_pot(name, budget, counts, lost_calls) for name, budget in self.run]
-        stages = {
-            index: _pot(f"budget of stage {name!r}", budget, [c for c in counts if c.stage == name], lost_calls)
-            for index, name, budget in self.stages
-        }
+        run = [_loaded(Pot(name, budget), counts, lost_calls) for name, budget in self.run]
+        stages = {}
+        for index, name, budget in self.stages:
+            own = [count for count in counts if count.stage == name]
+            stages[index] = _loaded(Pot(f"budget of stage {name!r}", budget, name), own, lost_calls)
         return Purse(control, run=run, stages=stages, row=self.row)
 
 
-def _pot(name: str, budget: Budget, counts: Iterable[Count], lost_calls: int) -> Pot:
+def _loaded(pot: Pot, counts: Iterable[Count], lost_calls: int) -> Pot:
+    """The pot with what was spent before."""
     known = unsure = Amount()
     for c in counts:
         known = known.plus(Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks))
         unsure = unsure.plus(Amount(c.held_cost, c.held_tokens))
     unsure = unsure.plus(_lost(known.plus(unsure), lost_calls))
-    return Pot(name, budget, known.plus(unsure), unsure)
+    pot.spent, pot.unsure = known.plus(unsure), unsure
+    return pot
 
 
 def _lost(spent: Amount, calls: int) -> Amount:

@@ -28,6 +28,7 @@ from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
 
+
 class Answer(NamedTuple):
     """A task's result, with its value parsed."""
 

@@ -160,7 +160,10 @@ class Intake:
                 continue
             self._change(new, old)
             if new.state is State.PENDING:
-                flights.append(Flight(new, tasks))
+                flight = Flight(new, tasks)
+                flights.append(flight)
+                if new.hash == old.hash:
+                    self._settler.take_up(flight, State(old.state))
         return flights
 
     def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: dict[int, PriorTask]) -> bool:

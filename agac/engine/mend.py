@@ -44,7 +44,7 @@ def _repaired(bare: str) -> str | None:
 
     try:
         value = loads(bare, skip_json_loads=True, strict=True)
-        same_kind = isinstance(value, dict if bare[0] == "{" else list)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if same_kind else None
+        meant = isinstance(value, dict if bare[0] == "{" else list) and value
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
     except (ValueError, RecursionError):
         return None

@@ -208,7 +208,8 @@ async def _work(
             clocks=work.clocks,
         )
         if work.retry is not None:
-            flights = Stored(places, ledger, control, totals, work.retry, _position(plan, work.retry)).flights()
+            first = _position(plan, work.retry)
+            flights = Stored(places, ledger, settler, control, totals, work.retry, first).flights()
         else:
             if plan.input.on_duplicate_id == "last" and plan.input.id_field:
                 await scan_ids(places, work.rows())
@@ -217,6 +218,8 @@ async def _work(
         await _ended(walking, control)
         if control.stop is None and work.retry is None:
             await intake.finish()
+        if control.stop is not None:
+            settler.put_back()
         await ledger.drained()
         for task in background:
             task.cancel()

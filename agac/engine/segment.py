@@ -82,7 +82,7 @@ class Segment:
                 return
             answer = await self._task(flight, stage, prepared)
             if answer is PARKED:
-                self._totals.rows_parked += 1
+                self._settler.row_parked(flight)
                 return
             if isinstance(answer, RowError):
                 self._settler.row_failed(flight, stage, prepared.fingerprint, answer)

@@ -17,16 +17,13 @@ from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
 from agac.spec.workflow import KeepReplies
-from agac.store.batch import Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd
+from agac.store.batch import HOW, Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd
 from agac.store.ledger import Ledger
 from agac.store.rows import PriorTask, State
 
 COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
 
-
-HOW = "how"
-"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
 
 UNHURRIED = Patience(None, float)
 """Without `row_timeout` all rows share one."""
@@ -70,6 +67,7 @@ class Settler:
         self._stops = stops
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
         self._keeps_all = keep_replies == "all"
+        self._stood: dict[int, RowEnd] = {}
 
     def call(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, call: Call) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
@@ -118,6 +116,7 @@ class Settler:
             self._totals.tasks_reused += 1
             if prior and prior.result_id == result.id and result.id and prior.fingerprint == result.fingerprint:
                 return  # it is written already
+        self._stood.pop(flight.new.key, None)
         self._uncount(stage, prior)
         batch.tally((stage.name, outcome.value, "", "")).count += 1
         task = TaskEnd(flight.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
@@ -135,6 +134,7 @@ class Settler:
         batch.tally((stage.name, Outcome.FAILED.value, error.type.value, "")).count += 1
         task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock())
         batch.tasks.append(task)
+        self._stood.pop(flight.new.key, None)
         # what an earlier content of the row reached beyond this stage
         self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i > stage.index})
         batch.ends.append(RowEnd(flight.new, State.FAILED, None, stage.name, error))
@@ -145,9 +145,36 @@ class Settler:
     def row_done(self, flight: Flight, result: Result) -> None:
         """A row went through all stages; `result` is the last one's."""
         batch = self._ledger.batch
+        self._stood.pop(flight.new.key, None)
         batch.ends.append(RowEnd(flight.new, State.DONE, result, None, None))
         batch.tally(("", Outcome.DONE.value, "", "")).count += 1
         self._totals.rows_done += 1
+
+    def row_parked(self, flight: Flight) -> None:
+        """A row waits for a stage that is not asked in this invocation: it stays open."""
+        self._stood.pop(flight.new.key, None)
+        self._totals.rows_parked += 1
+
+    def take_up(self, flight: Flight, state: State) -> None:
+        """A row that was settled before goes round again with the content that it had then."""
+        tasks, key = flight.prior, flight.new.key
+        failed = next((task for task in tasks.values() if task.error), None)
+        last = tasks.get(len(self._stages) - 1)
+        if state is State.FAILED and failed:
+            stage = self._stages[failed.stage].name
+            self._stood[key] = RowEnd(flight.new, State.FAILED, None, stage, failed.error)
+        elif state is State.DONE and last and last.result_id:
+            result = Result(last.fingerprint or b"", "", id=last.result_id)
+            self._stood[key] = RowEnd(flight.new, State.DONE, result, None, None)
+
+    def put_back(self) -> None:
+        """The run stopped: rows that were taken up, and of which nothing new is known, stand as they stood before."""
+        batch = self._ledger.batch
+        for end in self._stood.values():
+            batch.ends.append(end)
+            outcome = Outcome.FAILED if end.error else Outcome.DONE
+            batch.tally(("", outcome.value, end.error.type.value if end.error else "", "")).count += 1
+        self._stood.clear()
 
     def _uncount(self, stage: PlannedStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agac.core.types import Outcome
-from agac.engine.settle import HOW
+from agac.store.batch import HOW
 from agac.store.db import Database
 from agac.store.rows import error_examples
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts

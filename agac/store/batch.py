@@ -127,6 +127,9 @@ class RowEnd(NamedTuple):
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
+HOW = "how"
+"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
+
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""
 

@@ -176,6 +176,21 @@ class TestStatusOfARun:
         assert run["state"] == "finished"
         assert [i["state"] for i in run["invocations"]] == ["ended", "killed"]
 
+    def test_a_run_that_met_a_limit_says_so(self, project: ProjectFolder) -> None:
+        project.numbered(9)
+        assert project.run(project.workflow(budget={"calls": 3})).exit_code == 4
+        out = project.agac("status", "last").out
+        assert "Run 1 met a limit (budget or max_errors). Raise it, then go on with: agac run -a reviews\n" in out
+        assert " stopped at a limit " in out
+
+    def test_rows_that_are_left_failed_are_forced_with_retry(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.rows([{"id": "r-1", "text": "bad"}, {"id": "r-2", "text": "fine"}])
+        project.configure(faulty([{"kind": "refusal", "match": "bad"}]).base_url)
+        project.workflow()
+        for _ in range(4):
+            assert project.run().exit_code == 3
+        assert "; try them again all the same with: agac retry 1\n" in project.agac("status").out
+
     def test_an_older_run_that_cannot_be_gone_on_with_names_the_newer_one(self, project: ProjectFolder) -> None:
         project.numbered(3)
         project.run(project.workflow())

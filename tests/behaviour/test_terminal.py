@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pty
 import re
 import subprocess
+import termios
 from collections.abc import Mapping
 
+import pytest
 from support.project import ProjectFolder, clean_environment, command
-from support.server import simulator
+from support.server import Server, simulator
 
 
 def seen_on_terminal(project: ProjectFolder, *arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -70,3 +74,41 @@ def test_quiet_shows_nothing_on_a_terminal(project: ProjectFolder) -> None:
     project.numbered(3)
     project.workflow()
     assert seen_on_terminal(project, "run", "-a", "reviews", "--quiet") == (0, "")
+
+
+def asked_on_terminal(project: ProjectFolder, keys: bytes) -> tuple[int, str]:
+    """`agac run` on a terminal where these keys are pressed as soon as a question is there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(("run", "-a", "reviews")), cwd=project.root, env=clean_environment({"TERM": "xterm"}),
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=make_terminal_ours,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = bytearray()
+    with contextlib.suppress(OSError):  # the other side is closed
+        while piece := os.read(ours, 65536):
+            seen += piece
+            if seen.count(b"[y/N]") and keys:
+                os.write(ours, keys)
+                keys = b""
+    os.close(ours)
+    return process.wait(60), seen.decode("utf-8", "replace")
+
+
+def make_terminal_ours() -> None:
+    """In the child: keys that make signals, as Ctrl-C, reach it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize(("keys", "code", "calls"), [(b"y\n", 0, 20), (b"n\n", 2, 0), (b"\n", 2, 0), (b"\x03", 130, 0)])
+def test_a_run_above_confirm_above_is_asked_about_on_a_terminal(
+    keys: bytes, code: int, calls: int, project: ProjectFolder, server: Server
+) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+    project.numbered(20)
+    project.workflow(confirm_above={"usd": 0.1})
+    ended, seen = asked_on_terminal(project, keys)
+    assert (ended, server.account()["requests"]) == (code, calls), seen
+    assert "reviews is expected to cost $" in seen
+    assert "confirm_above is $0.10. Go on? [y/N]" in seen
+    assert "Traceback" not in seen

@@ -33,7 +33,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 def test_every_scenario_gives_finite_figures_with_their_requirements(found: tuple[str, dict[str, Any]]) -> None:
     figures = found[1]["figures"]
     kinds = {figure["scenario"].split(",")[0] for figure in figures}
-    assert kinds == {"throughput", "latency", "memory", "run again", "scale", "start-up", "simulator", "reading"}
+    assert kinds == {
+        "throughput", "latency", "memory", "run again", "scale", "rate", "start-up", "simulator", "reading",
+    }  # fmt: skip
     assert all(math.isfinite(figure["value"]) for figure in figures)
     assert {figure["at_most"] for figure in figures} >= {0.25, 1.05, 1.1, 120, 1.0, 2.5, 0.15}
     assert {figure["at_least"] for figure in figures} == {None, 0.5, 0.85}

@@ -126,7 +126,7 @@ def test_a_model_that_takes_long_is_soon_at_full_width() -> None:
 def test_refusals_without_a_reason_do_not_bring_a_run_to_its_knees(share: float, trouble: bool) -> None:
     server, asking, seconds = asked(Limited(latency=0.05, noise=share, noise_is_trouble=trouble), calls=2000)
     assert len(server.accepted) == 2000
-    assert seconds < 120
+    assert seconds < 200
     assert asking.most_tries <= 10
 
 

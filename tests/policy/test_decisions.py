@@ -21,6 +21,8 @@ from agac.engine.policy import (
     StopRun,
     decide,
     is_left,
+    most_billed,
+    most_calls,
 )
 from agac.store.rows import PriorTask
 
@@ -92,6 +94,37 @@ def test_every_task_ends(
     most = retries if retries is not None else MAX_PAUSES
     given_fault = fault(kind, delay=delay, retries=retries, ambiguous=ambiguous)
     assert not isinstance(decide(given_fault, most + 1 + attempt, 0, 0.5), Again)
+
+
+@pytest.mark.parametrize(
+    ("repair", "models", "calls", "billed"),
+    [(0, 1, 26, 4), (1, 1, 52, 5), (3, 1, 104, 7), (0, 3, 78, 12), (1, 3, 156, 15), (3, 3, 312, 21)],
+)
+def test_the_most_calls_of_a_task(repair: int, models: int, calls: int, billed: int) -> None:
+    assert most_calls(repair, models) == calls
+    assert most_billed(repair, models) == billed
+
+
+faults = st.builds(
+    fault,
+    st.sampled_from([RETRY, PAUSE, TASK]),
+    delay=st.just(0.0),
+    retries=st.none() | st.integers(0, 2),
+    ambiguous=st.booleans(),
+)
+
+
+@given(st.lists(faults, min_size=40, max_size=40))
+def test_one_question_is_never_sent_more_often_than_the_cap_says(coming: list[Fault]) -> None:
+    seen: dict[FaultKind, int] = {}
+    ambiguous = 0
+    for number, met in enumerate(coming, 1):
+        seen[met.kind] = seen.get(met.kind, 0) + 1
+        ambiguous += met.ambiguous
+        if isinstance(decide(met, seen[met.kind], ambiguous, 0.0), GiveUp):
+            break
+    assert number <= most_calls(0, 1)
+    assert ambiguous <= most_billed(0, 1) - 1
 
 
 def prior(error: ErrorType | None, failures: int) -> PriorTask:

@@ -21,7 +21,7 @@ from agac.cli.shown.retry import choice_lines
 @click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried again, and ask nothing.")
-@click.option("--yes", is_flag=True, help="Ask done rows anew without a question.")
+@click.option("--yes", is_flag=True, help="Go on without a question: done rows, and above confirm_above.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
@@ -61,6 +61,7 @@ def command(
         options,
         project=settings.project_dir,
         watch=progress(settings.quiet),
+        confirm=render.agreed,
         handle_signals=True,
     )
     render.print_run(report, render.command_as_typed(), quiet=settings.quiet or as_json)

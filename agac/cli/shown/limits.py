@@ -14,44 +14,70 @@ if TYPE_CHECKING:
 def limit_lines(report: RunReport, command: str) -> list[str]:
     """Why it stopped, what finishing needs, the command to go on with."""
     if report.stop == "loss":
+        look = f"agac inspect {report.summary['run']}"
         return [
             f"stopped: {report.stopped}",
-            "  Nothing further is asked. See a row with `agac inspect`, mend what is wrong, then go on with: "
-            + command,
+            f"  Nothing further is asked, and no output is replaced. Look at a row with `{look}`.",
+            f"  Mend what is wrong, then go on with: {command}",
             "  When this is how it should be, set `stop_loss: false` in the workflow.",
         ]
+    simulated = report.summary["calls"]["cost_is_simulated"]
     lines = [f"stopped at a limit: {report.stopped}"]
-    lines += [f"  {_spent(budget)}" for budget in report.invocation["budgets"]]
+    lines += [f"  {_spent(budget, simulated)}" for budget in report.invocation["budgets"]]
     if report.finishing is not None:
-        lines.append(f"  {_needs(report.finishing)}")
-    lines.append("  What is finished is stored and written. Go on with: " + _go_on(report.finishing, command))
+        lines += [f"  {_needs(report.finishing, simulated)}", f"  {_next(report.finishing, command)}"]
     return lines
 
 
-def _spent(budget: dict[str, Any]) -> str:
-    units = [
-        f"{_number(unit, facts['spent'])} of {_number(unit, facts['limit'])}{'' if unit == 'usd' else f' {unit}'}"
-        for unit, facts in budget.items()
-        if unit != "name"
-    ]
-    return f"{budget['name']}: {', '.join(units)} spent"
+def _spent(budget: dict[str, Any], simulated: bool) -> str:
+    units = [_unit(unit, facts, simulated) for unit, facts in budget.items() if unit != "name"]
+    return f"{budget['name']}: {'; '.join(units)}"
+
+
+def _unit(unit: str, facts: dict[str, float], simulated: bool) -> str:
+    """`simulated $0.0051 of $0.0060 spent, $0.0002 more by calls that left no answer, at most`."""
+    word = "" if unit == "usd" else f" {unit}"
+    mark = "simulated " if simulated and unit == "usd" else ""
+    spent, limit, held = (_number(unit, facts[key]) for key in ("spent", "limit", "held"))
+    perhaps = f", and at most {held} by calls that left no answer" if facts["held"] else ""
+    return f"{mark}{spent} of {limit}{word} spent{perhaps}"
 
 
 def _number(unit: str, value: float) -> str:
     return f"${value:,.4f}" if unit == "usd" else f"{value:,.0f}"
 
 
-def _needs(finishing: Finishing) -> str:
+def _needs(finishing: Finishing, simulated: bool) -> str:
     rows = f"{finishing.rows:,} {'row is' if finishing.rows == 1 else 'rows are'} left"
     if finishing.calls is None:
         return f"{rows}; no row was finished, so nothing can be said of what they need"
-    dollars = f"about ${finishing.usd:,.4f}, " if finishing.usd is not None else ""
-    return f"{rows}; like those before they need {dollars}{finishing.tokens:,} tokens, {finishing.calls:,} calls"
+    if not finishing.rows:
+        return "no row is left"
+    dollars = f"{'simulated ' if simulated else ''}${finishing.usd:,.4f}, " if finishing.usd is not None else ""
+    needed = f"{dollars}{finishing.tokens:,} tokens, {finishing.calls:,} calls"
+    return f"{rows}; estimated from those before, they need {needed}"
 
 
-def _go_on(finishing: Finishing | None, command: str) -> str:
-    """The command again; with a budget that should do, where it was a budget of the run that stopped it."""
-    if finishing is None or finishing.budget is None:
-        return command
-    words = shlex.split(re.sub(r" --budget[= ]\S+", "", command))
-    return shlex.join([*words, "--budget", finishing.budget])
+def _next(finishing: Finishing, command: str) -> str:
+    """The command again, with a limit that should do."""
+    kept = "What is finished is stored and written"
+    if finishing.stage is not None:
+        change = f"raise `budget` of stage {finishing.stage!r}"
+        return f"{kept}. To go on, {change}{_to(finishing.budget)}, then: {command}"
+    if finishing.max_errors is not None:
+        return f"{kept}. Mend what fails (see errors.jsonl), or allow it: " + _with(
+            command, "--max-errors", str(finishing.max_errors)
+        )
+    if finishing.budget is not None:
+        return f"{kept}. Go on with: " + _with(command, "--budget", finishing.budget)
+    return f"{kept}. Go on with a larger budget: {command}"
+
+
+def _to(budget: str | None) -> str:
+    return f" to {{{budget.replace('=', ': ').replace(',', ', ')}}}" if budget else ""
+
+
+def _with(command: str, flag: str, value: str) -> str:
+    """The command with this value of the flag, whatever it said before."""
+    words = shlex.split(re.sub(rf" {flag}[= ]\S+", "", command))
+    return shlex.join([*words, flag, value])

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from agac.cli.render import can_be_retried, from_here, money, table
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
+from agac.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from agac.api.reading import StatusReport
 
 ENDS = {
-    0: "done",
-    1: "stopped",
-    3: "done, some rows failed",
-    4: "stopped at a limit",
-    130: "interrupted",
-    137: "killed",
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "stopped",
+    ExitCode.ROWS_FAILED: "done, some rows failed",
+    ExitCode.LIMIT: "stopped at a limit",
+    ExitCode.INTERRUPTED: "interrupted",
 }
 """How an invocation ended, by its exit code."""
 
@@ -144,9 +144,12 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
         newer = run["replaced_by"]
         return [f"Run {newer} took its place. Look at it with: agac status {newer}"]
     if run["state"] != "finished":
+        if (run["last_invocation"] or {}).get("exit_code") == ExitCode.LIMIT:
+            return [f"Run {number} met a limit (budget or max_errors). Raise it, then go on with: {again}"]
         return [f"Run {number} is not finished. Go on with: {again}"]
     if run["rows"]["failed"]:
-        then = f", then: {again}" if can_be_retried(run, left) else ""
         failed = counted(run["rows"]["failed"], "row")
+        then = f", then: {again}" if can_be_retried(run, left) else ""
+        then = then or (f"; try them again all the same with: agac retry {number}" if left else "")
         return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{then}"]
     return [f"Results of run {number}: {folder}/results.jsonl"]

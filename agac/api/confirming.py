@@ -1,0 +1,71 @@
+"""`confirm_above`: a run that is expected to cost more than that wants a yes before its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agac.api.checking import Checked
+from agac.core.errors import UsageError
+from agac.engine.scope import Retry, Scope
+from agac.plan.plan import Plan
+from agac.store import runs
+from agac.store.db import Database
+from agac.store.retries import chosen_counts
+
+Confirm = Callable[[str], bool]
+"""Asks the user a question. May block: nothing else goes on yet."""
+
+
+async def confirm_cost(
+    checked: Checked,
+    plan: Plan,
+    database: Database,
+    scope: Scope,
+    *,
+    fresh: bool,
+    retry: Retry | None,
+    confirm: Confirm | None,
+) -> None:
+    """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
+    from agac.api.planning import expected_cost
+
+    bound = plan.rules.confirm_above
+    if bound is None:
+        return
+    if retry is None:
+        usd, unknown = await expected_cost(checked, plan, database, scope, fresh)
+    else:
+        usd, unknown = await _cost_of_retry(plan, database, retry)
+    if usd <= bound and not unknown:
+        return
+    mark = "simulated " if all(stage.provider.simulated for stage in plan.stages) else ""
+    more = f" and what {', '.join(unknown)} cost, whose price is not known" if unknown else ""
+    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{more}; confirm_above is ${bound:,.2f}"
+    if confirm is None or not confirm(f"{said}. Go on?"):
+        raise UsageError(
+            f"nothing was asked: {said}", remedy="Nobody said yes. Add --yes; `agac plan` shows what it is made of."
+        )
+
+
+async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[float, list[str]]:
+    """The dollars that a retry is expected to cost, and the models whose price is not known.
+
+    A row that failed goes on from its stage, or from the one that is named, and each stage costs what it did before.
+    """
+    from agac.plan.estimate import estimate, history
+
+    tasks = dict.fromkeys((stage.name for stage in plan.stages), 0)
+    names = list(tasks)
+    for failed_at, _, rows in await chosen_counts(database, retry.run, retry):
+        first = retry.from_stage or failed_at
+        for name in names[names.index(first) :] if first else []:
+            tasks[name] += rows
+    counts = await runs.counters(database, retry.run)
+    usd, unknown = 0.0, []
+    for stage in plan.stages:
+        past = history(counts, stage.name, stage.lane)
+        expected = estimate(stage, tasks[stage.name], None, past, same_prompt=True)
+        if expected.usd is None:
+            unknown.append(stage.lane)
+        usd += expected.usd or 0.0
+    return usd, unknown

@@ -1,0 +1,239 @@
+"""Answers of the wrong form: asked again so often and no more, mended where that is wanted, and always on record."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_server import Step, scripted
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+from agac.core.errors import SpecError
+
+Faulty = Callable[..., Server]
+GOOD = '{"sentiment":"positive","reason":"it is"}'
+STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
+FREE = {"status": 500, "headers": {"retry-after": "0"}, "body": '{"error": {"message": "out of order"}}'}
+
+
+def bad(number: int) -> str:
+    return json.dumps({"sentiment": f"grade {number}", "reason": "r"})
+
+
+def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
+    return project.query("SELECT number, purpose, error_type FROM attempt ORDER BY id")
+
+
+def hows(project: ProjectFolder) -> list[str]:
+    return [how for (how,) in project.query("SELECT how FROM result ORDER BY id")]
+
+
+@pytest.mark.parametrize("repair", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["malformed_json", "wrong_schema"])
+def test_an_answer_that_is_always_wrong_is_asked_for_once_and_again_repair_times(
+    project: ProjectFolder, faulty: Faulty, kind: str, repair: int
+) -> None:
+    server = faulty([{"kind": kind}])
+    project.configure(server.base_url)
+    project.numbered(2)
+    project.workflow(stages=[{**STAGE, "repair": repair}])
+    report = project.run(concurrency=1)
+    assert report.exit_code == 3
+    assert server.account()["requests"] == 2 * (1 + repair)
+    one = [(n, "ask" if n == 1 else "repair", "SchemaMismatch") for n in range(1, repair + 2)]
+    assert attempts(project) == one * 2
+    assert (report.invocation["calls"], report.invocation["repairs"]) == (2 * (1 + repair), 2 * repair)
+    assert {e["error"]["type"] for e in project.envelopes(file="errors.jsonl")} == {"SchemaMismatch"}
+    project.assert_sound()
+
+
+def test_repair_is_once_where_nobody_says_otherwise_and_can_be_set_for_all_stages(project: ProjectFolder) -> None:
+    for keys, calls in (({}, 2), ({"defaults": {"repair": 2}}, 3), ({"defaults": {"repair": 0}}, 1)):
+        with scripted(bad(1)) as server:
+            project.configure(server.base_url)
+            project.numbered(1)
+            project.workflow(stages=[STAGE], **keys)
+            project.run(fresh=True)
+            assert len(server.asked) == calls
+
+
+def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_often(project: ProjectFolder) -> None:
+    with scripted(*(bad(n) for n in range(1, 5)), GOOD) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}])
+        report = project.run()
+    assert report.exit_code == 0
+    first, *others = server.asked
+    assert len(others) == 4
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    for number, body in enumerate(others, 1):
+        original, (reply, complaint) = body["messages"][:2], body["messages"][2:]
+        assert original == first["messages"]
+        assert reply == {"role": "assistant", "content": bad(number)}
+        assert complaint["role"] == "user"
+        assert f"'grade {number}' is not one of" in complaint["content"]
+        assert f"grade {number - 1}" not in json.dumps(body)
+        assert {key: value for key, value in body.items() if key != "messages"} == {
+            key: value for key, value in first.items() if key != "messages"
+        }
+    assert hows(project) == ["repair"]
+    (stage,) = report.summary["stages"]
+    assert (stage["done"], stage["repaired"], stage["json_repaired"], stage["by_fallback"]) == (1, 1, 0, 0)
+
+
+def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: ProjectFolder) -> None:
+    """Five server errors and twenty refusals by rate before each reply, which is wrong: the hard cap, reached exactly."""
+    refused = Step(status=429, headers={"retry-after": "0"}, body="{}")
+    question = [*[Step(**FREE)] * 5, *[refused] * 20]
+    with scripted(*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}")) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, "repair": 2}])
+        report = project.run()
+        assert len(server.asked) == 3 * 26
+    assert report.exit_code == 3
+    assert [number for number, *_ in attempts(project)] == list(range(1, 79))
+    assert project.envelopes()[0]["error"]["type"] == "SchemaMismatch"
+    project.assert_sound()
+
+
+def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agac.engine.call.most_calls", lambda repair, models: 4)
+    with scripted(Step(**FREE)) as server:
+        project.configure(server.base_url)
+        project.numbered(2)
+        project.workflow(stages=[STAGE])
+        report = project.run(concurrency=1)
+        assert len(server.asked) == 2 * 4
+    assert report.exit_code == 3
+    assert project.query("SELECT count(*) FROM attempt") == [(8,)]
+    error = project.envelopes()[0]["error"]
+    assert (error["type"], "4 times" in error["message"]) == ("ProviderError", True)
+    project.assert_sound()
+
+
+def test_a_re_ask_that_is_refused_ends_the_repairs(project: ProjectFolder) -> None:
+    with scripted(bad(1), Step("I would rather not.", finish="refusal")) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, "repair": 5}])
+        project.run()
+        assert len(server.asked) == 2
+    assert project.envelopes()[0]["error"]["type"] == "Refused"
+
+
+SLIP = "{'sentiment': 'positive', 'reason': 'it is',}"
+
+
+def test_json_repair_mends_without_a_call_and_says_so(project: ProjectFolder) -> None:
+    with scripted(SLIP) as server:
+        project.configure(server.base_url)
+        project.numbered(3)
+        project.workflow(stages=[{**STAGE, "json_repair": True}])
+        report = project.run()
+        assert len(server.asked) == 3
+    assert report.exit_code == 0
+    assert project.output() == [json.loads(GOOD)] * 3
+    assert hows(project) == ["json_repair"] * 3
+    assert attempts(project) == [(1, "ask", None)] * 3
+    (stage,) = report.summary["stages"]
+    assert (stage["done"], stage["json_repaired"], stage["repaired"]) == (3, 3, 0)
+    project.assert_sound()
+
+
+def test_without_json_repair_the_same_is_asked_again(project: ProjectFolder) -> None:
+    with scripted(SLIP, GOOD) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[STAGE])
+        project.run()
+        assert len(server.asked) == 2
+    assert hows(project) == ["repair"]
+
+
+def test_what_cannot_be_mended_is_asked_again_and_may_be_mended_then(project: ProjectFolder) -> None:
+    with scripted("I think it is positive.", SLIP) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, "json_repair": True}])
+        assert project.run().exit_code == 0
+        assert len(server.asked) == 2
+    assert hows(project) == ["repair,json_repair"]
+
+
+def test_a_reply_that_was_cut_is_never_mended(project: ProjectFolder) -> None:
+    with scripted(Step(GOOD[:-1], finish="length")) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, "json_repair": True}])
+        assert project.run().exit_code == 3
+        assert len(server.asked) == 1
+    assert project.envelopes()[0]["error"]["type"] == "Truncated"
+
+
+def test_replies_that_no_mending_survives_fail_their_rows_only(project: ProjectFolder) -> None:
+    broken = ["{" * 3000, "[" * 100_000, '{"sentiment": NaN,}', '{"reason": "\\ud800",}', '{"sentiment": }']
+    with scripted(*broken, SLIP) as server:
+        project.configure(server.base_url)
+        project.numbered(len(broken) + 1)
+        project.workflow(stages=[{**STAGE, "json_repair": True, "repair": 0}], stop_loss=False)
+        report = project.run(concurrency=1)
+    assert (report.summary["rows"]["done"], report.summary["rows"]["failed"]) == (1, len(broken))
+    assert server.times
+    project.assert_sound()
+
+
+def test_json_repair_without_its_library_is_said_before_any_call(
+    project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.plan.check.find_spec", lambda name: None)
+    project.numbered(1)
+    project.workflow(stages=[{**STAGE, "json_repair": True}])
+    with pytest.raises(SpecError) as raised:
+        project.run()
+    (problem,) = raised.value.problems
+    assert problem.path == "stages[0].json_repair"
+    assert problem.where.line is not None
+    assert "pip install 'agac[json-repair]'" in problem.message
+    assert server.account()["requests"] == 0
+
+
+def test_keep_replies_failed_keeps_what_may_have_to_be_looked_at(project: ProjectFolder) -> None:
+    for keep, kept in (("all", 5), ("failed", 3)):
+        with scripted(GOOD, bad(1), GOOD, SLIP, Step(status=400, body='{"error": {"message": "no"}}')) as server:
+            project.configure(server.base_url)
+            project.numbered(4)
+            project.workflow(stages=[{**STAGE, "json_repair": True}], keep_replies=keep)
+            project.run(concurrency=1, fresh=True)
+            assert len(server.asked) == 5
+        rows = project.query("SELECT error_type, reply FROM attempt ORDER BY id DESC LIMIT 5")[::-1]
+        assert [error for error, _ in rows] == [None, "SchemaMismatch", None, None, "ProviderError"]
+        assert sum(reply is not None for _, reply in rows) == kept
+        if keep == "failed":  # the reply that was refused, the one that was mended, the error
+            texts = [text(reply) for _, reply in rows if reply is not None]
+            assert "grade 1" in texts[0]
+            assert "'sentiment': 'positive'" in texts[1]
+            assert "no" in texts[2]
+
+
+def text(reply: str | bytes) -> str:
+    return zlib.decompress(reply).decode() if isinstance(reply, bytes) else reply
+
+
+def test_what_was_mended_or_repaired_is_reused_like_any_answer(project: ProjectFolder) -> None:
+    with scripted(SLIP, bad(1), GOOD) as server:
+        project.configure(server.base_url)
+        project.numbered(2)
+        project.workflow(stages=[{**STAGE, "json_repair": True}])
+        project.run(concurrency=1)
+        assert hows(project) == ["json_repair", "repair"]
+        project.workflow(stages=[{**STAGE, "repair": 3}])  # how often to ask is no part of the question
+        again = project.run()
+        assert (again.exit_code, again.invocation["calls"], len(server.asked)) == (0, 0, 3)
+    (stage,) = again.summary["stages"]
+    assert (stage["done"] + stage["reused"], stage["repaired"], stage["json_repaired"]) == (2, 1, 1)

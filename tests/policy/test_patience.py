@@ -1,0 +1,68 @@
+"""How long a row may take, told in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.virtual import loop_time, run_virtually
+
+from agac.engine.limits import Slots
+from agac.engine.patience import OutOfTime, Patience
+
+
+def test_the_time_begins_with_the_first_call() -> None:
+    async def row() -> None:
+        patience = Patience(10.0, loop_time)
+        await asyncio.sleep(100)
+        assert not patience.over
+        assert patience.left() == 10.0
+        await asyncio.sleep(4)
+        assert patience.left() == 6.0
+        assert patience.outlasts(5.9)
+        assert not patience.outlasts(6.0)
+        await asyncio.sleep(6)
+        assert patience.over
+        with pytest.raises(OutOfTime):
+            patience.left()
+
+    run_virtually(row())
+
+
+def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after_it() -> None:
+    async def row() -> None:
+        patience = Patience(10.0, loop_time)
+        began = loop_time()
+        assert await patience.wait(asyncio.sleep(1000, "mine")) == "mine"
+        patience.left()
+        assert await patience.wait(asyncio.sleep(9, "mine")) == "mine"
+        with pytest.raises(OutOfTime):
+            await patience.wait(asyncio.sleep(1000))
+        assert loop_time() == began + 1010
+
+    run_virtually(row())
+
+
+def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
+    async def rows() -> None:
+        slots, patience = Slots(1), Patience(10.0, loop_time)
+        patience.left()
+        await slots.take()
+        with pytest.raises(OutOfTime):
+            await patience.wait(slots.take())
+        slots.give()
+        await asyncio.wait_for(slots.take(), 1)
+
+    run_virtually(rows())
+
+
+def test_without_a_bound_nothing_is_ever_over() -> None:
+    async def row() -> None:
+        patience = Patience(None, loop_time)
+        assert patience.left() is None
+        await patience.wait(asyncio.sleep(1e6))
+        assert patience.left() is None
+        assert patience.outlasts(1e9)
+        assert not patience.over
+
+    run_virtually(row())

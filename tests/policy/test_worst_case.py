@@ -1,0 +1,110 @@
+"""What a call can cost at most, and what it is counted as afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.types import Params, Usage
+from agac.engine.budget import NOTHING, Amount, WorstCase, counted, dearest
+from agac.plan.plan import PlannedModel
+from agac.providers.prices import cost
+from agac.providers.table import SHIPPED, SIMULATOR, Price
+from agac.store.batch import Call, Endpoint
+
+RATES = st.floats(0, 100, allow_nan=False)
+FLAT = st.builds(Price, input=RATES, output=RATES, cached_input=st.none() | RATES)
+STEPS = st.lists(st.tuples(st.integers(1, 3_000), FLAT), max_size=3, unique_by=lambda step: step[0])
+PRICES = st.builds(lambda base, steps: replace(base, above=tuple(sorted(steps, key=lambda s: s[0]))), FLAT, STEPS)
+
+
+def worst_of(price: Price, max_tokens: int, body: bytes) -> Amount:
+    provider = replace(SIMULATOR, prices={"m": price})
+    return WorstCase(PlannedModel(provider, "m", Params(max_tokens=max_tokens)), in_dollars=True).of(body)
+
+
+@given(
+    price=PRICES,
+    size=st.integers(0, 4_000),
+    max_tokens=st.integers(1, 2_000),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+)
+def test_no_call_costs_more_than_its_worst_case(
+    price: Price, size: int, max_tokens: int, shares: tuple[float, float, float]
+) -> None:
+    worst = worst_of(price, max_tokens, b"x" * size)
+    given_tokens = int(size * shares[0])
+    used = Usage(given_tokens, int(max_tokens * shares[1]), int(given_tokens * shares[2]))
+    real = cost(used, price)
+    assert real is not None
+    assert real <= worst.usd * (1 + 1e-9)
+    assert (used.input_tokens or 0) + (used.output_tokens or 0) <= worst.tokens
+
+
+def test_tokens_are_bounded_by_bytes_not_by_characters() -> None:
+    body = "žluťoučký kůň 🐎".encode()
+    assert worst_of(Price(1.0, 1.0), 10, body) == Amount((len(body) + 10) / 1e6, len(body) + 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "dearest_tier"), [(None, "priority"), ("auto", "priority"), ("priority", "priority"), ("flex", None)]
+)
+def test_the_dearest_tier_that_may_be_served_counts(tier: str | None, dearest_tier: str | None) -> None:
+    price = Price(1.0, 4.0, flex=0.5, priority=2.0)
+    provider = replace(SIMULATOR, prices={"m": price})
+    model = PlannedModel(provider, "m", Params(max_tokens=100, service_tier=tier))
+    factor = 2 if dearest_tier == "priority" else 1
+    assert WorstCase(model, in_dollars=True).of(b"x" * 100).usd == pytest.approx(factor * 500 / 1e6)
+
+
+def test_the_price_library_knows_the_dearer_tier_of_a_hosted_model() -> None:
+    models = [PlannedModel(SHIPPED["openai"], "gpt-5.4-mini", Params(max_tokens=100, service_tier=t))
+              for t in ("flex", "priority")]  # fmt: skip
+    flex, priority = (WorstCase(model, in_dollars=True).of(b"").usd for model in models)
+    assert 0 < flex < priority
+
+
+def test_without_a_dollar_budget_no_price_is_looked_up() -> None:
+    model = PlannedModel(SHIPPED["ollama"], "unheard-of", Params(max_tokens=5))
+    assert WorstCase(model, in_dollars=False).of(b"12345") == Amount(0.0, 10, 1)
+
+
+def test_a_cheaper_step_does_not_lower_the_worst_case() -> None:
+    steps = dearest([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
+    assert steps[-1] == (100, 2.0, 8.0)
+
+
+WORST = Amount(0.5, 1_000, 1)
+CALL = Call(
+    number=1, endpoint=Endpoint("p", "u", "m", False), purpose="ask", started_at=0.0, duration=0.0, status=200,
+    error=None, ambiguous=False, usage=Usage(10, 20), cost=0.01, body=None,
+)  # fmt: skip
+FAILED = RowError(ErrorType.PROVIDER_ERROR, "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "real", "unsure"),
+    [
+        ({}, Amount(0.01, 30, 1), NOTHING),
+        ({"status": 429, "error": FAILED, "usage": Usage(), "cost": None}, Amount(0.0, 0, 1), NOTHING),
+        ({"status": 500, "error": FAILED, "usage": Usage(), "cost": None}, Amount(0.0, 0, 1), NOTHING),
+        ({"status": None, "error": FAILED, "usage": Usage(), "cost": None}, Amount(0.0, 0, 1), NOTHING),
+        # a time-out, of ours or of a gateway: the work may have been done
+        ({"status": None, "ambiguous": True, "usage": Usage(), "cost": None}, WORST, Amount(0.5, 1_000)),
+        ({"status": 504, "ambiguous": True, "usage": Usage(), "cost": None}, WORST, Amount(0.5, 1_000)),
+        # a reply without usage, or with half of it
+        ({"usage": Usage(), "cost": None}, WORST, Amount(0.5, 1_000)),
+        ({"usage": Usage(10, None), "cost": None}, WORST, Amount(0.5, 990)),
+        # more than was set aside: the real counts
+        ({"usage": Usage(1_500, 20), "cost": 0.8}, Amount(0.8, 1_520, 1), NOTHING),
+    ],
+)
+def test_a_call_is_counted_as_what_is_known_of_it_and_the_worst_for_the_rest(
+    changes: dict[str, Any], real: Amount, unsure: Amount
+) -> None:
+    assert counted(replace(CALL, **changes), WORST) == (real, unsure)
