@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agac.engine.budget import Pot, Purse
+from agac.engine.budget import Amount, Pot, Purse
 
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
@@ -49,15 +49,18 @@ def finishing(summary: dict[str, Any], rows: int, purse: Purse | None, failed: i
     if purse is None or reached is None:
         return Finishing(left, usd, tokens, more, max_errors=math.ceil(failed * (1 + MARGIN * share)))
     if reached.stage is not None:
-        return Finishing(left, usd, tokens, more, _enough([reached], share), reached.stage)
-    return Finishing(left, usd, tokens, more, _enough(purse.of_run, share))
+        return Finishing(left, usd, tokens, more, _enough([reached], share, purse.missed), reached.stage)
+    return Finishing(left, usd, tokens, more, _enough(purse.of_run, share, purse.missed))
 
 
-def _enough(pots: Sequence[Pot], share: float) -> str:
-    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run."""
+def _enough(pots: Sequence[Pot], share: float, last: Amount) -> str:
+    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run.
+
+    `last` is the worst case of a call: it has to fit before the last one is made.
+    """
     parts = []
     for unit, spent in pots[0].spent._asdict().items():
-        need = spent * (1 + MARGIN * share)
+        need = spent * (1 + MARGIN * share) + getattr(last, unit)
         caps = [cap for pot in pots if (cap := getattr(pot.budget, unit)) is not None]
         if caps:
             enough = max(min(caps), need)

@@ -117,7 +117,7 @@ class Adaptive:
 
     def _slow_down(self, now: float, took: float, delay: float | None) -> None:
         if not self.interval:
-            self._guess(now, took, delay)
+            self._guess(now, delay)
         elif now - self._newer[0] >= MEASURED:
             top = self._measure(now)
             self._pace.cut(top, _recovery(took, top))
@@ -128,14 +128,11 @@ class Adaptive:
         self._pace_cut = self._sent
         self.interval = 1 / self._pace.value
 
-    def _guess(self, now: float, took: float, delay: float | None) -> None:
+    def _guess(self, now: float, delay: float | None) -> None:
         """The first cut: by what was sent in the last second or two, or by when the server expects the next call."""
         since, before = self._older
-        seconds, span = max(now - since, MEASURED), _recovery(took)
-        rate = max(self._sent - before - 1, 1) / seconds
-        if now - since < MEASURED:
-            rate, span = max(rate, 1 / delay if delay else 0.0), GUESS_RECOVERY
-        self._pace.cut(rate, span)
+        rate = max(self._sent - before - 1, 1) / max(now - since, MEASURED)
+        self._pace.cut(max(rate, 1 / delay if delay else 0.0), GUESS_RECOVERY)
         self._newer, self._refused_since = (now, self._sent), 0
 
     def _measure(self, now: float) -> float:

@@ -95,13 +95,17 @@ class _Waiter:
 
 
 class Purse:
-    """All budgets of an invocation. `run` bound everything, `stages` one stage each, `row` what each row may spend."""
+    """All budgets of an invocation. `run` bound everything, `stages` one stage each, `row` what each row may spend.
+
+    At a limit `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.
+    """
 
     def __init__(self, control: Control, *, run: Iterable[Pot], stages: Mapping[int, Pot], row: Budget | None) -> None:
         self._control = control
         self._run, self._stages, self._row = tuple(run), dict(stages), row
         self._waiting: deque[_Waiter] = deque()
         self.reached: Pot | None = None
+        self.missed = NOTHING
         control.when_stopped(self._halt)
 
     @property
@@ -173,7 +177,7 @@ class Purse:
                 continue
             hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
             if hopeless is not None:
-                self.reached = hopeless
+                self.reached, self.missed = hopeless, first.worst
                 self._control.reach_limit(f"the {hopeless.name} is used up: the next call could go beyond it")
             return
 

@@ -20,6 +20,7 @@ from agac.plan import reasons as why
 from agac.plan.distinct import Distinct
 from agac.plan.plan import Plan, PlannedStage
 from agac.plan.prepare import Preparer
+from agac.plan.standin import stand_in
 from agac.spec.template import VisibleRow
 from agac.store.batch import NewRow
 from agac.store.db import Database
@@ -223,6 +224,7 @@ class Forecaster:
             if row.reason is not None:
                 if self._may_ask(stage, row, found):
                     found.asked(_passed_on(row, stage), row_id)
+                    self._guess_size(stage, found, row)
                     going_on.append(row)
                 continue
             prepared = self._preparer.prepare(stage, row.visible, row_id)
@@ -248,6 +250,17 @@ class Forecaster:
                 self._look_at(stage, found, row, prepared.fingerprint, prepared.request)
                 going_on.append(row)
         return going_on
+
+    def _guess_size(self, stage: PlannedStage, found: StageForecast, row: _Row) -> None:
+        """Measures a prompt that names an answer which is not there yet, as if that were of the usual size."""
+        if found.sampled >= SAMPLE:
+            return
+        for before in self._plan.stages[: stage.index]:
+            row.results.setdefault(before.name, stand_in(before))
+        prepared = self._preparer.prepare(stage, row.visible, row.new.row.id)
+        if not isinstance(prepared, RowError):
+            found.sampled += 1
+            found.characters += _characters(prepared.request)
 
     def _may_ask(self, stage: PlannedStage, row: _Row, found: StageForecast) -> bool:
         if self._scope.may_ask(stage.name):
@@ -300,9 +313,13 @@ class Forecaster:
         found.different.add(fingerprint)
         if found.sampled < SAMPLE:
             found.sampled += 1
-            found.characters += sum(len(part.text) for message in request.messages for part in message.parts)
+            found.characters += _characters(request)
         if len(self._found.prompts) < self._show:
             self._found.prompts.append(Prompt(row.new.row.id, stage.name, request))
+
+
+def _characters(request: Request) -> int:
+    return sum(len(part.text) for message in request.messages for part in message.parts)
 
 
 def _passed_on(row: _Row, stage: PlannedStage) -> str:

@@ -221,6 +221,13 @@ def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, serve
     assert again.usd == pytest.approx(cost, rel=0.25)
 
 
+def test_what_follows_an_answer_that_is_not_there_yet_has_a_size_too(project: ProjectFolder) -> None:
+    project.numbered(5)
+    project.workflow(stages=STAGES)
+    stages = agac.plan_run("reviews", project=project.root).stages
+    assert [stage.estimate.input_tokens > 5 * 5 for stage in stages] == [True, True, True]
+
+
 def test_an_unknown_price_is_said_and_not_guessed(ran: ProjectFolder) -> None:
     report = agac.plan_run("reviews", agac.RunOptions(fresh=True), project=ran.root).as_json()
     assert report["usd"] is None

@@ -31,7 +31,7 @@ def prepared(project: ProjectFolder, server: Server, rows: int, **keys: Any) -> 
 def test_kills_amid_repairs_and_fallbacks_lose_no_more_than_what_was_in_flight(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty([{"kind": "wrong_schema", "rate": 0.5}, {"kind": "refusal", "rate": 0.2}], "--latency", "0.01")
+    server = faulty([{"kind": "wrong_schema", "rate": 0.5}], "--latency", "0.01")
     prepared(project, server, 120, defaults={"concurrency": CONCURRENCY}, stop_loss=False)
     watch = Watch(project, server, CONCURRENCY)
     for kill in range(KILLS):

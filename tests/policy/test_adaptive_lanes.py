@@ -220,24 +220,34 @@ def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None
     assert seen == pytest.approx([17, 20, 23, 44, 101])
 
 
-def test_a_refusal_is_noise_only_where_nothing_should_be_refused() -> None:
+def calm(noise: Noise, calls: int) -> bool:
+    """So many calls while nothing should be refused, the last of them refused: whether that is noise."""
+    for _ in range(calls):
+        noise.sent(Phase.CALM)
+    return noise.refused(Phase.CALM)
+
+
+def test_refusals_where_there_should_be_none_are_noise_once_the_bound_was_measured_anew() -> None:
     noise = Noise(0.2)
-    for _ in range(3):
-        for _ in range(30):
-            noise.sent(Phase.CALM)
-        assert noise.refused(Phase.CALM)
+    assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
+    noise.sent(Phase.CUT)
+    assert noise.refused(Phase.CUT)
+    assert [calm(noise, 30) for _ in range(6)] == [True] * 6
     for _ in range(60):
         noise.sent(Phase.TRYING)
-    for _ in range(5):
-        assert noise.refused(Phase.TRYING)  # three of ninety were usual
+    assert [noise.refused(Phase.TRYING) for _ in range(6)] == [True] * 5 + [False]  # one of thirty was usual
+
+
+def test_a_refusal_where_one_was_to_be_expected_is_no_noise() -> None:
+    noise = Noise(0.2)
+    assert calm(noise, 30)
+    for _ in range(60):
+        noise.sent(Phase.TRYING)
     assert not noise.refused(Phase.TRYING)
-    fresh = Noise(0.2)
-    fresh.sent(Phase.TRYING)
-    assert not fresh.refused(Phase.TRYING)
 
 
 def test_many_refusals_where_there_should_be_none_mean_a_lower_limit() -> None:
     noise = Noise(0.2)
-    for _ in range(10):
-        noise.sent(Phase.CALM)
-    assert [noise.refused(Phase.CALM) for _ in range(3)] == [True, True, False]
+    assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
+    noise.sent(Phase.CUT)
+    assert [calm(noise, 3) for _ in range(5)] == [True, True, False, False, False]

@@ -99,3 +99,29 @@ def test_the_library_knows_each_provider_that_the_table_names(name: str) -> None
     from genai_prices.data_snapshot import get_snapshot
 
     assert SHIPPED[name].price_id in {provider.id for provider in get_snapshot().providers}
+
+
+TIERS = Price(input=1.0, output=10.0, cached_input=0.1, flex=0.5, priority=2.0)
+
+
+@pytest.mark.parametrize(
+    ("tier", "factor"),
+    [(None, 1.0), ("", 1.0), ("auto", 1.0), ("default", 1.0), ("flex", 0.5), ("priority", 2.0), ("scale", 1.0)],
+)
+def test_a_tier_has_agac_ymls_factor_for_every_kind_of_token(tier: str | None, factor: float) -> None:
+    provider = Provider("p", "openai-chat", "https://h/v1", prices={"m": TIERS})
+    found = price_of(provider, "m", tier)
+    assert cost(Usage(MILLION, 0), found) == pytest.approx(1.0 * factor)
+    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), found) == pytest.approx(0.1 * factor)
+    assert cost(Usage(0, MILLION), found) == pytest.approx(10.0 * factor)
+
+
+@pytest.mark.parametrize("tier", ["flex", "priority"])
+def test_a_tier_without_a_factor_costs_what_the_others_do(tier: str) -> None:
+    provider = Provider("p", "openai-chat", "https://h/v1", prices={"m": Price(1.0, 10.0)})
+    assert price_of(provider, "m", tier) == Price(1.0, 10.0)
+
+
+def test_a_factor_holds_where_cached_input_has_no_price_of_its_own() -> None:
+    provider = Provider("p", "openai-chat", "https://h/v1", prices={"*": Price(1.0, 10.0, flex=0.5)})
+    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price_of(provider, "m", "flex")) == pytest.approx(0.5)

@@ -1,0 +1,134 @@
+"""What each attempt costs: by the tier that really served it, with cached input at its own price, for every attempt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from scripted_server import Step, scripted
+from support.project import SENTIMENT, ProjectFolder
+
+PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}
+GOOD = '{"sentiment":"positive","reason":"it is"}'
+BAD = '{"sentiment":"excellent","reason":"r"}'
+SAY = {"name": "say", "prompt": "${text}", "model": "local/m"}
+MILLION = 1_000_000
+
+
+def served(text: str = "ok", *, given: int = 1000, cached: int = 0, made: int = 100, **more: Any) -> Step:
+    usage = {
+        "prompt_tokens": given,
+        "completion_tokens": made,
+        "total_tokens": given + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return Step(body=json.dumps({"model": "m-2026", "choices": [choice], "usage": usage, **more}))
+
+
+def costs(project: ProjectFolder) -> list[float | None]:
+    return [cost for (cost,) in project.query("SELECT cost FROM attempt ORDER BY id")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "dollars"),
+    [
+        ("", {}, 2000 / MILLION),
+        ("?service_tier=flex", {"service_tier": "flex"}, 1000 / MILLION),
+        ("?service_tier=flex", {"service_tier": "default"}, 2000 / MILLION),  # flex was full: the full price is paid
+        ("?service_tier=auto", {"service_tier": "priority"}, 4000 / MILLION),
+        ("?service_tier=priority", {"service_tier": "default"}, 2000 / MILLION),
+    ],
+)
+def test_a_call_costs_what_the_tier_costs_that_served_it(
+    project: ProjectFolder, asked: str, told: dict[str, Any], dollars: float
+) -> None:
+    with scripted(served(**told)) as server:
+        project.configure(server.base_url, prices=PRICES)
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": f"local/m{asked}"}])
+        report = project.run()
+        assert server.asked[0].get("service_tier", "") == asked.partition("=")[2]
+    assert costs(project) == [pytest.approx(dollars)]
+    assert report.summary["calls"]["cost_usd"] == pytest.approx(dollars, abs=1e-6)
+
+
+def test_cached_input_has_its_own_price_in_every_tier(project: ProjectFolder) -> None:
+    full = (200 * 1.0 + 800 * 0.1 + 100 * 10.0) / MILLION
+    with scripted(served(cached=800), served(cached=800, service_tier="flex")) as server:
+        project.configure(server.base_url, prices=PRICES)
+        project.numbered(2)
+        project.workflow(stages=[SAY])
+        report = project.run(concurrency=1)
+    assert costs(project) == [pytest.approx(full), pytest.approx(full / 2)]
+    assert report.summary["calls"]["cached_tokens"] == 1600
+
+
+def test_the_price_library_knows_cached_input_and_flex(project: ProjectFolder) -> None:
+    from agac.providers.prices import price_of
+    from agac.providers.table import OPENAI
+
+    steps = [served(cached=800), served(cached=800, service_tier="flex")]
+    with scripted(*steps) as server:
+        table = {"openai": {"base_url": server.base_url}}
+        project.write("agac.yml", yaml.safe_dump({"providers": table}))
+        project.write(".env", "OPENAI_API_KEY=sk-1\n")
+        project.numbered(2)
+        project.workflow(stages=[{**SAY, "model": "openai/gpt-5.4-mini"}])
+        assert project.run(concurrency=1).exit_code == 0
+    found = costs(project)
+    for cost, tier in zip(found, (None, "flex"), strict=True):
+        price = price_of(OPENAI, "gpt-5.4-mini", tier)
+        assert price is not None
+        assert price.cached_input is not None
+        assert cost == pytest.approx((200 * price.input + 800 * price.cached_input + 100 * price.output) / MILLION)
+    assert found[1] is not None
+    assert found[0] is not None
+    assert found[1] < found[0]
+
+
+def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(project: ProjectFolder) -> None:
+    """Two wrong answers, a refused call that costs nothing, and a fallback at a price of its own."""
+    broken = Step(status=500, headers={"retry-after": "0"}, body="{}")
+    with scripted(served(BAD), broken, served(BAD), served(GOOD, given=10, made=10)) as server:
+        row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}
+        table = {
+            "local": {**row, "prices": PRICES},
+            "dear": {**row, "prices": {"*": {"input": 100.0, "output": 100.0}}},
+        }
+        project.write("agac.yml", yaml.safe_dump({"providers": table}))
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": ["local/m", "dear/x"], "output_schema": SENTIMENT}])
+        report = project.run()
+    wrong, fallback = 2000 / MILLION, 20 * 100 / MILLION
+    assert costs(project) == [pytest.approx(wrong), None, pytest.approx(wrong), pytest.approx(fallback)]
+    calls = report.summary["calls"]
+    assert calls["cost_usd"] == pytest.approx(2 * wrong + fallback, abs=1e-6)
+    assert calls["calls_without_price"] == 0
+    assert report.invocation["cost_usd"] == calls["cost_usd"]
+
+
+def test_a_fallback_without_a_price_is_counted_as_such(project: ProjectFolder) -> None:
+    with scripted(served(BAD), served(BAD), served(GOOD)) as server:
+        row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}
+        table = {"local": {**row, "prices": PRICES}, "odd": row}
+        project.write("agac.yml", yaml.safe_dump({"providers": table}))
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": ["local/m", "odd/x"], "output_schema": SENTIMENT}])
+        report = project.run()
+    assert costs(project) == [pytest.approx(0.002), pytest.approx(0.002), None]
+    assert report.summary["calls"]["calls_without_price"] == 1
+
+
+def test_prices_in_agac_yml_win_over_the_library(project: ProjectFolder) -> None:
+    with scripted(served()) as server:
+        price = {"gpt-5.4-mini": {"input": 7.0, "output": 70.0}}
+        table = {"openai": {"base_url": server.base_url, "prices": price}}
+        project.write("agac.yml", yaml.safe_dump({"providers": table}))
+        project.write(".env", "OPENAI_API_KEY=sk-1\n")
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": "openai/gpt-5.4-mini"}])
+        project.run()
+    assert costs(project) == [pytest.approx(14_000 / MILLION)]
