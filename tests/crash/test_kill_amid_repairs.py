@@ -53,7 +53,7 @@ def test_kills_amid_repairs_and_fallbacks_lose_no_more_than_what_was_in_flight(
 def test_the_bound_on_lost_calls_knows_of_repairs_and_fallbacks(
     project: ProjectFolder, faulty: Faulty, concurrency: int, calls: int, said: int
 ) -> None:
-    """One row, answered wrongly for ever, and a store that is held by somebody else: every call is lost with the kill."""
+    """One row, answered wrongly for ever, and a store that somebody else holds: every call is lost with the kill."""
     server = faulty([{"kind": "wrong_schema"}], "--latency", "0.2")
     prepared(project, server, 1)
     process = listening(project.start("run", "-a", "reviews", "--concurrency", str(concurrency)))
