@@ -246,7 +246,7 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
 def _continued(invocation: dict[str, Any]) -> str:
     unchanged = invocation["rows_unchanged"]
     facts = [f"{_counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"] if unchanged else []
-    if not invocation["calls"]:
+    if not invocation["calls"] and invocation["complete"]:
         facts.append("nothing had to be asked")
     lost = invocation["lost_calls_at_most"]
     if lost:

@@ -40,7 +40,8 @@ from agac.store.results import newest_result
 _log = logging.getLogger("agac.run")
 
 DRAIN_SECONDS = 60.0
-"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up."""
+"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
+take as long as their own time-outs allow: they are paid for."""
 
 
 @dataclass(slots=True)
@@ -251,13 +252,14 @@ def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopR
 
 
 async def _ended(walking: asyncio.Task[None], control: Control) -> None:
-    """Waits for the rows; after a stop only so long, then calls in flight are given up."""
+    """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given up."""
     stopped = asyncio.ensure_future(control.stopped.wait())
     try:
         await asyncio.wait({walking, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not walking.done():
             forced = asyncio.ensure_future(control.forced.wait())
-            await asyncio.wait({walking, forced}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            patience = DRAIN_SECONDS if control.stop is Stop.INTERRUPT else None
+            await asyncio.wait({walking, forced}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             forced.cancel()
         if not walking.done():
             walking.cancel()

@@ -127,7 +127,7 @@ class Settler:
         batch = self._ledger.batch
         prior = flight.prior.get(stage.index)
         if prior is None or error is not prior.error:  # else it was left as it is
-            self._stops.failed(stage.name, error, flight.new.row.id)
+            self._stops.failed(stage.name, error, flight.new.row.id, fingerprint)
         failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
         failures += error.type in ANSWER_FAILURES
         self._uncount(stage, prior)

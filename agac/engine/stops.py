@@ -29,17 +29,23 @@ class StopRules:
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[tuple[str, ErrorType]] = Counter()
+        self._failed: set[tuple[str, bytes]] = set()
 
     def answered(self, stage: str) -> None:
         """A task was asked and has its answer."""
         if self._guards_all and stage not in self._proven:
             self._count(stage)
 
-    def failed(self, stage: str, error: RowError, row_id: RowId) -> None:
-        """A task failed in this invocation, and with it its row."""
+    def failed(self, stage: str, error: RowError, row_id: RowId, fingerprint: bytes | None) -> None:
+        """A task failed in this invocation, and with it its row. Rows with the same question count once for the
+        stop-loss: it was asked once."""
         self.row_failed()
         if not self._guards_all or stage in self._proven:
             return
+        if fingerprint is not None:
+            if (stage, fingerprint) in self._failed:
+                return
+            self._failed.add((stage, fingerprint))
         self._failures[stage, error.type] += 1
         if self._failures[stage, error.type] >= ALIKE:
             self._control.stop_loss(

@@ -113,7 +113,7 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
     ("arguments", "said"),
     [
         (["rnu", "-a", "reviews"], "No such command 'rnu'. Did you mean 'agac run'?"),
-        (["xyz"], "No such command 'xyz'. Commands: init, validate, run,"),
+        (["xyz"], "No such command 'xyz'. Commands: init, validate, plan, run,"),
         (["run", "-a", "reviews", "--limitt", "2"], "No such option '--limitt'. Did you mean '--limit'?"),
         (
             ["run", "-a", "revews"],

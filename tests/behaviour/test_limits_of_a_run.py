@@ -142,6 +142,69 @@ def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFo
     assert project.run(concurrency=8).summary["rows"]["failed"] == 500
 
 
+def test_stop_loss_counts_a_question_once_however_many_rows_share_it(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    rows = [{"id": str(i), "text": "bad"} for i in range(30)]
+    project.rows([*rows, *({"id": str(i), "text": "good" + str(i)} for i in range(30, 40))])
+    project.workflow()
+    report = project.run(concurrency=4)
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 30)
+    assert report.invocation["calls"] == 11
+
+
+@pytest.mark.parametrize("alike", [16, 17])
+def test_stop_loss_wants_more_than_80_percent_of_20(alike: int, project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    texts = [*("good" for _ in range(20 - alike)), *("bad" for _ in range(alike)), *("good" for _ in range(10))]
+    project.rows({"id": str(i), "text": f"{text} {i}"} for i, text in enumerate(texts))
+    project.workflow()
+    report = project.run(concurrency=1)
+    assert (report.stop, report.invocation["calls"]) == (("loss", 20) if alike == 17 else (None, 30))
+
+
+def test_stop_loss_never_ends_a_run_of_few_rows(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "always": True}])
+    project.configure(server.base_url)
+    project.numbered(16)
+    project.workflow()
+    assert project.run().exit_code == ExitCode.ROWS_FAILED
+
+
+def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([])
+    project.configure(server.base_url)
+    project.numbered(40)
+    project.workflow()
+    assert project.agac("run", "-a", "reviews").code == 0
+    before = (project.root / "output/reviews/results.jsonl").read_bytes()
+    project.workflow(stages=[STAGE | {"prompt": "Review: ${row_json} ${text}${texts}"}])  # a typo; rows may have it
+    project.rows([{"id": str(i), "text": str(i)} for i in range(40)], "data/rows.jsonl")
+    project.workflow(stages=[STAGE | {"prompt": "Review: ${tekst}"}], path="data/rows.jsonl")
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "1")
+    assert ran.code == 1
+    for words in ("17 of the first 17 outcomes of stage 'classify' are MissingTemplateField", "row '16' for example",
+                  "stop_loss: false", "go on with: agac run -a reviews --concurrency 1"):  # fmt: skip
+        assert words in ran.err
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("rules", [{"max_errors": 0}, {"budget": {"calls": 4}, "max_errors": 0}])
+def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
+    rules: dict[str, Any], project: ProjectFolder, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.engine.run.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
+    server = faulty([{"kind": "refusal", "match": "number 1"}], "--latency", "0.4")
+    project.configure(server.base_url)
+    project.numbered(9)
+    project.workflow(**rules)
+    report = project.run(concurrency=4)
+    assert report.exit_code == ExitCode.LIMIT
+    assert report.invocation["calls_given_up"] == 0
+    assert report.summary["rows"]["done"] == 3
+
+
 def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "refusal", "match": "bad"}])
     project.configure(server.base_url)
