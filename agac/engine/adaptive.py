@@ -6,6 +6,7 @@ Nothing here waits or reads a clock: times are handed in, in seconds of one mono
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from agac.engine.bound import Curve, Noise
 
@@ -31,6 +32,9 @@ GUESS_RECOVERY = RECOVERY / 4
 
 MEASURED = 1.0
 """Seconds over which a rate is measured at least."""
+
+DELAYS = 32
+"""The last delays that a server asked for, the longest of which counts."""
 
 SLOWEST = 0.5
 """Calls a second; what is slower is kept by the pauses that the server asks for."""
@@ -60,6 +64,7 @@ class Adaptive:
         self._older = self._newer = (now, 0)
         self._refused_since = 0
         self._measured = False
+        self._delays: deque[float] = deque(maxlen=DELAYS)
 
     def sent(self, now: float) -> int:
         """A call is sent: its number, from 1."""
@@ -84,12 +89,14 @@ class Adaptive:
     def held_by_pace(self, seconds: float) -> None:
         """So long calls waited because the last one had only just been sent."""
         self._pace.grow(seconds)
-        self.interval = 1 / self._pace.value
+        self.interval = self._between()
 
     def refused(self, number: int, now: float, *, took: float, beside: int, delay: float | None) -> None:
         """Call `number` was refused by rate, `took` seconds after it was sent, `beside` others being under way; the
         server wants to see nobody for `delay` seconds."""
         self._refused += 1
+        if delay:
+            self._delays.append(delay)
         if delay is None:
             self.overloaded(number, took=took, beside=beside)
         if self._refused >= self._sent:  # nothing ever went well: it is not the pace
@@ -126,7 +133,14 @@ class Adaptive:
         else:
             self._pace.cut(self._pace.value, GUESS_RECOVERY, HALF)
         self._pace_cut = self._sent
-        self.interval = 1 / self._pace.value
+        self.interval = self._between()
+
+    def _between(self) -> float:
+        """Seconds between two calls: by the pace, but never more than twice what the server lately asked to be left
+        alone. Who says that a fiftieth of a second is enough is not left alone for minutes."""
+        longest = max(self._delays, default=0.0)
+        wanted = 1 / self._pace.value
+        return min(wanted, 2 * longest) if longest else wanted
 
     def _guess(self, now: float, delay: float | None) -> None:
         """The first cut: by what was sent in the last second or two, or by when the server expects the next call."""

@@ -157,7 +157,7 @@ def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
     complaint = (
         "Your reply does not have the form that was asked for. What is wrong:\n- "
         + error.message.replace("; ", "\n- ")
-        + "\nReply again with the corrected JSON only."
+        + ("\nReply again with the corrected JSON only." if request.schema else "\nReply again.")
     )
     messages = (*request.messages, Message.of("assistant", reply.text), Message.of("user", complaint))
     return Request(messages, request.schema, request.params)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 from agac.core.errors import Problem
@@ -121,15 +122,19 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
 
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
-    """Keys that want a library which is not installed."""
-    if find_spec("json_repair") is not None:
-        return []
-    message = "json_repair wants a library that is not installed: pip install 'agac[json-repair]'"
-    return [
-        Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair")
-        for stage in workflow.stages
-        if stage.json_repair
-    ]
+    """Keys that want a library which is not installed, or only in a version that is too old."""
+    stages = [stage for stage in workflow.stages if stage.json_repair]
+    lack = _lack_of_json_repair() if stages else None
+    message = f"json_repair wants a library that is {lack}: pip install 'agac[json-repair]'"
+    return [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]
+
+
+def _lack_of_json_repair() -> str | None:
+    if find_spec("json_repair") is None:
+        return "not installed"
+    from json_repair import loads
+
+    return None if "strict" in signature(loads).parameters else "installed in too old a version"
 
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:

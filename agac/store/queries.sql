@@ -96,8 +96,7 @@ SELECT id FROM event
 WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL LIMIT 1;
 
 -- name: lost_calls
--- What the invocations of a run found lost, and what a second Ctrl-C cut off. One that was killed itself passed it on to
--- the next.
+-- What a run's invocations found lost, and what a second Ctrl-C cut off; a killed one passed it on to the next.
 SELECT sum(json_extract(body, '$.lost_calls') + coalesce(json_extract(body, '$.given_up'), 0)) FROM event
 WHERE run_id = ? AND kind = 'invocation' AND coalesce(exit_code, 0) <> ?;
 

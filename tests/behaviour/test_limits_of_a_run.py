@@ -179,9 +179,8 @@ def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: Project
     project.workflow()
     assert project.agac("run", "-a", "reviews").code == 0
     before = (project.root / "output/reviews/results.jsonl").read_bytes()
-    project.workflow(stages=[STAGE | {"prompt": "Review: ${row_json} ${text}${texts}"}])  # a typo; rows may have it
     project.rows([{"id": str(i), "text": str(i)} for i in range(40)], "data/rows.jsonl")
-    project.workflow(stages=[STAGE | {"prompt": "Review: ${tekst}"}], path="data/rows.jsonl")
+    project.workflow(stages=[STAGE | {"prompt": "Review: ${tekst}"}], path="data/rows.jsonl")  # some rows may have it
     ran = project.agac("run", "-a", "reviews", "--concurrency", "1")
     assert ran.code == 1
     for words in ("17 of the first 17 outcomes of stage 'classify' are MissingTemplateField", "row '16' for example",
@@ -195,7 +194,7 @@ def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
     rules: dict[str, Any], project: ProjectFolder, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agac.engine.run.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
-    server = faulty([{"kind": "refusal", "match": "number 1"}], "--latency", "0.4")
+    server = faulty([{"kind": "refusal", "match": "number 1"}, {"kind": "slow_first_byte", "seconds": 0.4}])
     project.configure(server.base_url)
     project.numbered(9)
     project.workflow(**rules)

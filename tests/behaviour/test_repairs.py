@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +201,20 @@ def test_json_repair_without_its_library_is_said_before_any_call(
     assert problem.path == "stages[0].json_repair"
     assert problem.where.line is not None
     assert "pip install 'agac[json-repair]'" in problem.message
+    assert server.account()["requests"] == 0
+
+
+def test_a_library_that_is_too_old_is_said_before_any_call(
+    project: ProjectFolder, server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/json_repair.py").write_text("def loads(json_str): ...\n", encoding="utf-8")
+    project.numbered(1)
+    project.workflow(stages=[{**STAGE, "json_repair": True}])
+    for command in ("run", "validate"):
+        ended = project.agac(command, "-a", "reviews", env={"PYTHONPATH": str(tmp_path / "old")})
+        assert ended.code == 2
+        assert "too old a version: pip install 'agac[json-repair]'" in ended.err + ended.out
     assert server.account()["requests"] == 0
 
 

@@ -195,4 +195,11 @@ def test_a_re_ask_holds_the_original_and_the_last_reply_only() -> None:
     assert [m.role for m in first.messages[2:]] == ["assistant", "user"]
     assert first.messages[2].parts[0].text == "wrong"
     assert "- a: bad\n- b: worse" in first.messages[3].parts[0].text
+    assert "JSON only" in first.messages[3].parts[0].text
     assert (first.schema, first.params) == (original.schema, original.params)
+
+
+def test_a_re_ask_for_plain_text_asks_for_no_json() -> None:
+    original = Request((Message.of("user", "u"),))
+    again = repair_request(original, reply("wrong"), RowError(ErrorType.SCHEMA_MISMATCH, "no character"))
+    assert "JSON" not in again.messages[2].parts[0].text
