@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agac.core.types import Usage
-from agac.plan.plan import PlannedStage
+from agac.plan.plan import PlannedModel, PlannedStage
 from agac.providers.prices import cost, price_of
 from agac.store.runs import Count
 
@@ -86,13 +86,12 @@ def estimate(
     use_past = past is not None and (same_prompt or characters is None)
     given = past.input_tokens if past and use_past else (characters or 0.0) / CHARACTERS_A_TOKEN
     calls = round(tasks * (past.calls_a_task if past else 1.0))
-    most = stage.params.max_tokens
     return Estimate(
         calls=calls,
         input_tokens=round(calls * given),
         output_tokens=round(calls * made),
-        usd=_dollars(stage, calls, given, made),
-        usd_at_most=_dollars(stage, tasks * (1 + stage.repair), given, most) if most else None,
+        usd=_dollars(stage.models[0], calls, given, made),
+        usd_at_most=_at_most(stage, tasks, given),
         basis=basis,
     )
 
@@ -111,9 +110,20 @@ def _tokens_of_shape(body: dict[str, Any]) -> int:
     return 10 + 15 * names
 
 
-def _dollars(stage: PlannedStage, calls: int, given: float, made: float) -> float | None:
+def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
+    """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be."""
+    costs = [
+        _dollars(model, tasks * (1 + stage.repair), given, model.params.max_tokens)
+        for model in stage.models
+        if model.params.max_tokens is not None
+    ]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(stage.models) else None
+
+
+def _dollars(model: PlannedModel, calls: int, given: float, made: float) -> float | None:
     if not calls:
         return 0.0
-    price = price_of(stage.provider, stage.model, stage.params.service_tier)
+    price = price_of(model.provider, model.model, model.params.service_tier)
     one = cost(Usage(round(given), round(made)), price)
     return None if one is None else one * calls
