@@ -39,6 +39,9 @@ DELAYS = 32
 SLOWEST = 0.5
 """Calls a second; what is slower is kept by the pauses that the server asks for."""
 
+AT_ONCE = 0.05
+"""Seconds that a server means at most by "again in 0 seconds", which says nothing about its limit."""
+
 
 PACE_NOISE, ROOM_NOISE = 0.2, 0.02
 """Shares of calls. A pace that is too high by half has a third refused; of too many at once only those too many are."""
@@ -95,10 +98,10 @@ class Adaptive:
         """Call `number` was refused by rate, `took` seconds after it was sent, `beside` others being under way; the
         server wants to see nobody for `delay` seconds."""
         self._refused += 1
-        if delay:
-            self._delays.append(delay)
         if delay is None:
             self.overloaded(number, took=took, beside=beside)
+        else:
+            self._delays.append(delay or AT_ONCE)
         if self._refused >= self._sent:  # nothing ever went well: it is not the pace
             self._pace, self.interval, self._measured = Curve(), 0.0, False
             return
@@ -138,9 +141,8 @@ class Adaptive:
     def _between(self) -> float:
         """Seconds between two calls: by the pace, but never more than twice what the server lately asked to be left
         alone. Who says that a fiftieth of a second is enough is not left alone for minutes."""
-        longest = max(self._delays, default=0.0)
         wanted = 1 / self._pace.value
-        return min(wanted, 2 * longest) if longest else wanted
+        return min(wanted, 2 * max(self._delays)) if self._delays else wanted
 
     def _guess(self, now: float, delay: float | None) -> None:
         """The first cut: by what was sent in the last second or two, or by when the server expects the next call."""

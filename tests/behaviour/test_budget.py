@@ -37,7 +37,7 @@ def test_the_provider_never_charges_more_than_the_budget(
     budget: dict[str, Any], rate: float, project: ProjectFolder, faulty: Faulty
 ) -> None:
     faults = [{"kind": "cut", "rate": rate / 4}, {"kind": "server_error", "rate": rate / 4, "retry_after": 0},
-              {"kind": "rate_limit", "rate": rate / 4, "retry_after": 0},
+              {"kind": "rate_limit", "rate": rate / 4, "retry_after": 0.002},
               {"kind": "wrong_schema", "rate": rate / 4}]  # fmt: skip
     server = faulty(faults)
     project.configure(server.base_url, prices=PRICES)

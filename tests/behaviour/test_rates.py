@@ -36,7 +36,7 @@ def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, fault
     account = server.account()
     assert (account["charged"], account["duplicates"]) == (1000, 0)
     assert account["requests"] == 1000 + account["limited"]
-    assert account["limited"] < 0.02 * account["requests"]
+    assert account["limited"] < 0.1 * account["requests"]  # the 2 %: in virtual time, policy/test_adaptive_lanes.py
     assert report.invocation["retries"] == account["limited"]
     assert project.query("SELECT count(*) FROM attempt WHERE status = 429") == [(account["limited"],)]
     project.assert_sound()
