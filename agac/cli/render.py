@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -69,8 +70,15 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Talk, on standard error."""
+    """Talk, on standard error; after the results before it where both end in one file."""
+    _flush_results()
     print(text, file=sys.stderr)
+
+
+def _flush_results() -> None:
+    """What fails here stays in the buffer and is reported when the program ends; what is said now must get through."""
+    with suppress(OSError):
+        sys.stdout.flush()
 
 
 def command_line() -> str:
@@ -146,6 +154,7 @@ def styled(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
     """One problem a line."""
+    _flush_results()
     for problem in problems:
         print(problem, file=stream)
 
