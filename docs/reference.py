@@ -15,7 +15,9 @@ from pydantic import BaseModel
 
 from agac.cli.main import cli
 from agac.core.types import Params
-from agac.providers.modelref import READERS, SPELLINGS
+from agac.providers.aliases import ALIASES
+from agac.providers.elsewhere import ELSEWHERE
+from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.table import SHIPPED
 from agac.simulator import faults, rulesfile
 from agac.spec import models
@@ -138,11 +140,13 @@ SECTIONS = {
     "InputFile": "input",
     "DefaultsFile": "defaults",
     "StageFile": "a-stage",
+    "MessageFile": "messages",
     "TimeoutFile": "timeout",
     "OutputFile": "output",
     "RunRulesFile": "a-workflow",
     "BudgetFile": "budget",
     "ConfirmFile": "confirm_above",
+    "TelemetryFile": "telemetry",
     "CardFile": "an-agentcard",
     "RequestParamsFile": "request_params",
 }
@@ -196,12 +200,35 @@ def providers() -> str:
 
 def model_keys() -> str:
     """What may stand after `?` in a model string."""
-    short = {name: spelling for spelling, name in SPELLINGS.items()}
     rows = []
     for name, reader in READERS.items():
-        assert name in Params.__dataclass_fields__
-        rows.append((f"`{name}`", reader.__doc__ or "", f"`{short[name]}`" if name in short else ""))
+        assert name in FIELDS or name in Params.__dataclass_fields__
+        rows.append((f"`{name}`", reader.__doc__ or "", spellings(name)))
     return table(("key", "value", "also written"), rows)
+
+
+def spellings(name: str) -> str:
+    """Other ways to write a key of a model string."""
+    return ", ".join(f"`{spelling}`" for spelling, known in SPELLINGS.items() if known == name)
+
+
+def other_keys() -> str:
+    """Keys of other programs' model strings, and what becomes of them."""
+    rows = [(f"`{name}`", f"only {reader.__doc__}", spellings(name)) for name, reader in NOT_HERE.items()]
+    rows += [(f"`{name}`", f"ignored with a warning: {why}", spellings(name)) for name, why in NO_EFFECT.items()]
+    return table(("key", "value", "also written"), rows)
+
+
+def short_names() -> str:
+    """The short names of models."""
+    rows = [(f"`{name}`", f"`{alias.target}`") for name, alias in ALIASES.items() if alias.target]
+    return table(("name", "means"), rows)
+
+
+def providers_elsewhere() -> str:
+    """Providers that cannot be asked, and what to write instead."""
+    rows = [(f"`{name}`", why.replace("{model}", "…")) for name, why in ELSEWHERE.items()]
+    return table(("provider", "why, and what to write"), rows)
 
 
 def fault_kinds() -> str:
@@ -209,6 +236,30 @@ def fault_kinds() -> str:
     rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in own)) for name, own in faults.KINDS.items()]
     when = [(f"`{key}`", words) for key, (_, words) in rulesfile.CHECKS.items()]
     return table(("kind", "keys of its own"), rows) + "\n" + table(("key", "value"), when)
+
+
+MISTAKES = ROOT / "tests/behaviour/error_texts"
+MADE_IN = {
+    "files": "in the files of the project",
+    "rows": "in the rows",
+    "models": "with models and providers",
+    "limits": "with limits",
+    "machine": "on the machine",
+    "command-line": "on the command line",
+}
+"""The folders of the pinned texts, and where such mistakes are made."""
+
+
+def mistakes() -> str:
+    """What agac says to the commonest mistakes, as a test pins it."""
+    text = ""
+    for folder, where in MADE_IN.items():
+        text += f"\n### Mistakes {where}\n"
+        for path in sorted((MISTAKES / folder).glob("*.txt")):
+            title, _, said = path.read_text("utf-8").partition("\n\n")
+            shown = title.replace("{{review}} or {product}", "`{{review}}` or `{product}`")
+            text += f"\n{shown}:\n\n```text\n{said}```\n"
+    return text
 
 
 def _keys_of(module: ModuleType, name: str) -> Callable[[], str]:
@@ -220,7 +271,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "store": store,
     "providers": providers,
     "model keys": model_keys,
+    "other model keys": other_keys,
+    "short names": short_names,
+    "providers elsewhere": providers_elsewhere,
     "faults": fault_kinds,
+    "mistakes": mistakes,
     **{f"keys {name}": _keys_of(models, name) for name in SECTIONS},
 }
 """Every generated part by its name."""

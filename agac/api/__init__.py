@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agac.api.looking import InspectReport, RunsReport, inspect, runs
     from agac.api.options import RunOptions
     from agac.api.planning import PlanReport, plan_run
+    from agac.api.previewing import DataReport, show_data
     from agac.api.reading import StatusReport, export, status
     from agac.api.retrying import RetryChoice, retry, retry_choice, row_ids
     from agac.api.running import RunReport, run, run_async
@@ -33,6 +34,7 @@ _HOMES = {
     "BackupReport": "agac.api.keeping",
     "CardReport": "agac.api.showing",
     "CheckReport": "agac.api.checking",
+    "DataReport": "agac.api.previewing",
     "ExitCode": "agac.core.errors",
     "GcReport": "agac.api.keeping",
     "InspectReport": "agac.api.looking",
@@ -63,6 +65,7 @@ _HOMES = {
     "run_several": "agac.api.several",
     "runs": "agac.api.looking",
     "show_card": "agac.api.showing",
+    "show_data": "agac.api.previewing",
     "status": "agac.api.reading",
     "validate": "agac.api.checking",
     "why": "agac.api.explaining",
@@ -73,6 +76,7 @@ __all__ = [
     "BackupReport",
     "CardReport",
     "CheckReport",
+    "DataReport",
     "ExitCode",
     "GcReport",
     "InspectReport",
@@ -103,6 +107,7 @@ __all__ = [
     "run_several",
     "runs",
     "show_card",
+    "show_data",
     "status",
     "validate",
     "why",

@@ -10,7 +10,7 @@ from typing import Any
 
 from agac.api.project import Project, open_project
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
-from agac.data.sources import Source, open_source, separator_hint
+from agac.data.sources import Source, open_input, separator_hint
 from agac.plan.budgetcheck import check_budgets
 from agac.plan.check import check_placeholders, missing_extras, resolve_models
 from agac.plan.plan import ResolvedModel
@@ -90,14 +90,14 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     workflow, problems = load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
-    models, found = resolve_models(workflow, project.providers, broken=any_error([*project.problems, *problems]))
+    broken = any_error([*project.problems, *problems])
+    models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken)
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     source, found = _open_input(workflow)
     problems += found
     columns = source.columns() if source else None
     if source is not None:
-        problems += check_placeholders(workflow, columns)
-        problems += _id_field(workflow, columns)
+        problems += _fields(workflow, columns)
     if source is None or any_error(problems):
         return None, problems
     return Checked(workflow, models, source, problems), problems
@@ -106,10 +106,20 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:
     spec = workflow.input
     try:
-        return open_source(spec.path, spec.format, spec.shown), []
+        return open_input(spec), []
     except UsageError as error:
         message = f"{error.message}. {error.remedy or ''}".strip()
         return None, [Problem(spec.where, message, "input.path")]
+
+
+def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
+    """Names of fields that the input does not have. A file taken apart at the wrong sign is one problem, not ten."""
+    placeholders, identity = check_placeholders(workflow, columns), _id_field(workflow, columns)
+    hint = separator_hint(columns) if columns else ""
+    if columns and hint and any_error([*placeholders, *identity]):
+        whole = f"the input has one column, {columns[0]!r}; {hint}"
+        return identity or [Problem(workflow.input.where, whole, "input.path")]
+    return [*placeholders, *identity]
 
 
 def _id_field(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:

@@ -8,6 +8,8 @@ from typing import Any
 _NAMES = {
     "system": "instructions",
     "prompt": "prompt",
+    "messages": "messages",
+    "alias": "short name of the model",
     "schema": "schema",
     "params": "parameters",
     "needs": "needs",

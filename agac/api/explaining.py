@@ -161,7 +161,7 @@ def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
     ]
     if _schema(now) != _schema(before):
         found.append({"what": "schema", "diff": _diff(_pretty(_schema(before)), _pretty(_schema(now)))})
-    for role in ("system", "user"):
+    for role in ("system", "user", "assistant"):
         texts = _text(before, role), _text(now, role)
         if None not in texts and texts[0] != texts[1]:
             found.append({"what": f"{role} message", "diff": _diff(texts[0] or "", texts[1] or "")})

@@ -17,7 +17,9 @@ from agac.api.reading import database_bytes, database_path, workflow_files
 from agac.api.reports import refuse_unknown, workflow_name
 from agac.core.errors import StoreError, UsageError
 from agac.data.atomic import refuse_what_is_no_file
+from agac.data.piped import forget
 from agac.engine.summary import iso
+from agac.spec.inputs import INPUTS
 from agac.spec.root import find_project
 from agac.store.backup import copy_database
 from agac.store.clearing import Cleared, clear, would_clear
@@ -107,6 +109,7 @@ async def _gc(root: Path, keep_runs: int, workflow: str | None, dry_run: bool) -
             cleared = await would_clear(database, keep_runs, workflow)
         else:
             cleared = await clear(database, keep_runs, workflow, time.time)
+            forget(root / INPUTS, max(1, len(cleared.kept)))
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from agac.core.errors import UsageError
 from agac.engine.scope import Scope
+from agac.plan.plan import Selection
 from agac.spec.workflow import Budget, Overrides
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What one invocation changes. `limit` and `offset` select rows; `output` replaces the workflow's folder.
+    """What one invocation changes. `offset` skips rows, `sample` draws some of the others with `seed`, `limit` takes
+    the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`.
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
     and the workflow's; `yes` answers every question of whether to go on.
@@ -23,7 +25,9 @@ class RunOptions:
 
     limit: int | None = None
     offset: int = 0
-    input: Path | None = None
+    sample: int | None = None
+    seed: int | None = None
+    input: Path | str | None = None
     model: str | None = None
     vars: dict[str, str] = field(default_factory=dict)
     concurrency: int | None = None
@@ -42,7 +46,9 @@ class RunOptions:
         given = {
             "limit": self.limit,
             "offset": self.offset,
-            "input": str(self.input) if self.input else None,
+            "sample": self.sample,
+            "seed": self.seed,
+            "input": str(self.input) if self.input is not None else None,
             "model": self.model,
             "var": self.vars,
             "concurrency": self.concurrency,
@@ -53,9 +59,13 @@ class RunOptions:
     @staticmethod
     def of_given(given: Mapping[str, Any]) -> RunOptions:
         """The options of an earlier invocation."""
-        known = {name: given[name] for name in ("limit", "offset", "model", "concurrency", "output") if name in given}
-        source = Path(given["input"]) if "input" in given else None
-        return RunOptions(**known, input=source, vars=dict(given.get("var", {})))
+        names = ("limit", "offset", "sample", "seed", "input", "model", "concurrency", "output")
+        known = {name: given[name] for name in names if name in given}
+        return RunOptions(**known, vars=dict(given.get("var", {})))
+
+    def selection(self) -> Selection:
+        """Which rows are meant."""
+        return Selection(self.limit, self.offset, self.sample, self.seed or 0)
 
     def overrides(self) -> Overrides:
         """What changes while the workflow is loaded. Raises UsageError for numbers that mean nothing."""
@@ -65,6 +75,10 @@ class RunOptions:
             raise UsageError(f"--concurrency {self.concurrency}: at least one call has to be in flight")
         if self.offset < 0:
             raise UsageError(f"--offset {self.offset}: skip no fewer than zero rows")
+        if self.sample is not None and self.sample < 1:
+            raise UsageError(f"--sample {self.sample}: draw at least one row")
+        if self.seed is not None and self.sample is None:
+            raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
         if self.max_errors is not None and self.max_errors < 0:
             raise UsageError(f"--max-errors {self.max_errors}: give 0 or more")
         return Overrides(
@@ -72,6 +86,7 @@ class RunOptions:
             model=self.model,
             concurrency=self.concurrency,
             input=self.input,
+            output=self.output,
             budget=self.budget,
             max_errors=self.max_errors,
         )

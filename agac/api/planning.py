@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.checking import Checked, checked_workflow
+from agac.api.checking import Checked
 from agac.api.options import RunOptions
+from agac.api.piping import ready_workflow
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
-from agac.api.selecting import selected_rows, with_output
+from agac.api.selecting import selected_rows
+from agac.api.shortnames import meant_before
 from agac.core.errors import Problem
 from agac.engine.forecast import Before, Forecast, Forecaster, Reason, StageForecast
 from agac.engine.scope import Scope
@@ -33,17 +35,23 @@ HISTORY_RUNS = 5
 
 @dataclass(frozen=True, slots=True)
 class PlannedTasks:
-    """One stage of a plan: how many of its tasks would be asked, reused, blocked, why, and what that takes."""
+    """One stage of a plan: how many of its tasks would be asked, reused, blocked, why, and what that takes.
+
+    `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
+    the run compared with, where that is something else.
+    """
 
     stage: PlannedStage
     forecast: StageForecast
     estimate: Estimate
+    aliases: tuple[dict[str, str | None], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
         return {
             "name": self.stage.name,
             "model": self.stage.lane,
+            "aliases": list(self.aliases),
             "run": self.forecast.run,
             "reuse": self.forecast.reuse,
             "blocked": self.forecast.blocked,
@@ -134,12 +142,9 @@ def plan_run(
 
 
 async def _plan(opened: Project, workflow: str, options: RunOptions, show: int) -> PlanReport:
-    checked = checked_workflow(opened, workflow, options.overrides())
-    if options.output is not None:
-        with_output(checked, opened, options.output)  # refused here as a run would refuse it
+    checked, options = ready_workflow(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    selection = Selection(options.limit, options.offset)
-    made = make_plan(checked.workflow, checked.models, opened.root, selection, options.concurrency)
+    made = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
     missing = [
         Problem(problem.where, problem.message, problem.path, "warning")
         for problem in missing_variables(checked.models, checked.workflow)
@@ -162,21 +167,33 @@ async def _report(
     forecaster = Forecaster(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
     found = await forecaster.forecast(selected_rows(checked, made.selection))
     counts = await _history(database, made.workflow)
-    stages = [_planned(stage, one, counts) for stage, one in zip(made.stages, found.stages, strict=True)]
+    stages = [_planned(stage, one, counts, before) for stage, one in zip(made.stages, found.stages, strict=True)]
     continues = before.record.id if before and before.continued and not fresh else None
     compared = before.record.id if before else None
     segments = [[stage.name for stage in made.stages]]
     return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings)
 
 
-def _planned(stage: PlannedStage, found: StageForecast, counts: list[runs.Count]) -> PlannedTasks:
+def _planned(
+    stage: PlannedStage, found: StageForecast, counts: list[runs.Count], before: Before | None
+) -> PlannedTasks:
     characters = found.characters / found.sampled if found.sampled else None
     if characters is not None and stage.schema is not None:
         characters += len(str(stage.schema.body))
     tasks = found.run - found.collapsed
     same = "prompt changed" not in " ".join(found.reasons)
     past = history(counts, stage.name, stage.lane)
-    return PlannedTasks(stage, found, estimate(stage, tasks, characters, past, same_prompt=same))
+    expected = estimate(stage, tasks, characters, past, same_prompt=same)
+    return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)))
+
+
+def _aliases(stage: PlannedStage, before: Before | None) -> Iterator[dict[str, str | None]]:
+    """The short names of a stage's models; `meant` where the run before understood the same name otherwise."""
+    for model in stage.models:
+        if model.ref is None or model.ref.written is None:
+            continue
+        meant = meant_before(stage, before.definition) if before and model.ref is stage.ref else None
+        yield {"written": model.ref.written, "means": model.ref.meaning, "meant": meant}
 
 
 async def _before(database: Database | None, made: Plan) -> Before | None:
@@ -192,7 +209,7 @@ async def _before(database: Database | None, made: Plan) -> Before | None:
         return None
     for number in ids[:HISTORY_RUNS]:
         found = await _as_before(database, number, continued=False)
-        if Selection(found.record.selection.get("limit"), found.record.selection.get("offset", 0)) == made.selection:
+        if Selection.of(found.record.selection) == made.selection:
             return found
     return await _as_before(database, ids[0], continued=False)
 

@@ -11,6 +11,7 @@ from dotenv import dotenv_values
 
 from agac.core.errors import Problem, SpecError, UsageError, Where
 from agac.core.redact import Redactor
+from agac.providers.modelref import alias_problem, parse_model
 from agac.providers.rows import build_providers
 from agac.providers.table import Provider
 from agac.spec.load import load_project
@@ -58,7 +59,19 @@ def open_project(project: Path | str | None, *, start: Path | None = None) -> Pr
     providers, found = build_providers(spec.providers, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     found = [problem for problem in found if not any(p.path.startswith(f"{problem.path}.") for p in problems)]
-    return Project(spec, providers, [*problems, *found], env)
+    return Project(spec, providers, [*problems, *found, *_alias_problems(spec, providers)], env)
+
+
+def _alias_problems(spec: ProjectSpec, providers: Mapping[str, Provider]) -> list[Problem]:
+    """What is wrong with agac.yml's short names of models, whether or not a workflow uses them."""
+    problems = []
+    for name, text in spec.aliases.items():
+        wrong = alias_problem(name, providers)
+        others = {key: value for key, value in spec.aliases.items() if key != name}
+        messages = [wrong] if wrong else parse_model(text, providers, others)[1]
+        where = spec.where[f"aliases.{name}"]
+        problems += [Problem(where, message, f"aliases.{name}") for message in messages]
+    return problems
 
 
 def environment(root: Path) -> dict[str, str]:

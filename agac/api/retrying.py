@@ -14,7 +14,8 @@ from agac.api.confirming import Confirm
 from agac.api.options import RunOptions, position_of
 from agac.api.project import open_project
 from agac.api.reading import database_path
-from agac.api.running import RunReport, Watch, invoke
+from agac.api.running import RunReport, invoke
+from agac.api.watching import Watch
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical
 from agac.core.types import RowId
@@ -111,6 +112,7 @@ async def _retry(
         record.workflow,
         merged,
         retry=due,
+        chosen=found.rows,
         agree=agree,
         confirm=confirm,
         watch=watch,

@@ -97,6 +97,7 @@ def _stage_report(stage: RecordedStage, rebuilt: Rebuilt, task: TaskRecord | Non
     return {
         "name": stage.name,
         "model": stage.model,
+        "alias": dict(stage.alias) if stage.alias else None,
         "params": dict(stage.params),
         "outcome": task.outcome if task else "open",
         "stale": stale,
@@ -152,6 +153,7 @@ def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None) -> dict[s
         "started_at": iso(attempt.started_at),
         "duration_s": round(attempt.duration, 4),
         "http_status": attempt.status,
+        "service_tier": attempt.service_tier,
         "input_tokens": attempt.input_tokens,
         "cached_tokens": attempt.cached_tokens,
         "output_tokens": attempt.output_tokens,

@@ -11,19 +11,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.checking import Checked, checked_workflow
+from agac.api.checking import Checked
 from agac.api.confirming import Confirm, confirm_cost
+from agac.api.counting import estimated_rows
 from agac.api.embedding import embedded
 from agac.api.finishing import Finishing, finishing
 from agac.api.options import RunOptions
+from agac.api.piping import ready_workflow
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
-from agac.api.selecting import count_rows, selected_rows, with_output
+from agac.api.selecting import count_rows, selected_rows
+from agac.api.shortnames import moved_names
+from agac.api.watching import RowCount, Watch, Watched
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
-from agac.data.sinks import check_folder
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
 from agac.engine.export import export_run, files_of, is_shown
+from agac.engine.outputs import check_outputs
 from agac.engine.run import Invocation, run_once
 from agac.engine.scope import Retry, Scope
 from agac.engine.summary import summarise
@@ -69,20 +73,6 @@ class RunReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What a watcher sees while rows are worked on; `total` is the number of rows once it is known."""
-
-    workflow: str
-    invocation: Invocation
-    count_rows: Callable[[], int]
-    warnings: list[Problem]
-
-
-Watch = Callable[[Watched], Awaitable[None]]
-"""A coroutine that shows progress until it is cancelled."""
-
-
 def run(
     workflow: str,
     options: RunOptions | None = None,
@@ -124,15 +114,15 @@ async def invoke(
     options: RunOptions,
     *,
     retry: Retry | None = None,
+    chosen: int | None = None,
     agree: Callable[[Database, Plan], Awaitable[None]] | None = None,
     confirm: Confirm | None = None,
     watch: Watch | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
-    """One invocation: of the input's rows, or of those that a `retry` chooses. `agree` may refuse by raising."""
-    checked = checked_workflow(opened, workflow, options.overrides())
-    if options.output is not None:
-        checked = replace(checked, workflow=with_output(checked, opened, options.output))
+    """One invocation: of the input's rows, or of those that a `retry` chooses, `chosen` in number. `agree` may refuse
+    by raising."""
+    checked, options = ready_workflow(opened, workflow, options)
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
         raise SpecError(missing)
@@ -140,22 +130,23 @@ async def invoke(
     invocation = Invocation(given=options.given())
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(embedded(checked.models))
-        selection = Selection(options.limit, options.offset)
-        plan = make_plan(checked.workflow, models, opened.root, selection, options.concurrency)
+        plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
+        moved = await moved_names(database, checked.workflow, plan)
+        checked = replace(checked, warnings=[*checked.warnings, *moved])
         if agree is not None:
             await agree(database, plan)
         if not options.yes:
             await confirm_cost(checked, plan, database, scope, fresh=options.fresh, retry=retry, confirm=confirm)
         with _interruptible(invocation) if handle_signals else nullcontext():
             work = _work(opened, checked, plan, options.fresh, scope, retry)
-            await _run(database, work, checked, invocation, watch)
+            await _run(database, work, checked, invocation, watch, chosen)
         return await _report(database, opened, checked, invocation)
 
 
 def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Scope, retry: Retry | None) -> Work:
     folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
-    check_folder(folder, project.root)  # what would be in the way of the results is found before they are paid for
+    check_outputs(plan, folder, project.root)
     return Work(
         plan=plan,
         rows=lambda: selected_rows(checked, plan.selection),
@@ -169,11 +160,17 @@ def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Sc
     )
 
 
-async def _run(database: Database, work: Work, checked: Checked, invocation: Invocation, watch: Watch | None) -> None:
+async def _run(
+    database: Database, work: Work, checked: Checked, invocation: Invocation, watch: Watch | None, chosen: int | None
+) -> None:
     plan = work.plan
+
+    def count() -> RowCount | None:
+        return estimated_rows(checked, plan.selection) if chosen is None else RowCount(chosen, exact=True)
+
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
-        seen = Watched(plan.workflow, invocation, lambda: count_rows(checked, plan.selection), checked.warnings)
+        seen = Watched(plan.workflow, invocation, count, checked.warnings)
         watching = asyncio.ensure_future(watch(seen))
     try:
         await run_once(database, work, invocation)
@@ -231,8 +228,7 @@ async def _report(database: Database, project: Project, checked: Checked, invoca
 async def _finishing(
     checked: Checked, record: runs.RunRecord, summary: dict[str, Any], invocation: Invocation
 ) -> Finishing:
-    selection = Selection(record.selection.get("limit"), record.selection.get("offset", 0))
-    rows = await asyncio.to_thread(count_rows, checked, selection)
+    rows = await asyncio.to_thread(count_rows, checked, Selection.of(record.selection))
     return finishing(summary, rows, invocation.purse, invocation.totals.rows_failed)
 
 

@@ -9,7 +9,8 @@ from agac.api.checking import check_workflow
 from agac.api.confirming import Confirm
 from agac.api.options import RunOptions
 from agac.api.project import open_project
-from agac.api.running import RunReport, Watch, run
+from agac.api.running import RunReport, run
+from agac.api.watching import Watch
 from agac.core.errors import ExitCode, SpecError, UsageError, any_error
 from agac.spec.load import in_order
 

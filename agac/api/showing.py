@@ -14,7 +14,8 @@ from agac.spec.cards import find_card, load_card
 
 @dataclass(frozen=True, slots=True)
 class CardReport:
-    """An AgentCard as a run would use it: `system` is the message that the model gets before every row."""
+    """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
+    examples after it. `means` is what a short name in `model` stands for."""
 
     name: str
     file: str
@@ -23,6 +24,8 @@ class CardReport:
     params: dict[str, Any]
     system: str | None
     warnings: list[Problem]
+    messages: list[dict[str, str]]
+    means: str | None
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -33,6 +36,8 @@ class CardReport:
             "model": self.model,
             "params": self.params,
             "system": self.system,
+            "messages": self.messages,
+            "means": self.means,
             "warnings": [str(problem) for problem in self.warnings],
         }
 
@@ -49,14 +54,20 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     if card is None:
         raise _unusable(problems)
     info = card.info
-    params = dict(info.params)
+    params, means = dict(info.params), None
     if info.model is not None:
-        ref, messages = parse_model(info.model, opened.providers)
+        ref, messages = parse_model(info.model, opened.providers, opened.spec.aliases)
         problems += [Problem(card.where.get("model", card.where[""]), text, "model") for text in messages]
         if ref is None:
             raise SpecError(problems)
+        where = card.where.get("model", card.where[""])
+        problems += [Problem(where, text, "model", "warning") for text in ref.warnings]
         params |= ref.params
-    return CardReport(info.name, info.file, info.description, info.model, params, info.instruction, problems)
+        means = ref.meaning if ref.written is not None else None
+    examples = [{"role": one.role, "text": one.content.render({})} for one in info.messages]
+    return CardReport(
+        info.name, info.file, info.description, info.model, params, info.instruction, problems, examples, means
+    )
 
 
 def _unusable(problems: list[Problem]) -> SpecError:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from agac import __version__
 from agac.cli import garbage, render
-from agac.core.errors import AgacError, ExitCode
+from agac.cli.logs import LogFormat, start_logging
+from agac.core.errors import AgacError, ExitCode, UsageError
 
 COMMANDS = {
     "init": "Make a project that works at once, on the simulator.",
@@ -28,8 +30,10 @@ COMMANDS = {
     "export": "Write a run's output files again.",
     "gc": "Drop old runs and what no kept run needs.",
     "backup": "Copy the database, also while a run is at work.",
+    "data": "Look at an input: columns, types, first rows.",
     "card": "Look at AgentCards.",
     "simulate": "Serve a simulated provider on this machine.",
+    "completion": "Print the script with which a shell completes what you type.",
     "version": "Show the version.",
 }
 """Every command and its help line: `agac --help` shows them without importing any."""
@@ -47,6 +51,7 @@ GLOBAL_FLAGS = {
     "--project-dir": True,
     "--log-level": True,
     "--log-file": True,
+    "--log-format": True,
     "--quiet": False,
     "-q": False,
     "--no-color": False,
@@ -82,12 +87,22 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"agac.cli.commands.{cmd_name}").command
+        if ctx.resilient_parsing:
+            from agac.cli.completion import offer
+
+            return offer(command, cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            if ctx.resilient_parsing:
+                return None, None, []  # a shell asks what could stand there: nothing
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
@@ -111,14 +126,27 @@ class LazyGroup(click.Group):
     help="What is logged, to standard error or --log-file.",
 )
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"], case_sensitive=False),
+    default="text",
+    show_default=True,
+    help="How the log looks: lines for people, or a JSON object a line.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
 @click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
 @click.pass_context
 def cli(
-    ctx: click.Context, project_dir: Path | None, log_level: str, log_file: Path | None, quiet: bool, no_color: bool
+    ctx: click.Context,
+    project_dir: Path | None,
+    log_level: str,
+    log_file: Path | None,
+    log_format: LogFormat,
+    quiet: bool,
+    no_color: bool,
 ) -> None:
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
-    render.start_logging(log_level, log_file)
+    start_logging(log_level, log_file, log_format)
     if no_color:
         render.use_no_colour()
     ctx.obj = Globals(project_dir, quiet)
@@ -149,7 +177,7 @@ def _main() -> int:
             result = cli.invoke(context)
         return result if isinstance(result, int) else ExitCode.DONE
     except click.ClickException as error:
-        error.show()
+        render.show_usage(error)
         return ExitCode.USAGE
     except click.exceptions.Abort:
         return ExitCode.INTERRUPTED
@@ -163,6 +191,25 @@ def _main() -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
+    except UnicodeEncodeError as error:
+        if not any(map(_is_torn, sys.argv)):
+            render.show_bug(error)
+            return ExitCode.FAILED
+        render.show_error(_not_text())
+        return ExitCode.USAGE
     except Exception as error:  # noqa: BLE001 - the outermost frame: a bug becomes a report, not a traceback
         render.show_bug(error)
         return ExitCode.FAILED
+
+
+def _is_torn(word: str) -> bool:
+    """Whether a word of the command line holds bytes that are no text in the encoding of this environment."""
+    return any("\udc80" <= sign <= "\udcff" for sign in word)
+
+
+def _not_text() -> UsageError:
+    word = next(word for word in sys.argv if _is_torn(word))
+    return UsageError(
+        f"{word!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
+        remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
+    )

@@ -1,53 +1,119 @@
-"""Live progress while a run goes on: one line that changes on a terminal, a plain line now and then elsewhere."""
+"""Live progress while a run goes on: a line a stage that changes on a terminal, plain lines now and then elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from agac.api.running import Watched
+    from agac.api.watching import RowCount, Snapshot, Watched
 
-TERMINAL_SECONDS = 0.2
-PLAIN_SECONDS = 5.0
-BAR = 12
+TICK_SECONDS = 0.125
+"""A terminal is painted at most so often: enough to look alive, far too little to cost anything."""
+
+LOOK_SECONDS = 1.0
+"""So often it is asked whether a log is due for lines."""
+
+USUAL_SIZE = os.terminal_size((80, 24))
 
 
 def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
     """A watcher for `api.run`; None when nothing is to be shown."""
     if quiet:
         return None
-    return _on_terminal if sys.stderr.isatty() else _plainly
+    return on_terminal if is_live(sys.stderr, os.environ) else plainly
 
 
-async def _on_terminal(watched: Watched) -> None:
-    _warn(watched)
-    total: list[int] = []
-    # a daemon, so that nobody waits for it: counting a large file may take longer than the run
-    threading.Thread(target=lambda: total.append(watched.count_rows()), daemon=True).start()
-    from rich.console import Console  # a tenth of a second that only a terminal needs
-    from rich.live import Live
-    from rich.text import Text
+def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether lines may be painted over: on a terminal that can, with somebody in front of it."""
+    in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
+    return stream.isatty() and environ.get("TERM", "") not in ("", "dumb") and not in_ci
 
-    started = time.monotonic()
-    console = Console(file=sys.stderr, highlight=False)
-    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+async def on_terminal(watched: Watched) -> None:
+    """A line a stage at the bottom of the terminal, until it is cancelled."""
+    from agac.cli.live.above import everything_above
+    from agac.cli.live.block import Block
+    from agac.cli.live.lines import Paper, run_lines
+
+    stream, seen, size = sys.stderr, _Seen(watched), None
+    block = Block(lambda text: _send(stream, text))
+    with _resizing() as resized, closing(block), everything_above(block):
+        _warn(watched)
         while True:
-            await asyncio.sleep(TERMINAL_SECONDS)
-            line = progress_line(watched, total[0] if total else None, time.monotonic() - started)
-            live.update(Text(shown_in(console.encoding, line), no_wrap=True, overflow="crop"), refresh=True)
+            await _next_tick(resized)
+            snapshot, rates = seen.look(time.monotonic())
+            before, size = size, terminal_size(stream, os.environ)
+            paper = Paper(size.columns - 1, stream.encoding)
+            lines = run_lines(snapshot, rates, paper, max(1, size.lines - 1))
+            # in a thread: a terminal that is held with Ctrl-S takes nothing, and the run must not stand still for it
+            await asyncio.to_thread(block.paint, lines, anew=size != before)
 
 
-async def _plainly(watched: Watched) -> None:
+async def plainly(
+    watched: Watched,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled."""
+    from agac.cli.live.lines import Paper, run_lines
+    from agac.cli.live.pace import Log
+
     _warn(watched)
-    started = time.monotonic()
+    seen, log = _Seen(watched), Log(clock())
     while True:
-        await asyncio.sleep(PLAIN_SECONDS)
-        print(progress_line(watched, None, time.monotonic() - started), file=sys.stderr, flush=True)
+        await sleep(LOOK_SECONDS)
+        now = clock()
+        snapshot, rates = seen.look(now)
+        if log.due(now, _share(snapshot)):
+            paper = Paper(None, sys.stderr.encoding, bars=False)
+            print("\n".join(run_lines(snapshot, rates, paper)), file=sys.stderr, flush=True)
+
+
+class _Seen:
+    """What a watcher has seen so far: rates, and the number of rows once it was counted."""
+
+    def __init__(self, watched: Watched) -> None:
+        from agac.cli.live.pace import Rate
+
+        self._watched, self._new_rate = watched, Rate
+        self._rates: dict[str, Rate] = {}
+        self._counted: list[RowCount | None] = []
+        self._counting: threading.Thread | None = None
+
+    def look(self, now: float) -> tuple[Snapshot, dict[str, float]]:
+        """The run at this moment, in seconds of any clock, and the rate of each stage."""
+        self._count()
+        snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
+        rates = {
+            stage.name: self._rates.setdefault(stage.name, self._new_rate()).observe(now, stage.worked)
+            for stage in snapshot.stages
+        }
+        return snapshot, rates
+
+    def _count(self) -> None:
+        """Has the rows counted beside the first calls: in a daemon, so that nobody waits for it."""
+        if self._counting is None:
+            self._counting = threading.Thread(
+                target=lambda: self._counted.append(self._watched.count_rows()), daemon=True
+            )
+            self._counting.start()
+
+
+def _share(snapshot: Snapshot) -> float | None:
+    return snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
+
+
+def _send(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
 
 
 def _warn(watched: Watched) -> None:
@@ -55,44 +121,35 @@ def _warn(watched: Watched) -> None:
         print(warning, file=sys.stderr)
 
 
-def shown_in(encoding: str, line: str) -> str:
-    """The line with its bar in characters that the terminal has."""
-    return line if encoding.lower().startswith("utf") else line.replace("█", "#").replace("░", "-")
+def terminal_size(stream: TextIO, environ: Mapping[str, str]) -> os.terminal_size:
+    """As the terminal says it; else as the environment does; else the usual one."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        size = os.terminal_size((0, 0))
+    said = [int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
+    columns, lines = (a or b or c for a, b, c in zip(size, said, USUAL_SIZE, strict=True))
+    return os.terminal_size((columns, lines))
 
 
-def progress_line(watched: Watched, total: int | None, seconds: float) -> str:
-    """`reviews ████░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 12s | 84,120 tokens | $0.84 | errors 3 (last: …)`."""
-    totals = watched.invocation.totals
-    settled, worked = totals.settled, totals.settled - totals.unchanged
-    rate = worked / seconds if seconds > 0 else 0.0
-    parts = [f"{watched.workflow} {_share(settled, total)}", f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"]
-    if total is not None and rate > 0:
-        parts.append(f"ETA {duration((total - settled) / rate)}")
-    # what may be cropped on a narrow terminal comes last
-    if totals.rows_failed and totals.last_error:
-        error, row_id = totals.last_error
-        parts.append(f"errors {totals.rows_failed:,} (last: {error.type}, row {row_id})")
-    cost = f"${totals.cost:,.2f}" + (" + unknown prices" if totals.unpriced else "")
-    parts.append(f"simulated {cost}" if totals.simulated else cost)
-    parts.append(f"{totals.input_tokens + totals.output_tokens:,} tokens")
-    if watched.invocation.control.stop is not None:
-        parts.append("stopping: waiting for calls in flight (Ctrl-C again gives them up)")
-    return " | ".join(parts)
+@contextmanager
+def _resizing() -> Iterator[asyncio.Event]:
+    """An event that is set when the terminal has another size. Where no signal tells, the next tick sees it."""
+    resized, loop = asyncio.Event(), asyncio.get_running_loop()
+    number = getattr(signal, "SIGWINCH", None)
+    with suppress(NotImplementedError, RuntimeError, ValueError):
+        if number is not None:
+            loop.add_signal_handler(number, resized.set)
+    try:
+        yield resized
+    finally:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            if number is not None:
+                loop.remove_signal_handler(number)
 
 
-def _share(settled: int, total: int | None) -> str:
-    if not total:
-        return f"{settled:,} rows"
-    share = min(1.0, settled / total)
-    full = int(share * BAR)
-    return f"{'█' * full}{'░' * (BAR - full)} {settled:,}/{total:,} ({share:.1%})"
-
-
-def duration(seconds: float) -> str:
-    """`42s`, `3m 12s`, `2h 05m`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+async def _next_tick(resized: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TICK_SECONDS):
+            await resized.wait()
+    resized.clear()

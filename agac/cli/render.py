@@ -6,7 +6,6 @@ Tables are plain text, the same in a terminal and in a file, and are never cut.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import signal
@@ -21,8 +20,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from agac import __version__
+from agac.cli.live.text import cells, harmless, is_unicode, padded
 from agac.cli.shown import plan as shown_plan
+from agac.cli.shown.advice import advice
 from agac.cli.shown.limits import limit_lines
+from agac.cli.shown.timing import timing_line
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -47,32 +49,26 @@ def use_no_colour() -> None:
     _plain = True
 
 
-def start_logging(level: str, file: Path | None) -> None:
-    """Sends agac's log to standard error, or to a file."""
-    logger = logging.getLogger("agac")
-    logger.setLevel(level.upper())
-    try:
-        handler: logging.Handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler()
-    except OSError as error:
-        raise click.UsageError(f"--log-file {file}: {error.strerror}") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-
-
 def print_text(text: str, *, flush: bool = False) -> None:
     """A result, on standard output."""
-    print(text, flush=flush)
+    print(_for(sys.stdout, text), flush=flush)
 
 
 def print_json(value: Any) -> None:
     """A result for machines, on standard output."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    # a stream without all characters gets JSON's own escapes, so that it stays JSON
+    print(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False))
 
 
 def say(text: str) -> None:
     """Talk, on standard error; after the results before it where both end in one file."""
     _flush_results()
-    print(text, file=sys.stderr)
+    print(_for(sys.stderr, text), file=sys.stderr)
+
+
+def _for(stream: TextIO, text: str) -> str:
+    """The text as it is, but for a terminal: a reply or a row must not command it."""
+    return harmless(text) if stream.isatty() else text
 
 
 def _flush_results() -> None:
@@ -136,12 +132,21 @@ def show_error(error: AgacError) -> None:
         say(f"  {error.remedy}")
 
 
+def show_usage(error: click.ClickException) -> None:
+    """What is wrong with the command line, and where its help is."""
+    from agac.cli.shown.usage import usage_lines
+
+    first, *rest = usage_lines(error)
+    say("\n".join([styled("error: ", "red") + first, *(f"  {line}" for line in rest)]))
+
+
 def show_bug(error: Exception) -> None:
     """A bug of ours: the report goes to a file that can be attached to an issue."""
     folder = Path(tempfile.mkdtemp(prefix="agac-bug-"))
     report = folder / "report.txt"
     text = "".join(traceback.format_exception(error))
-    report.write_text(f"agac {__version__}\nPython {sys.version}\n{command_line()}\n\n{text}", encoding="utf-8")
+    head = f"agac {__version__}\nPython {sys.version}\n{command_line()}\n\n"
+    report.write_text(head + text, encoding="utf-8", errors="backslashreplace")
     say(styled("error: ", "red") + f"this is a bug in agac: {type(error).__name__}: {error}")
     say(f"  The details are in {report}; please report them. Stored answers are safe: run the same command to go on.")
 
@@ -174,20 +179,21 @@ def _counted(count: int, what: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
+    """Columns as wide as their widest cell, whatever the terminal; numbers to the right. Nothing is ever cut off."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [max(cells(line[i]) for line in [list(header), *texts]) for i in range(len(header))]
     right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
 
     def line(values: Sequence[str]) -> str:
         pairs = zip(values, widths, right, strict=True)
-        return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in pairs).rstrip()
+        return "  ".join(padded(v, w, right=r) for v, w, r in pairs).rstrip()
 
-    return "\n".join([line(header), *(line(row) for row in cells)])
+    return "\n".join([line(header), *(line(row) for row in texts)])
 
 
 def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
 
 
 def money(calls: dict[str, Any]) -> str:
@@ -212,7 +218,8 @@ def _print_summary(report: RunReport, command: str) -> None:
         "\n".join(run_lines(report.summary, report.invocation, command, report.files[2] if report.files else None))
     )
     if report.files:
-        names = ", ".join(file.name for file in report.files[1:])
+        folder = report.files[0].parent
+        names = ", ".join(file.name if file.parent == folder else from_here(file) for file in report.files[1:])
         print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
 
 
@@ -241,7 +248,10 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
         lines.append(_continued(invocation))
     stages = [[s["name"], s["model"], s["done"], s["reused"], s["failed"]] for s in summary["stages"]]
     lines += ["", table(["stage", "model", "done", "reused", "failed"], stages), ""]
+    lines += [short_name_line(alias) for alias in _aliases(summary["stages"])]
     lines.append(_calls_line(summary["calls"], invocation))
+    if invocation["calls"] and (timing := timing_line(summary)):
+        lines.append(timing)
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = _counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
@@ -250,6 +260,16 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
         lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with `agac run -a` alone")
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
+
+
+def _aliases(stages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Short names of models and what they mean, each once."""
+    return list({alias["written"]: alias for stage in stages if (alias := stage.get("alias"))}.values())
+
+
+def short_name_line(alias: dict[str, str]) -> str:
+    """`Model sonnet = anthropic/claude-…`: what a short name stood for."""
+    return f"Model {alias['written']} = {alias['means']}"
 
 
 def _continued(invocation: dict[str, Any]) -> str:
@@ -298,6 +318,8 @@ def _error_lines(
             f"e.g. {example['id']!r} (row {example['row_number']}):"
         )
         lines.append(f"    {first_line(example['message'])}")
+        todo = advice(error, summary["run"])
+        lines += [f"    {todo}"] if todo else []
     if errors_file is not None:
         lines.append(f"  All of them, with their input: {from_here(errors_file)}")
     if invocation["rows_left_failed"]:
@@ -338,7 +360,9 @@ def print_plan(report: PlanReport, command: str, *, as_json: bool) -> None:
         return
     print_text(shown_plan.head_line(report) + "\n")
     print_text(table(shown_plan.HEADER, shown_plan.plan_rows(report)) + "\n")
-    lines = [*shown_plan.reason_lines(report), *shown_plan.total_lines(report, command)]
+    lines = [
+        *shown_plan.alias_lines(report), *shown_plan.reason_lines(report), *shown_plan.total_lines(report, command)
+    ]
     print_text("\n".join([*lines, *shown_plan.prompt_lines(report)]))
 
 
@@ -347,12 +371,16 @@ def print_card(card: CardReport) -> None:
     for problem in card.warnings:
         say(str(problem))
     facts = {"card": f"{card.name} ({card.file})", "description": card.description, "model": card.model}
+    facts["means"] = card.means
     for name, value in {**facts, **card.params}.items():
         if value is not None:
             say(f"{name}: {value}")
     say("system message:" if card.system else "system message: none")
     if card.system:
         print_text(card.system)
+    for message in card.messages:
+        say(f"{message['role']} message:")
+        print_text(message["text"])
 
 
 def print_init(folder: Path, files: list[Path]) -> None:

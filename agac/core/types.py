@@ -74,6 +74,10 @@ class Params:
     seed: int | None = None
     reasoning: str | None = None
     service_tier: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    verbosity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,10 @@ class Reply:
     """What came back for a request. `text` is the answer as it was written; `refusal` the reason when there is one.
 
     A reply is not yet a result: one that was cut, refused, filtered or empty never becomes one.
+    Only of a reply that was streamed: `ttft` is the time from sending to its first token, of thinking too;
+    `time_to_response` the time to the first token of the answer itself, where it is known. Both in seconds.
+    `others` are the texts of further messages, where a reply holds several that are complete: which of them is meant is
+    for whoever validates them, and never simply the first.
     """
 
     text: str
@@ -128,6 +136,9 @@ class Reply:
     refusal: str | None = None
     simulated: bool = False
     service_tier: str | None = None
+    ttft: float | None = None
+    time_to_response: float | None = None
+    others: tuple[str, ...] = ()
 
 
 class FaultKind(StrEnum):

@@ -40,7 +40,7 @@ class AtomicFile:
         self._committed = False
         refuse_what_is_no_file(path)
         with explained(path):
-            self._temporary, descriptor = _create(path)
+            self._temporary, descriptor = create_temporary(path)
             self._file = os.fdopen(
                 descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n", buffering=1 << 18
             )
@@ -49,6 +49,11 @@ class AtomicFile:
     def path(self) -> Path:
         """Where the file will be."""
         return self._path
+
+    @property
+    def temporary(self) -> Path:
+        """Where it is until then: for writers that take a path, which must neither replace nor remove this file."""
+        return self._temporary
 
     def write(self, text: str) -> None:
         """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
@@ -110,8 +115,8 @@ def _remove_if_left(path: Path) -> None:
             path.unlink()
 
 
-def _create(path: Path) -> tuple[Path, int]:
-    """A new, locked temporary file beside `path`, readable by whom the umask allows."""
+def create_temporary(path: Path) -> tuple[Path, int]:
+    """A new, locked temporary file beside `path`, readable by whom the umask allows, and its descriptor."""
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.types import JSONValue
+from agac.data.compressed import BUFFER, unpacked
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
@@ -23,14 +24,22 @@ _OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 class Record(NamedTuple):
     """One record of a source, before it has an id.
 
-    `ordinal` counts records from 1, `line` is the physical line on which the record begins. `data` is None exactly when
-    `error` says why. A tuple, not a dataclass: a million of them are made, and this one costs a third.
+    `ordinal` counts records from 1, `line` is the physical line on which the record begins, None where there are no
+    lines. Where the record cannot be used `error` says why, and `data` is what is known of it, mostly None. `file` is
+    the name of the file, where a source has several. A tuple, not a dataclass: a million of them are made, and this one
+    costs a third.
     """
 
     ordinal: int
     data: dict[str, JSONValue] | None
     error: RowError | None = None
     line: int | None = None
+    file: str | None = None
+
+    def place(self, shown: str) -> str:
+        """The record's place, as messages begin; `shown` is the source's name."""
+        where = self.file or shown
+        return f"{where}: row {self.ordinal}" if self.line is None else f"{where}:{self.line}"
 
 
 class Source(Protocol):
@@ -53,21 +62,23 @@ class Source(Protocol):
         ...
 
 
-def refused(ordinal: int, shown: str, line: int, kind: ErrorType, problem: str) -> Record:
-    """A record that cannot be used; its message begins with file and line."""
-    return Record(ordinal, None, RowError(kind, f"{shown}:{line}: {problem}"), line)
+def refused(ordinal: int, shown: str, line: int | None, kind: ErrorType, problem: str) -> Record:
+    """A record that cannot be used; its message begins with file and line, or with file and row."""
+    place = Record(ordinal, None, None, line).place(shown)
+    return Record(ordinal, None, RowError(kind, f"{place}: {problem}"), line)
 
 
 @contextmanager
 def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
-    """The file, for reading bytes, placed after a UTF-8 byte order mark.
+    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark.
 
-    Raises UsageError when it is missing, not a file, not readable or in UTF-16; AgacError when reading it fails later.
+    The next 64 KB or more can be peeked at. Raises UsageError when it is missing, not a file, not readable or in
+    UTF-16; AgacError when reading it fails later.
     """
     try:
         if not path.is_file():
             raise _not_a_file(path, shown)
-        with path.open("rb") as file:
+        with BufferedReader(FileIO(path), BUFFER) as packed, unpacked(packed, path, shown) as file:
             _after_bom(file, shown)
             yield file
     except PermissionError as error:
@@ -79,12 +90,12 @@ def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
 
 
 def _after_bom(file: BufferedReader, shown: str) -> None:
-    head = file.read(3)
+    head = file.peek(3)[:3]
     encoding = _OTHER_BOMS.get(head[:2])
     if encoding is not None:
         raise UsageError(f"{shown}: the file is {encoding}, agac reads UTF-8", remedy="Save the file as UTF-8.")
-    if head != BOM:
-        file.seek(0)
+    if head == BOM:
+        file.read(3)
 
 
 def _not_a_file(path: Path, shown: str) -> UsageError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from agac.core.errors import RowError, UsageError
 from agac.core.types import JSONValue, RowId
@@ -123,13 +123,31 @@ def json_document(path: Path) -> Sink:
     return JsonSink(path, DOCUMENT)
 
 
+TELEMETRY = "telemetry.jsonl"
+"""The one of `FILES` that a workflow may do without."""
+
 FILES: dict[str, Callable[[Path], Sink]] = {
     "results.jsonl": json_lines,
     "results.json": json_array,
     "errors.jsonl": json_lines,
     "summary.json": json_document,
+    TELEMETRY: json_lines,
 }
-"""Every file that agac writes into an output folder. It replaces and removes these by name, and touches no other."""
+"""The files that agac always writes into an output folder. It replaces them by name, and touches no other but those of
+the formats that a workflow asks for (`data/outputs`)."""
+
+
+class Ending(Protocol):
+    """What is written and shown together with the files of a folder. See `Sink` for what each part does."""
+
+    def finish(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+Joined = TypeVar("Joined", bound=Ending)
 
 
 class OutputFolder:
@@ -143,7 +161,7 @@ class OutputFolder:
     def __init__(self, folder: Path, root: Path) -> None:
         """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way."""
         self._folder = folder
-        self._open: list[Sink] = []
+        self._open: list[Ending] = []
         check_folder(folder, root)
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +173,10 @@ class OutputFolder:
 
     def open(self, name: str) -> Sink:
         """A sink for one of `FILES`; raises KeyError for any other name."""
-        sink = FILES[name](self._folder / name)
+        return self.add(FILES[name](self._folder / name))
+
+    def add(self, sink: Joined) -> Joined:
+        """Something else that is shown, or forgotten, together with the folder's files; gives it back."""
         self._open.append(sink)
         return sink
 
@@ -175,8 +196,9 @@ class OutputFolder:
             self._open.clear()
 
 
-def check_folder(folder: Path, root: Path) -> None:
-    """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way."""
+def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
+    """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way, also of
+    the files `names` beside those that are always written."""
     _refuse_outside(folder, root)
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
@@ -184,7 +206,7 @@ def check_folder(folder: Path, root: Path) -> None:
                 f"{folder}: cannot be made a folder, {part} is a file",
                 remedy="Move the file away or choose another folder with output.dir.",
             )
-    for name in FILES:
+    for name in (*FILES, *names):
         refuse_what_is_no_file(folder / name)
 
 

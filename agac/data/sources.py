@@ -1,39 +1,59 @@
-"""The formats that agac reads, and the way from a file to rows."""
+"""The formats that agac reads, and the way from an input to rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from agac.core.errors import ErrorType, RowError, UsageError
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.types import JSONValue, Row
 from agac.data.formats.delimited import DelimitedSource
 from agac.data.formats.json_array import JsonSource
 from agac.data.formats.jsonl import JsonLinesSource
+from agac.data.formats.parquet import ParquetSource
+from agac.data.formats.sqlite import SqliteSource
+from agac.data.formats.text import TextSource
+from agac.data.formats.whole_files import WholeFiles
 from agac.data.jsontext import kind_of, quoted
+from agac.data.piped import STANDARD_INPUT, Piped
 from agac.data.records import Record, Source
+from agac.data.several import SeveralFiles
+from agac.spec.formats import SUFFIXES, format_of, suffix_of
+from agac.spec.inputs import PIPED
+from agac.spec.workflow import InputSpec
 
-__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_source", "read_rows", "separator_hint"]
+__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_input", "open_source", "read_rows", "separator_hint"]
 
-FORMATS: dict[str, Callable[[Path, str], Source]] = {
+FORMATS: Mapping[str, Callable[[Path, str], Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
     "tsv": partial(DelimitedSource, delimiter="\t"),
     "json": JsonSource,
     "jsonl": JsonLinesSource,
+    "txt": TextSource,
+    "parquet": ParquetSource,
 }
-"""Every format by the name that `input.format` takes. Called with the path and with the name that messages use."""
-
-SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-"""The format of a file that says none, by its suffix."""
-
+"""Every format of a file by the name that `input.format` takes. Called with the path and the name for messages."""
 
 _SEPARATORS = (";", "\t", "|", ",")
 
 
+def open_input(spec: InputSpec) -> Source:
+    """The source that a workflow's input, or the command line's, names. Raises UsageError as `open_source` does."""
+    if spec.piped:
+        return Piped()
+    if spec.format == "files":
+        return WholeFiles(spec)
+    if spec.patterns:
+        return SeveralFiles(spec, lambda relative: open_source(spec.path / relative, spec.format, relative))
+    if spec.statement is not None:
+        return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
+    return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown)
+
+
 def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: A002 - it is the key's name
-    """The source at `path`, read as `format` or, without one, by its suffix; `shown` is its name in messages.
+    """The file at `path`, read as `format` or, without one, by its suffix; `shown` is its name in messages.
 
     Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable:
     its message begins with `shown`, and with `shown:line` when the trouble is in the header.
@@ -42,12 +62,18 @@ def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: 
         near = get_close_matches(format, FORMATS, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(f"{shown}: unknown format {quoted(format)}", remedy=f"{hint}Known formats: {_listed()}.")
-    name = format or SUFFIXES.get(path.suffix.lower())
+    name = format or format_of(path.name)
     if name is None and path.is_file():
-        what = f"the suffix {path.suffix} names no known format" if path.suffix else "the name has no suffix"
+        suffix = suffix_of(path.name)
+        what = f"the suffix {suffix} names no known format" if suffix else "the name has no suffix"
         raise UsageError(f"{shown}: {what}", remedy=f"Rename the file or set input.format to one of: {_listed()}.")
     # a path that is no file has a better message than its suffix: any format's own
-    return FORMATS[name or "jsonl"](path, shown)
+    try:
+        return FORMATS[name or "jsonl"](path, shown)
+    except UsageError:
+        raise
+    except AgacError as error:  # it cannot even be begun: nothing was run yet
+        raise UsageError(error.message, remedy=error.remedy) from error
 
 
 def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:
@@ -92,12 +118,13 @@ def _listed() -> str:
 
 
 def _numbered(records: Iterator[Record]) -> Iterator[Row]:
-    for ordinal, data, error, _ in records:
+    for ordinal, data, error, _, _ in records:
         yield Row(ordinal, ordinal, data, error)
 
 
 def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterator[Row]:
-    for ordinal, data, error, line in records:
+    for record in records:
+        ordinal, data, error, _, _ = record
         if data is None:
             yield Row(ordinal, ordinal, None, error)
             continue
@@ -108,8 +135,8 @@ def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterato
             yield Row(str(value), ordinal, data, error)
         else:
             problem = _no_id(data, id_field, value)
-            where = shown if line is None else f"{shown}:{line}"
-            yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, f"{where}: {problem}"))
+            message = f"{record.place(shown)}: {problem}"
+            yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
 
 
 def _no_id(data: dict[str, JSONValue], id_field: str, value: JSONValue) -> str:

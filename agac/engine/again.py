@@ -48,6 +48,7 @@ class Stored:
             self._totals.seen += len(rows)
             await self._ledger.durable()
             yield flights
+        self._totals.all_read = True
 
     def _flight(self, old: ChosenRow) -> Flight:
         """Opens the row again; its tasks stay until they are settled anew."""

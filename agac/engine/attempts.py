@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from agac.core.errors import RowError
+from agac.core.errors import RowError, storable
 from agac.core.types import Fault, Reply, Usage
 from agac.engine.line import Line, Sent
-from agac.providers.http import HttpReply
 from agac.providers.prices import cost
+from agac.providers.sending import HttpReply
 from agac.store.batch import Call
 
 NO_USAGE = Usage()
@@ -40,6 +40,9 @@ def reply_call(line: Line, replied: Replied, purpose: str) -> Call:
         cost=cost(reply.usage, price) if price else None,
         body=_body(sent),
         again=replied.again,
+        ttft=reply.ttft,
+        time_to_response=reply.time_to_response,
+        service_tier=None if reply.service_tier is None else storable(reply.service_tier),
     )
 
 

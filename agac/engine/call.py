@@ -17,6 +17,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Reply, Request
 from agac.engine.attempts import Replied, fault_call, how_answered, reply_call
 from agac.engine.budget import NOTHING, Hold, Purse, RowBudgetExceeded, counted
+from agac.engine.calllog import fields, log_call
 from agac.engine.control import Control, Halted
 from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
@@ -46,7 +47,7 @@ class Asking:
 
     `number` of them were begun; `ambiguous` of those that `line`'s model was sent may have been billed without an
     answer. `position` counts the stage's models from 0; `tried` says what became of those before. `hold` is what is
-    set aside for the call under way.
+    set aside for the call under way, `request` what it asks.
     """
 
     flight: Flight
@@ -58,6 +59,7 @@ class Asking:
     ambiguous: int = 0
     tried: tuple[str, ...] = ()
     hold: Hold | None = None
+    request: Request | None = None
 
     def count(self) -> None:
         """One more attempt. Raises CapReached, whoever has lost count."""
@@ -80,7 +82,7 @@ class Asking:
 class Caller:
     """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index.
 
-    `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off.
+    `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off. `run` is the run's number, for the log.
     """
 
     def __init__(
@@ -92,7 +94,9 @@ class Caller:
         *,
         wall: Callable[[], float],
         spread: Callable[[], float],
+        run: int,
     ) -> None:
+        self._run = run
         self._lines, self._settler, self._control, self._purse = lines, settler, control, purse
         self._wall, self._spread = wall, spread
 
@@ -105,7 +109,9 @@ class Caller:
             for line in others:
                 if isinstance(answer, Answer):
                     return answer
-                _log.info("row %r, stage %s: %s; asking %s", flight.new.row.id, stage.name, answer, line.model.lane)
+                row_id, name, model = flight.new.row.id, stage.name, line.model.lane
+                told = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
+                _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=told)
                 asking.turn_to(line, answer)
                 answer = await self._ask_model(asking, replace(request, params=line.model.params))
         except OutOfTime:
@@ -137,6 +143,7 @@ class Caller:
     async def _reply(self, asking: Asking, request: Request, purpose: str) -> Replied | Fault:
         """Sends until something is answered or the policy gives up."""
         wire = asking.line.write(request)
+        asking.request = request
         faults: Counter[FaultKind] = Counter()
         while True:
             sent = await self._send(asking, wire)
@@ -187,7 +194,11 @@ class Caller:
 
     async def _wait(self, asking: Asking, fault: Fault, delay: float, lane: bool) -> None:
         row_id, stage = asking.flight.new.row.id, asking.line.stage.name
-        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay)
+        told = fields(
+            run=self._run, row=row_id, stage=stage, model=asking.line.model.lane, attempt=asking.number,
+            status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
+        )  # fmt: skip
+        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=told)
         if lane:
             asking.line.lane.pause(delay)
         if not asking.flight.patience.outlasts(delay):
@@ -201,16 +212,16 @@ class Caller:
         try:
             checked = line.checker.check(replied.reply)
         except BaseException:
-            self._keep(asking, call)
+            self._keep(asking, call, replied.reply)
             raise
         if isinstance(checked, RowError):
-            self._keep(asking, replace(call, error=checked))
+            self._keep(asking, replace(call, error=checked), replied.reply)
             return checked
-        self._keep(asking, replace(call, mended=True) if checked.mended else call)
+        self._keep(asking, replace(call, mended=True) if checked.mended else call, replied.reply)
         how = how_answered(purpose, asking.position, mended=checked.mended)
         return Answer(Result(asking.fingerprint, checked.text, call.endpoint, self._wall(), how=how), checked.value)
 
-    def _keep(self, asking: Asking, call: Call) -> None:
+    def _keep(self, asking: Asking, call: Call, reply: Reply | None = None) -> None:
         stage = asking.line.stage
         if self._purse is not None and asking.hold is not None:
             real, unsure = counted(call, asking.hold.worst)
@@ -220,12 +231,15 @@ class Caller:
             asking.hold = None
         self._settler.call(asking.flight, stage, asking.fingerprint, call)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-                asking.flight.new.row.id, stage.name, call.number, call.purpose, asking.line.model.lane, call.status,
-                call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
-                call.error.message if call.error else "ok",
-            )  # fmt: skip
+            self._log(asking, call, reply)
+
+    def _log(self, asking: Asking, call: Call, reply: Reply | None) -> None:
+        assert asking.request is not None
+        row, line = asking.flight.new.row.id, asking.line
+        log_call(
+            _log, call, asking.request, reply,
+            run=self._run, row=row, stage=line.stage.name, model=line.model.lane, redactor=line.redactor,
+        )  # fmt: skip
 
 
 def _with_wait(fault: Fault) -> Fault:

@@ -65,9 +65,10 @@ class Intake:
         while self._control.stop is None:
             chunk = await asyncio.to_thread(read_chunk, rows)
             if not chunk:
+                self._totals.all_read = True
                 return
-            self._last = chunk[-1].row.ordinal
-            flights = await self._place(chunk)
+            first, self._last = self._last + 1, chunk[-1].row.ordinal
+            flights = await self._place(chunk, first)
             self._totals.seen += len(chunk)
             await self._ledger.durable()  # the next chunk is compared with what is committed
             if flights:
@@ -90,8 +91,8 @@ class Intake:
                 self._settler.leave(tasks.get(key, {}))
             await self._ledger.durable()
 
-    async def _place(self, chunk: list[NewRow]) -> list[Flight]:
-        first = chunk[0].row.ordinal
+    async def _place(self, chunk: list[NewRow], first: int) -> list[Flight]:
+        """`first` is the position after the last chunk's: a sample leaves positions out, where rows may have stood."""
         if self._repeats.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [flight for new in chunk for flight in self._insert(new)]
@@ -228,6 +229,7 @@ class Intake:
         elif new.state is State.FAILED and error:
             self._ledger.batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
             self._totals.rows_failed += 1
+            self._totals.unusable += 1
             self._stops.row_failed()
             self._totals.last_error = (error, new.row.id)
 

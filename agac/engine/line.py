@@ -17,8 +17,9 @@ from agac.engine.patience import Patience
 from agac.engine.validate import Checker
 from agac.plan.plan import PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
-from agac.providers.http import HttpReply, Sender
+from agac.providers.sending import HttpReply, Sending
 from agac.providers.table import Price
+from agac.spec.workflow import Timeout
 from agac.store.batch import Endpoint
 
 CHARACTERS_A_TOKEN = 4
@@ -54,7 +55,8 @@ class Line:
     stage: PlannedStage
     model: PlannedModel
     dialect: Dialect
-    sender: Sender
+    sender: Sending
+    timeout: Timeout
     lane: Lane
     slots: Slots | None
     most: WorstCase | None
@@ -98,7 +100,7 @@ class Line:
         turn = await patience.wait(self.lane.enter(wire.tokens))
         at = self.wall()
         try:
-            http = await self.sender.send(wire.body, self.stage.timeout, within=patience.left())
+            http = await self.sender.send(wire.body, self.timeout, within=patience.left())
         except asyncio.CancelledError:
             cut_off()
             raise
@@ -124,6 +126,8 @@ class Line:
             answer = self.dialect.parse(
                 http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
             )
+            if http.ttft is not None and isinstance(answer, Reply):
+                answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
         self.lane.heard(sent.turn, answer)
         return answer
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from math import isfinite
 
 from agac.engine.budget import WorstCase
 from agac.engine.budgets import Budgets
@@ -17,7 +19,11 @@ from agac.plan.plan import Plan, PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.prices import price_of
+from agac.providers.sending import Sending
+from agac.providers.streams import STREAMS
 from agac.providers.table import Price
+from agac.providers.websocket import SocketSender
+from agac.spec.workflow import Timeout
 
 
 @asynccontextmanager
@@ -27,16 +33,15 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
     Whoever asks one model shares its lane, stages and fallbacks alike; whoever asks one provider its connections.
     """
     async with AsyncExitStack() as stack:
-        senders: dict[str, Sender] = {}
+        senders: dict[tuple[str, str], Sending] = {}
         lanes: dict[str, Lane] = {}
         lines: dict[int, tuple[Line, ...]] = {}
         budgets = Budgets.of(work.plan)
         for stage in work.plan.stages:
             for model in stage.models:
-                name = model.provider.name
-                if name not in senders:
-                    sender = Sender(model.provider, work.redactor, limit=0, env=work.env)
-                    senders[name] = await stack.enter_async_context(sender)
+                if (carrier := _carrier(model, work.plan)) not in senders:
+                    senders[carrier] = _sender(model, carrier[1], work)
+                    stack.push_async_callback(senders[carrier].close)
                 if model.lane not in lanes:
                     lanes[model.lane] = _lane(model, work, control)
             slots, checker = _own_slots(stage, work.plan), Checker(stage)
@@ -45,7 +50,8 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
                     stage=stage,
                     model=model,
                     dialect=DIALECTS[model.provider.dialect],
-                    sender=senders[model.provider.name],
+                    sender=senders[_carrier(model, work.plan)],
+                    timeout=_timeout(model),
                     lane=lanes[model.lane],
                     slots=slots,
                     most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
@@ -59,6 +65,30 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
                 for model in stage.models
             )
         yield lines
+
+
+def _carrier(model: PlannedModel, plan: Plan) -> tuple[str, str]:
+    """Who shares connections: the provider's name and the transport, where `body` is one that does not stream.
+
+    Silences are bounded within a stream only, so whoever bounds them is streamed to.
+    """
+    watched = plan.rules.ttft or (model.idle_timeout is not None and isfinite(model.idle_timeout))
+    return model.provider.name, model.transport or ("sse" if watched else "body")
+
+
+def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
+    sender = Sender(model.provider, work.redactor, limit=0, env=work.env, stream=transport != "body")
+    streaming = STREAMS[model.provider.dialect]
+    if transport in ("ws", "auto") and streaming.socket_asks is not None:
+        return SocketSender(sender, streaming, fallback=transport == "auto")
+    return sender
+
+
+def _timeout(model: PlannedModel) -> Timeout:
+    """The model's time-outs, with what its string says about silences."""
+    if model.idle_timeout is None:
+        return model.timeout
+    return replace(model.timeout, first_byte=model.idle_timeout if isfinite(model.idle_timeout) else None)
 
 
 def _lane(model: PlannedModel, work: Work, control: Control) -> Lane:

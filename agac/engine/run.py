@@ -15,18 +15,20 @@ from agac.engine.again import Stored
 from agac.engine.budget import Purse
 from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
+from agac.engine.calllog import fields
 from agac.engine.control import Control, Stop
 from agac.engine.intake import Intake, scan_ids
 from agac.engine.limits import Exposure
 from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
+from agac.engine.outputs import outputs_text
 from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
 from agac.engine.scope import Retry
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
-from agac.engine.totals import Totals
+from agac.engine.totals import StageTotals, Totals
 from agac.engine.window import walk_all
 from agac.engine.work import Work
 from agac.plan.plan import Plan
@@ -87,7 +89,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     async with lease_held(database, plan.workflow, now) as lease:
         killed, invocation.lost_calls = await _killed(database, plan.workflow)
         await _find_run(database, work, invocation)
-        _log.info("%s run %d", "going on with" if invocation.continued else "beginning", invocation.run)
+        told = fields(run=invocation.run, workflow=plan.workflow)
+        _log.info("%s run %d", "going on with" if invocation.continued else "beginning", invocation.run, extra=told)
         event = await runs.begin_invocation(database, invocation.run, _about(invocation), now())
         exposure = Exposure(2 * plan.concurrency)
         ledger = Ledger(
@@ -106,14 +109,14 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
     found = work.retry.run if work.retry else None if work.fresh else await runs.newest_run(database, identity)
-    where = {"output_dir": work.output_dir, "include_input": plan.output.include_input}
+    where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
     invocation.concurrency = plan.concurrency
     invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.stages)
     if found is None:
-        invocation.run = await runs.make_run(database, identity, fresh=work.fresh, now=now, **where)  # type: ignore[arg-type]
+        invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
         return
     invocation.run, invocation.continued = found, True
-    await runs.retarget_run(database, found, **where)  # type: ignore[arg-type]
+    await runs.retarget_run(database, found, where)
 
 
 async def _killed(database: Database, workflow: str) -> tuple[runs.Invocation | None, int]:
@@ -150,7 +153,8 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 
 async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -> None:
     totals, code = invocation.totals, invocation.exit_code
-    _log.info("run %d ended with exit code %d", invocation.run, code)
+    told = fields(run=invocation.run, exit_code=int(code))
+    _log.info("run %d ended with exit code %d", invocation.run, code, extra=told)
     body = _about(invocation) | {
         "rows_seen": totals.seen,
         "rows_done": totals.rows_done,
@@ -179,6 +183,9 @@ async def _work(
     newest = await newest_result(database)
     lookup = Lookup(database, record.fresh_since or 0.0)
     counts = await runs.counters(database, invocation.run)
+    totals.stages = {stage.name: StageTotals() for stage in plan.stages}
+    if work.retry is None and await runs.was_read(database, invocation.run):
+        totals.expected = runs.row_counts(counts)["present"]
     stops = _stop_rules(control, plan, counts)
     budgets = Budgets.of(plan)
     if budgets is not None:
@@ -193,7 +200,10 @@ async def _work(
     )  # fmt: skip
     async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
-        caller = Caller(lines, settler, control, invocation.purse, wall=work.clocks.wall, spread=work.clocks.spread)
+        caller = Caller(
+            lines, settler, control, invocation.purse,
+            wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
+        )  # fmt: skip
         preparer = Preparer(plan.stages, plan.vars, invocation.run)
         segment = Segment(
             plan.stages,

@@ -82,7 +82,7 @@ class Segment:
                 return
             answer = await self._task(flight, stage, prepared)
             if answer is PARKED:
-                self._settler.row_parked(flight)
+                self._settler.row_parked(flight, stage)
                 return
             if isinstance(answer, RowError):
                 self._settler.row_failed(flight, stage, prepared.fingerprint, answer)
@@ -133,7 +133,7 @@ class Segment:
             elif not self._scope.may_ask(stage.name):
                 answer = PARKED
             else:
-                answer = await self._caller.ask(flight, stage, fingerprint, prepared.request)
+                answer = await self._ask(flight, stage, prepared)
                 if isinstance(answer, Answer):
                     durable = True
                     self._settler.task_done(flight, stage, answer.result, Outcome.DONE)
@@ -146,6 +146,14 @@ class Segment:
             else:
                 del self._asking[fingerprint]
         return answer
+
+    async def _ask(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+        own = self._totals.stage(stage.name)
+        own.in_flight += 1
+        try:
+            return await self._caller.ask(flight, stage, prepared.fingerprint, prepared.request)
+        finally:
+            own.in_flight -= 1
 
     def _since(self, flight: Flight, stage: PlannedStage) -> float:
         if stage.max_age is None and flight.again_from is None:

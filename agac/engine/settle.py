@@ -6,6 +6,7 @@ Nothing here waits: what is settled joins the ledger's next commit, with its cou
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,11 +14,12 @@ from agac.core.errors import ANSWER_FAILURES, RowError
 from agac.core.types import Outcome
 from agac.engine.budget import Pot
 from agac.engine.patience import Patience
+from agac.engine.quantiles import bucket_of
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.plan.plan import PlannedStage
 from agac.spec.workflow import KeepReplies
-from agac.store.batch import HOW, Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd
+from agac.store.batch import HOW, Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd, TimingKey
 from agac.store.ledger import Ledger
 from agac.store.rows import PriorTask, State
 
@@ -82,15 +84,20 @@ class Settler:
         tally.add_call(call.usage, cost, simulated)
         tally.held_cost += call.held_usd
         tally.held_tokens += call.held_tokens
+        if call.answered:
+            _time(batch.timings, stage.name, call)
         self._ledger.count_call()
-        self._count_call(call, cost)
+        self._count_call(call, cost, stage)
 
     def given_up(self) -> None:
         """A call was cut off before its answer came: nothing is known of it but that it was sent."""
         self._totals.given_up += 1
 
-    def _count_call(self, call: Call, cost: float | None) -> None:
-        totals = self._totals
+    def _count_call(self, call: Call, cost: float | None, stage: PlannedStage) -> None:
+        totals, own = self._totals, self._totals.stage(stage.name)
+        own.cost += cost or 0.0
+        own.unpriced += cost is None
+        own.simulated += call.endpoint.simulated
         totals.calls += 1
         totals.retries += call.again
         totals.repairs += call.purpose == "repair"
@@ -109,11 +116,13 @@ class Settler:
         if outcome is Outcome.DONE:
             batch.results.append(result)
             self._totals.tasks_done += 1
+            self._totals.stage(stage.name).done += 1
             self._stops.answered(stage.name)
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         else:
             self._totals.tasks_reused += 1
+            self._totals.stage(stage.name).reused += 1
             if prior and prior.result_id == result.id and result.id and prior.fingerprint == result.fingerprint:
                 return  # it is written already
         self._stood.pop(flight.new.key, None)
@@ -139,8 +148,10 @@ class Settler:
         self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i > stage.index})
         batch.ends.append(RowEnd(flight.new, State.FAILED, None, stage.name, error))
         batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
-        self._totals.rows_failed += 1
-        self._totals.last_error = (error, flight.new.row.id)
+        totals, own = self._totals, self._totals.stage(stage.name)
+        totals.rows_failed += 1
+        own.failed += 1
+        totals.last_error = own.last_error = (error, flight.new.row.id)
 
     def row_done(self, flight: Flight, result: Result) -> None:
         """A row went through all stages; `result` is the last one's."""
@@ -150,10 +161,11 @@ class Settler:
         batch.tally(("", Outcome.DONE.value, "", "")).count += 1
         self._totals.rows_done += 1
 
-    def row_parked(self, flight: Flight) -> None:
+    def row_parked(self, flight: Flight, stage: PlannedStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""
         self._stood.pop(flight.new.key, None)
         self._totals.rows_parked += 1
+        self._totals.stage(stage.name).parked += 1
 
     def take_up(self, flight: Flight, state: State) -> None:
         """A row that was settled before goes round again with the content that it had then."""
@@ -200,6 +212,15 @@ class Settler:
         """A row that had left is there again: its tasks count as they stand."""
         for index, prior in tasks.items():
             self._tally(self._stages[index], prior).count += 1
+
+
+def _time(timings: Counter[TimingKey], stage: str, call: Call) -> None:
+    """Counts how long an answered call took."""
+    timings[stage, "duration", bucket_of(call.duration)] += 1
+    if call.ttft is not None:
+        timings[stage, "ttft", bucket_of(call.ttft)] += 1
+    if call.time_to_response is not None:
+        timings[stage, "time_to_response", bucket_of(call.time_to_response)] += 1
 
 
 def stored_reply(body: bytes | None) -> str | bytes | None:

@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agac.core.types import Outcome
+from agac.engine.quantiles import Histogram, merged, quantile
 from agac.store.batch import HOW
 from agac.store.db import Database
 from agac.store.rows import error_examples
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
+from agac.store.telemetry import Timings, timings
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     """The summary of a run as it stands in the store now."""
-    counts = await counters(database, run.id)
+    counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
     rows = row_counts(counts)
     examples = await error_examples(database, run.id) if rows["failed"] else []
@@ -36,8 +38,9 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             "dropped": rows["dropped"],
             "open": rows["open"],
         },
-        "stages": [_stage(stage, counts) for stage in definition["stages"]],
+        "stages": [_stage(stage, counts, times) for stage in definition["stages"]],
         "calls": calls_of(counts),
+        "timing_ms": _timing_ms(times, None),
         "errors": [
             {
                 "type": example.error_type,
@@ -72,13 +75,14 @@ def _failed(counts: list[Count], error_type: str, stage: str | None) -> int:
     return everywhere - sum(by_stage.values()) if stage is None else by_stage.get(stage, 0)
 
 
-def _stage(stage: dict[str, Any], counts: list[Count]) -> dict[str, Any]:
+def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[str, Any]:
     own = [c for c in counts if c.stage == stage["name"]]
     tasks = _outcomes(own)
     answered = {c.model for c in own if c.outcome == "call" and not c.error_type}
     return {
         "name": stage["name"],
         "model": stage["model"],
+        "alias": stage.get("alias"),
         "answered_by": sorted(answered),
         "done": tasks[Outcome.DONE],
         "reused": tasks[Outcome.REUSED],
@@ -86,7 +90,22 @@ def _stage(stage: dict[str, Any], counts: list[Count]) -> dict[str, Any]:
         "repaired": _how(own, "repair"),
         "json_repaired": _how(own, "json_repair"),
         "by_fallback": _how(own, "fallback"),
+        "timing_ms": _timing_ms(times, stage["name"]),
     }
+
+
+def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
+    """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 % than p95."""
+    return {
+        measure: _quantiles(merged(h for (s, m), h in times.items() if m == measure and stage in (None, s)))
+        for measure in ("duration", "ttft", "time_to_response")
+    }
+
+
+def _quantiles(histogram: Histogram) -> dict[str, Any]:
+    shares = {"p50": quantile(histogram, 0.5), "p95": quantile(histogram, 0.95)}
+    found = {name: None if value is None else round(value * 1000, 1) for name, value in shares.items()}
+    return {"count": sum(histogram.values()), **found}
 
 
 def _how(counts: list[Count], way: str) -> int:

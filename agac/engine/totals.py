@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agac.core.errors import RowError
 from agac.core.types import RowId
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`; `parked` are those of rows
+    that stay open here, `in_flight` those being asked now.
+
+    `cost` is in USD, of the calls whose price is known; `unpriced` and `simulated` count calls.
+    """
+
+    done: int = 0
+    reused: int = 0
+    failed: int = 0
+    parked: int = 0
+    in_flight: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    simulated: int = 0
+    last_error: tuple[RowError, RowId] | None = None
+
+    @property
+    def settled(self) -> int:
+        """Tasks that have an outcome."""
+        return self.done + self.reused + self.failed
 
 
 @dataclass(slots=True)
@@ -14,9 +38,15 @@ class Totals:
     stay open at a stage that was not to be asked.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
-    `cost` is in USD, of the calls whose price is known.
+    `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
+    rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
+    `all_read`: `seen` is all of them.
     """
 
+    stages: dict[str, StageTotals] = field(default_factory=dict)
+    expected: int | None = None
+    all_read: bool = False
+    unusable: int = 0
     seen: int = 0
     unchanged: int = 0
     rows_done: int = 0
@@ -44,3 +74,7 @@ class Totals:
     def settled(self) -> int:
         """Rows of the input that need nothing more in this invocation."""
         return self.unchanged + self.rows_done + self.rows_failed + self.rows_dropped + self.rows_parked
+
+    def stage(self, name: str) -> StageTotals:
+        """The counts of a stage."""
+        return self.stages.setdefault(name, StageTotals())

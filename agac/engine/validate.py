@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from agac.core.errors import ErrorType, RowError
+from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.engine.mend import mended_json
 from agac.plan.plan import ExtraCheck, PlannedStage
@@ -47,20 +48,44 @@ class Checker:
         error = _unusable(reply)
         if error is not None:
             return error
+        if reply.others:
+            return self._only((reply.text, *reply.others))
+        checked = self._one(reply.text)
+        return (self._mended(reply.text) if isinstance(checked, RowError) else None) or checked
+
+    def _one(self, text: str) -> Checked | RowError:
         if self._validator is None:
-            return _text_result(reply.text)
+            return _text_result(text)
         try:
-            value = parse_json(reply.text)
+            value = parse_json(text)
         except ValueError as problem:
-            return self._mended(reply.text) or RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
+            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
         problems = self._problems(value)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
         return Checked(_encode(value), value)
 
+    def _only(self, texts: tuple[str, ...]) -> Checked | RowError:
+        """The one of several messages that is the answer: the one that is valid. The same one twice is one.
+
+        Mended ones count only where none is valid as it stands: mending makes an answer even of a message that was cut.
+        Without a schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
+        (`output_text`), but where the model began anew that is half an answer before the whole one.
+        """
+        checked = [self._one(text) for text in texts]
+        found = [one for one in checked if isinstance(one, Checked)]
+        found = found or [one for one in map(self._mended, texts) if one is not None]
+        if len({canonical(one.value) for one in found}) > 1:
+            told = f"the reply holds {len(found)} messages that are valid and differ; nobody knows which one is meant"
+            return RowError(ErrorType.SCHEMA_MISMATCH, told)
+        if found:
+            return found[0]
+        problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
+        return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
+
     def _mended(self, text: str) -> Checked | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
-        mended = mended_json(text) if self._mends else None
+        mended = mended_json(text) if self._mends and self._validator is not None else None
         if mended is None:
             return None
         try:
@@ -159,5 +184,6 @@ def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
         + error.message.replace("; ", "\n- ")
         + ("\nReply again with the corrected JSON only." if request.schema else "\nReply again.")
     )
-    messages = (*request.messages, Message.of("assistant", reply.text), Message.of("user", complaint))
+    said = "\n\n".join((reply.text, *reply.others))
+    messages = (*request.messages, Message.of("assistant", said), Message.of("user", complaint))
     return Request(messages, request.schema, request.params)

@@ -24,7 +24,7 @@ def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
             place, path = stage.at(key), f"{stage.path}.{key}"
             if bounded and one.params.max_tokens is None:
                 problems.append(_without_bound(stage, one))
-            if dollars and price_of(one.provider, one.ref.model, one.params.service_tier) is None:
+            if dollars and price_of(one.provider, one.ref.wire, one.params.service_tier) is None:
                 problems.append(_without_price(place, path, one))
     return list(dict.fromkeys(problems))
 
@@ -46,7 +46,7 @@ def _without_bound(stage: Stage, model: ResolvedModel) -> Problem:
 def _without_price(place: Where, path: str, model: ResolvedModel) -> Problem:
     message = (
         f"a budget in usd holds for this stage, and the price of {model.ref} is not known; add to agac.yml: "
-        f"`providers: {{{model.provider.name}: {{prices: {{{model.ref.model}: {{input: 1.00, output: 2.00}}}}}}}}` "
+        f"`providers: {{{model.provider.name}: {{prices: {{{model.ref.wire}: {{input: 1.00, output: 2.00}}}}}}}}` "
         "with its dollars per million tokens"
     )
     return Problem(place, message, path)

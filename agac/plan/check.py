@@ -9,10 +9,13 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
-from agac.core.errors import Problem
+from agac.core.errors import Problem, Where
 from agac.core.types import Params
+from agac.plan.foreign import foreign_placeholders
 from agac.plan.plan import ResolvedModel
+from agac.providers.abilities import of_tier, unsendable
 from agac.providers.modelref import ModelRef, parse_model
+from agac.providers.prices import lacks_tier
 from agac.providers.table import Provider
 from agac.spec.schemabody import property_names
 from agac.spec.template import ROW_JSON, VARS, Placeholder
@@ -23,9 +26,13 @@ _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in 
 
 
 def resolve_models(
-    workflow: Workflow, providers: Mapping[str, Provider], *, broken: bool = False
+    workflow: Workflow,
+    providers: Mapping[str, Provider],
+    aliases: Mapping[str, str] | None = None,
+    *,
+    broken: bool = False,
 ) -> tuple[dict[str, ResolvedModel], list[Problem]]:
-    """Each stage's provider, model and parameters, by the stage's name.
+    """Each stage's provider, model and parameters, by the stage's name. `aliases` are the project's short names.
 
     `broken`: some key could not be read, so that a missing model may be that key's fault and is not said.
     """
@@ -36,20 +43,45 @@ def resolve_models(
             if not broken:
                 problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
-        ref, messages = parse_model(stage.model, providers)
+        ref, messages = parse_model(stage.model, providers, aliases)
         problems += [Problem(stage.at("model"), message, _model_key(stage)) for message in messages]
         if ref is None:
             continue
         params, found = _params(stage, ref)
         problems += found
-        fallbacks, found = _fallbacks(stage, params, providers)
+        problems += _cannot(ref, params, providers[ref.provider], stage.at("model"), _model_key(stage))
+        fallbacks, found = _fallbacks(stage, params, providers, aliases)
         problems += found
-        resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params, fallbacks)
+        resolved[stage.name] = ResolvedModel(_held(providers[ref.provider], ref), ref, params, fallbacks)
     return resolved, problems
 
 
+def _held(provider: Provider, ref: ModelRef) -> Provider:
+    """The provider, held to schemas in the way that the model's string asks for."""
+    return provider if ref.schema_mode is None else replace(provider, structured=ref.schema_mode)
+
+
+def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, path: str) -> list[Problem]:
+    """What the stage's keys ask of a model that its provider cannot be told, and what its string says in vain."""
+    set_by_keys = [f.name for f in fields(params) if getattr(params, f.name) is not None and f.name not in ref.params]
+    messages = [f"{ref} cannot be asked with {message}" for message in unsendable(set_by_keys, provider)]
+    tier = params.service_tier
+    if "service_tier" not in ref.params:  # a card's: what stands in the string is checked with it
+        messages += of_tier(tier, provider)
+    if tier in ("flex", "priority") and lacks_tier(provider, ref.model, tier):
+        messages.append(
+            f"service_tier={tier}: {ref} is not offered in that tier, as far as the price library knows; leave it out, "
+            f"or add to agac.yml: `providers: {{{provider.name}: {{prices: {{{ref.model}: {{input: 1.00, output: 2.00, "
+            f"{tier}: 0.5}}}}}}}}`"
+        )
+    return [
+        *(Problem(where, message, path) for message in messages),
+        *(Problem(where, message, path, "warning") for message in ref.warnings),
+    ]
+
+
 def _fallbacks(
-    stage: Stage, params: Params, providers: Mapping[str, Provider]
+    stage: Stage, params: Params, providers: Mapping[str, Provider], aliases: Mapping[str, str] | None
 ) -> tuple[tuple[ResolvedModel, ...], list[Problem]]:
     """The models after the first: asked with the stage's parameters, and their own string's over them.
 
@@ -58,11 +90,14 @@ def _fallbacks(
     found: list[ResolvedModel] = []
     problems: list[Problem] = []
     common = _keys_alone(stage, params)
+    where, path = stage.at("fallback"), f"{stage.path}.fallback"
     for text in stage.fallback:
-        ref, messages = parse_model(text, providers)
-        problems += [Problem(stage.at("fallback"), message, f"{stage.path}.fallback") for message in messages]
+        ref, messages = parse_model(text, providers, aliases)
+        problems += [Problem(where, message, path) for message in messages]
         if ref is not None:
-            found.append(ResolvedModel(providers[ref.provider], ref, replace(common, **ref.params)))
+            own = replace(common, **ref.params)
+            problems += _cannot(ref, own, providers[ref.provider], where, path)
+            found.append(ResolvedModel(_held(providers[ref.provider], ref), ref, own))
     return tuple(found), problems
 
 
@@ -126,7 +161,15 @@ def missing_extras(workflow: Workflow) -> list[Problem]:
     stages = [stage for stage in workflow.stages if stage.json_repair]
     lack = _lack_of_json_repair() if stages else None
     message = f"json_repair wants a library that is {lack}: pip install 'agac[json-repair]'"
-    return [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]
+    found = [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]
+    return [*found, *_missing_writers(workflow)]
+
+
+def _missing_writers(workflow: Workflow) -> list[Problem]:
+    if "parquet" not in workflow.output.formats or find_spec("duckdb") is not None:
+        return []
+    message = "parquet wants a library that is not installed: pip install 'agac[data]'"
+    return [Problem(workflow.output.where, message, "output.format")]
 
 
 def _lack_of_json_repair() -> str | None:
@@ -144,18 +187,27 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     earlier: list[Stage] = []
     for stage in workflow.stages:
         seen: set[str] = set()
-        for placeholder in stage.prompt.placeholders:
-            if placeholder.name not in seen:
-                seen.add(placeholder.name)
-                problems += _placeholder(placeholder, stage, earlier, workflow, columns)
+        texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.messages)]
+        for path, template in texts:
+            for placeholder in template.placeholders:
+                if placeholder.name not in seen:
+                    seen.add(placeholder.name)
+                    problems += _placeholder(placeholder, path, stage, earlier, workflow, columns)
+            known = {*(columns or ()), *(s.name for s in earlier), ROW_JSON}
+            problems += foreign_placeholders(template, stage.at("prompt"), path, known)
         earlier.append(stage)
     return problems
 
 
 def _placeholder(
-    placeholder: Placeholder, stage: Stage, earlier: list[Stage], workflow: Workflow, columns: tuple[str, ...] | None
+    placeholder: Placeholder,
+    path: str,
+    stage: Stage,
+    earlier: list[Stage],
+    workflow: Workflow,
+    columns: tuple[str, ...] | None,
 ) -> list[Problem]:
-    name, path = placeholder.name, f"{stage.path}.prompt"
+    name = placeholder.name
     head, _, rest = name.partition(".")
     by_name = {s.name: s for s in earlier}
     if columns and name in columns:

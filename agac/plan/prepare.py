@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import JSONValue, Message, Request, RowId
+from agac.core.types import JSONValue, Message, Request, RowId, Visible
 from agac.plan.plan import PlannedStage
 from agac.spec.template import MissingField, VisibleRow, visible_row
-from agac.spec.workflow import ReusePolicy
+from agac.spec.workflow import Example, ReusePolicy
 
 
 class Prepared(NamedTuple):
@@ -26,6 +26,7 @@ class Preparer:
     def __init__(self, stages: tuple[PlannedStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
         self._vars, self._run = dict(variables), run
         self._systems = tuple(Message.of("system", s.system) if s.system else None for s in stages)
+        self._fixed = tuple(_same_for_all(s.messages) for s in stages)
 
     def visible(self, data: dict[str, JSONValue] | None, results: dict[str, JSONValue]) -> VisibleRow:
         """What a row's templates see; results that are added later are seen too."""
@@ -35,6 +36,9 @@ class Preparer:
         """The stage's request for a row, and what stands for it; or why none can be made."""
         try:
             text = stage.prompt.render(visible)
+            examples = self._fixed[stage.index]
+            if examples is None:
+                examples = rendered(stage.messages, visible)
         except MissingField as missing:
             return RowError(
                 ErrorType.MISSING_TEMPLATE_FIELD,
@@ -42,9 +46,19 @@ class Preparer:
                 f"visible are: {', '.join(missing.visible) or 'nothing'}",
             )
         system, user = self._systems[stage.index], Message.of("user", text)
-        messages = (system, user) if system else (user,)
+        messages = (system, *examples, user) if system else (*examples, user)
         salt = "" if stage.reuse == "content" else reuse_salt(stage.reuse, row_id, self._run)
         return Prepared(stage.prints.fingerprint(messages, salt=salt), Request(messages, stage.schema, stage.params))
+
+
+def rendered(examples: tuple[Example, ...], visible: Visible) -> tuple[Message, ...]:
+    """The examples as messages. Raises MissingField."""
+    return tuple(Message.of(one.role, one.content.render(visible)) for one in examples)
+
+
+def _same_for_all(examples: tuple[Example, ...]) -> tuple[Message, ...] | None:
+    """The messages of examples without placeholders, made once; None when each row has its own."""
+    return None if any(one.content.placeholders for one in examples) else rendered(examples, {})
 
 
 def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:

@@ -27,19 +27,26 @@ def definition_changes(
     changes = []
     if (before["prompt"], before["system"]) != (after["prompt"], after["system"]):
         changes.append("prompt changed")
+    if before.get("messages") != after.get("messages"):
+        changes.append("messages changed")
     if _shape(before) != _shape(after):
         changes.append("schema changed")
     if (before["model"], before["params"]) != (after["model"], after["params"]):
         changes.append("model changed")
     if before.get("reuse", "content") != after.get("reuse", "content"):
         changes.append("reuse changed")
-    if not changes and _used(before["prompt"], variables[0]) != _used(after["prompt"], variables[1]):
+    if not changes and _used(_texts(before), variables[0]) != _used(_texts(after), variables[1]):
         changes.append("vars changed")
     return changes
 
 
 def _shape(stage: Mapping[str, Any]) -> Any:
     return stage["schema"]["body"] if stage["schema"] else None
+
+
+def _texts(stage: Mapping[str, Any]) -> str:
+    """Every text in which a variable may be named."""
+    return "\n".join([stage["prompt"], *(one["content"] for one in stage.get("messages", ()))])
 
 
 def _used(prompt: str, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,15 @@ from typing import Any
 from agac.core.errors import Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import JSONValue, Message, Params, RowId, Schema
-from agac.plan.prepare import reuse_salt
+from agac.plan.prepare import rendered, reuse_salt
 from agac.spec.template import Template, compile_template, visible_row
-from agac.spec.workflow import ReusePolicy
+from agac.spec.workflow import Example, ReusePolicy
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStage:
-    """A stage of a stored definition. `model` is `provider/model`; `params` holds only what is set."""
+    """A stage of a stored definition. `model` is `provider/model`; `params` holds only what is set; `alias` the short
+    name that was `written`, and what it `means`."""
 
     name: str
     index: int
@@ -28,12 +29,14 @@ class RecordedStage:
     schema: Schema | None
     reuse: ReusePolicy
     variables: Mapping[str, JSONValue]
+    examples: tuple[Example, ...] = ()
+    alias: Mapping[str, str] | None = None
 
     def messages(self, data: Mapping[str, JSONValue], results: Mapping[str, JSONValue]) -> tuple[Message, ...]:
         """What was asked of a row. `results` are those of the stages before it. Raises MissingField."""
-        text = self.prompt.render(visible_row(dict(data), dict(results), dict(self.variables)))
-        user = Message.of("user", text)
-        return (Message.of("system", self.system), user) if self.system else (user,)
+        visible = visible_row(dict(data), dict(results), dict(self.variables))
+        asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
+        return (Message.of("system", self.system), *asked) if self.system else asked
 
     def fingerprint(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes:
         """The fingerprint that the engine gave this task."""
@@ -50,8 +53,6 @@ def recorded_stages(definition: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
 
 
 def _stage(index: int, body: Mapping[str, Any], variables: Mapping[str, JSONValue]) -> RecordedStage:
-    prompt, _ = compile_template(body["prompt"], Where("the stored definition"))
-    assert prompt is not None, "only a template without problems is stored"
     schema = body["schema"]
     return RecordedStage(
         name=body["name"],
@@ -59,9 +60,17 @@ def _stage(index: int, body: Mapping[str, Any], variables: Mapping[str, JSONValu
         upstream=body["needs"],
         model=body["model"],
         system=body["system"],
-        prompt=prompt,
+        prompt=_template(body["prompt"]),
         params=body["params"],
         schema=Schema(schema["name"], schema["body"]) if schema else None,
         reuse=body.get("reuse", "content"),
         variables=variables,
+        examples=tuple(Example(one["role"], _template(one["content"]), "") for one in body.get("messages", ())),
+        alias=body.get("alias"),
     )
+
+
+def _template(text: str) -> Template:
+    template, _ = compile_template(text, Where("the stored definition"))
+    assert template is not None, "only a template without problems is stored"
+    return template

@@ -23,6 +23,12 @@ class Dialect(Protocol):
     path: str
     """What is put after a provider's base URL."""
 
+    refused: Mapping[str, str]
+    """Parameters (fields of `Params`) that it has no word for, each with what to do instead: an error at load."""
+
+    websocket: bool
+    """Whether its requests may go over a WebSocket too, where the server has one."""
+
     def headers(self, provider: Provider) -> dict[str, str]:
         """What identifies us to the provider. Built once a sender, not once a call."""
 

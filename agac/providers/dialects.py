@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agac.providers import openai_chat
+from agac.providers import openai_chat, openai_responses
 from agac.providers.base import Dialect
 
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": openai_chat,
+    "openai-responses": openai_responses,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import ssl
 from dataclasses import dataclass
 
@@ -9,6 +11,7 @@ import aiohttp
 
 from agac.core.errors import ErrorType
 from agac.core.types import FaultKind
+from agac.providers.sse import GarbledStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,13 @@ _CUT = Trouble(
     _RETRY, _ERROR, "the connection to {provider} ({host}) was lost before the answer was complete", ambiguous=True
 )
 _NO_HTTP = Trouble(_RETRY, _ERROR, "what {host} sent is not HTTP", ambiguous=True)
-_NO_CONNECTION = Trouble(_RETRY, _ERROR, "{provider} ({host}) cannot be reached: {reason}")
+_GARBLED = Trouble(_RETRY, _ERROR, "{provider} ({host}) streamed an event that is not JSON", ambiguous=True)
+_NO_CONNECTION = Trouble(
+    _RETRY,
+    _ERROR,
+    "{provider} ({host}) cannot be reached: {reason}",
+    "Check that the server runs and that its base_url, {base_url}, is right.",
+)
 _NO_HOST = Trouble(_RETRY, _ERROR, "{provider}: the host {host} cannot be found: {reason}")
 _NO_PROXY = Trouble(_RETRY, _ERROR, "the proxy {proxy} cannot be reached: {reason}")
 _PROXY_REFUSES = Trouble(
@@ -53,6 +62,14 @@ _NO_ADDRESS = Trouble(
 _SLOW_CONNECT = Trouble(_RETRY, _TIMEOUT, "no connection to {provider} ({host}) within {connect} s (timeout.connect)")
 _SILENT = Trouble(_RETRY, _TIMEOUT, "{provider} sent nothing for {first_byte} s (timeout.first_byte)", ambiguous=True)
 _SLOW = Trouble(_RETRY, _TIMEOUT, "{provider} did not finish within {total} s (timeout.total)", ambiguous=True)
+
+NO_WEBSOCKET = Trouble(
+    _FATAL,
+    _ERROR,
+    "{provider} accepts no WebSocket at {base_url} ({status})",
+    "Write transport=auto or transport=sse in the model.",
+)
+"""An upgrade that was refused, where nothing else was allowed."""
 
 TROUBLES: dict[type[BaseException], Trouble] = {
     # before anything is sent
@@ -83,6 +100,7 @@ TROUBLES: dict[type[BaseException], Trouble] = {
     aiohttp.ClientOSError: _CUT,
     aiohttp.ClientConnectionError: _CUT,
     aiohttp.ClientPayloadError: _CUT,
+    GarbledStream: _GARBLED,
     OSError: _CUT,
     aiohttp.ClientResponseError: _NO_HTTP,
     aiohttp.ContentTypeError: _NO_HTTP,
@@ -110,5 +128,8 @@ def reason_of(problem: BaseException) -> str:
         problem = problem.os_error
     if isinstance(problem, ssl.SSLError):
         return (problem.reason or "TLS failed").replace("_", " ").lower()
-    strerror = getattr(problem, "strerror", None)
-    return str(strerror) if strerror else type(problem).__name__
+    strerror = str(getattr(problem, "strerror", None) or problem)
+    number = getattr(problem, "errno", None) or next(iter(re.findall(r"\[Errno (\d+)\]", strerror)), None)
+    if number and "Connect call failed" in strerror:  # asyncio puts an address there, or one for each try
+        return os.strerror(int(number)).lower()
+    return strerror if getattr(problem, "strerror", None) else type(problem).__name__

@@ -10,21 +10,24 @@ import io
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
-from agac.core.errors import ErrorType, UsageError
+from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
+from agac.providers.base import encode
 from agac.providers.dialects import DIALECTS
 from agac.providers.faults import Trouble, reason_of, trouble_of
+from agac.providers.sending import HttpReply, streamed_reply
+from agac.providers.sse import read_events
+from agac.providers.streams import STREAMS, Streaming, Watched, asking
 from agac.providers.table import Provider
-from agac.providers.transport import proxy_for, tls_context
+from agac.providers.transport import address_of, headers_for, proxy_for, tls_context
 from agac.spec.workflow import Timeout
 
 DEFAULT_TIMEOUT = Timeout(connect=10.0, first_byte=None, total=600.0)
@@ -35,19 +38,6 @@ KEEP_ALIVE = 30.0
 
 LARGE_BODY = 1 << 20
 """Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """An answer as it came, whatever its status. Times are `time.monotonic()` seconds: before sending, when the headers
-    had come, when the body had. Names in `headers` are found in any case of letters."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    started: float
-    first_byte: float
-    ended: float
 
 
 def filled(timeout: Timeout, default: Timeout) -> Timeout:
@@ -70,9 +60,11 @@ class Sender:
         timeout: Timeout = DEFAULT_TIMEOUT,
         limit: int = 0,
         env: Mapping[str, str] = os.environ,
+        stream: bool = False,
     ) -> None:
         """`timeout` holds for calls that bring none; bounds that it lacks are DEFAULT_TIMEOUT's. `limit` bounds open
-        connections (0: does not): the number of calls at once, or more, so that nobody waits for one.
+        connections (0: does not): the number of calls at once, or more, so that nobody waits for one. `stream` asks for
+        answers as server-sent events; a server that sends them whole all the same is understood.
 
         Raises:
             UsageError: the address, a header, a proxy or the certificates cannot be used.
@@ -82,10 +74,14 @@ class Sender:
         self._redactor = redactor
         self._timeout = filled(timeout, DEFAULT_TIMEOUT)
         self._limit = limit
-        self._url = _url(provider, dialect.path)
-        self._headers = _headers(provider, dialect.headers(provider))
-        self._proxy = proxy_for(self._url, env)
-        self._tls = tls_context(env) if "https" in (self._url.scheme, self._proxy and self._proxy.scheme) else True
+        self.url = address_of(provider, dialect.path)
+        self._headers = headers_for(provider, dialect.headers(provider))
+        self._streaming = STREAMS[provider.dialect] if stream else None
+        self._asks = _asks(STREAMS[provider.dialect], provider)
+        if stream:
+            self._headers["Accept"] = "text/event-stream, application/json"
+        self._proxy = proxy_for(self.url, env)
+        self._tls = tls_context(env) if "https" in (self.url.scheme, self._proxy and self._proxy.scheme) else True
         self._timeouts: dict[Timeout | None, aiohttp.ClientTimeout] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -105,21 +101,45 @@ class Sender:
         `timeout`'s missing bounds are the sender's. `first_byte` bounds each silence, also within the body. `within`
         bounds this one call more tightly, in seconds.
         """
-        session = self._session or self._open()
-        bounds = self._timeouts.get(timeout) or self._bounds(timeout)
-        if within is not None and (bounds.total is None or within < bounds.total):
-            bounds = aiohttp.ClientTimeout(total=within, connect=bounds.connect, sock_read=bounds.sock_read)
+        session = self._session or self.session()
+        bounds = self.bounds(timeout, within)
+        if self._streaming is not None:
+            watched = Watched(self._streaming.assembly())
+            return await self._stream(session, asking(wire, self._asks), bounds, watched)
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
         try:
-            async with session.post(self._url, data=data, timeout=bounds, allow_redirects=False) as response:
+            async with session.post(self.url, data=data, timeout=bounds, allow_redirects=False) as response:
                 first_byte = time.monotonic()
                 body = await response.read()
         except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError
-            return self._fault(problem, bounds)
+            return self.fault(problem, bounds)
         if 300 <= response.status < 400:
-            return self._redirected(response)
+            return self.redirected(response)
         return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
+
+    async def _stream(
+        self, session: aiohttp.ClientSession, wire: bytes, bounds: aiohttp.ClientTimeout, watched: Watched
+    ) -> HttpReply | Fault:
+        """The same by server-sent events. A stream that is cut before its end is a lost connection."""
+        data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
+        started = time.monotonic()
+        try:
+            async with session.post(self.url, data=data, timeout=bounds, allow_redirects=False) as response:
+                first_byte = time.monotonic()
+                if response.content_type != "text/event-stream":
+                    body = await response.read()
+                    if 300 <= response.status < 400:
+                        return self.redirected(response)
+                    return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
+                await read_events(response, watched)
+        except (aiohttp.ClientError, OSError) as problem:
+            return self.fault(problem, bounds)
+        status, said, whole = watched.assembly.result()
+        if status == 200:
+            status = response.status
+        headers = CIMultiDict({**response.headers, **said}) if said else response.headers
+        return streamed_reply(watched, status, headers, encode(whole), started, first_byte)
 
     async def close(self) -> None:
         """Closes every connection; calls that are still waiting end in a Fault."""
@@ -127,7 +147,10 @@ class Sender:
         if session is not None:
             await session.close()
 
-    def _open(self) -> aiohttp.ClientSession:
+    def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
+        """The connections; they are there from the first call on. `trace` sees what goes over them."""
+        if self._session is not None:
+            return self._session
         # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=KEEP_ALIVE, ssl=self._tls),
@@ -135,8 +158,16 @@ class Sender:
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=self._proxy,
             trust_env=False,
+            trace_configs=[trace] if trace else None,
         )
         return self._session
+
+    def bounds(self, timeout: Timeout | None, within: float | None) -> aiohttp.ClientTimeout:
+        """The bounds of one call: its own, with the sender's where it has none, and never more than `within`."""
+        bounds = self._timeouts.get(timeout) or self._bounds(timeout)
+        if within is not None and (bounds.total is None or within < bounds.total):
+            bounds = aiohttp.ClientTimeout(total=within, connect=bounds.connect, sock_read=bounds.sock_read)
+        return bounds
 
     def _bounds(self, timeout: Timeout | None) -> aiohttp.ClientTimeout:
         asked = filled(timeout, self._timeout) if timeout else self._timeout
@@ -144,11 +175,12 @@ class Sender:
         self._timeouts[timeout] = bounds
         return bounds
 
-    def _fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
-        trouble = trouble_of(problem)
+    def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout, trouble: Trouble | None = None) -> Fault:
+        """What an exception of a request means; `trouble` where its class does not say it."""
+        trouble = trouble or trouble_of(problem)
         words = {
             "provider": self._provider.name,
-            "host": self._url.host,
+            "host": self.url.host,
             "base_url": self._provider.base_url,
             "proxy": f"{self._proxy.host}:{self._proxy.port}" if self._proxy else "",
             "reason": reason_of(problem),
@@ -171,7 +203,8 @@ class Sender:
             ambiguous=trouble.ambiguous,
         )
 
-    def _redirected(self, response: aiohttp.ClientResponse) -> Fault:
+    def redirected(self, response: aiohttp.ClientResponse) -> Fault:
+        """An answer that points elsewhere, which is not followed."""
         try:
             target = URL(response.headers.get("location", "")).host
         except ValueError:
@@ -193,38 +226,9 @@ _REDIRECTED = Trouble(
 )
 
 
+def _asks(streaming: Streaming, provider: Provider) -> bytes:
+    return streaming.asks + (streaming.asks_usage if provider.stream_usage else b"")
+
+
 def _seconds(bound: float | None) -> str:
     return "any" if bound is None else f"{bound:g}"
-
-
-def _url(provider: Provider, path: str) -> URL:
-    try:
-        url = URL(provider.base_url + path)
-        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UsageError(
-            f"the base_url of {provider.name} is no address: '{provider.base_url}'",
-            remedy="Write it as https://host/path in agac.yml.",
-        )
-    return url
-
-
-def _headers(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
-    """All that is sent with every call. A value that cannot stand in a header is refused here, without being shown."""
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "application/json",
-        "User-Agent": f"agac/{version('agac')}",
-    }
-    headers.update(own)
-    headers.update(provider.headers)
-    for name, value in headers.items():
-        if not value.isprintable() or not value.isascii():
-            source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
-            raise UsageError(
-                f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
-                remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
-            )
-    return headers

@@ -29,6 +29,13 @@ from agac.providers.table import Provider
 
 path = "/chat/completions"
 
+websocket = False
+
+refused: Mapping[str, str] = {
+    "verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"
+}
+"""What else a look-alike takes stands in its row; OpenAI takes all of it."""
+
 SIMULATOR_MARK = "agac-simulator"
 """The `system_fingerprint` by which the simulator marks what it answers."""
 
@@ -39,8 +46,10 @@ _PARAMS = (
     ("frequency_penalty", "frequency_penalty"),
     ("stop", "stop"),
     ("seed", "seed"),
-    ("reasoning", "reasoning_effort"),
     ("service_tier", "service_tier"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "repetition_penalty"),
 )
 
 _FINISH = {
@@ -79,9 +88,20 @@ def build(request: Request, model: str, provider: Provider) -> dict[str, JSONVal
             wire[provider.renames.get(name, wire_name)] = list(value) if name == "stop" else value
     if params.max_tokens is not None:
         wire[provider.max_tokens_field] = params.max_tokens
+    wire |= _reasoning(params.reasoning, model, provider)
     if shape.response_format is not None:
         wire["response_format"] = shape.response_format
     return wire
+
+
+def _reasoning(value: str | None, model: str, provider: Provider) -> Mapping[str, JSONValue]:
+    """How much the model thinks: an effort, or its switch turned on or off."""
+    if value is None:
+        return {}
+    switch = provider.switch_of(model)
+    if switch is not None and value in ("on", "off"):
+        return switch.on if value == "on" else switch.off
+    return {provider.renames.get("reasoning", "reasoning_effort"): value}
 
 
 def _messages(messages: tuple[Message, ...], shape: Shape) -> list[dict[str, str]]:
@@ -163,17 +183,18 @@ def _content(message: dict[str, Any]) -> tuple[str, str | None]:
 def _usage(usage: Any) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
-    given = _count(usage, "prompt_tokens")
-    made = _count(usage, "completion_tokens")
-    cached = _count(usage.get("prompt_tokens_details"), "cached_tokens")
+    given = count(usage, "prompt_tokens")
+    made = count(usage, "completion_tokens")
+    cached = count(usage.get("prompt_tokens_details"), "cached_tokens")
     if cached is None:  # DeepSeek's name for it
-        cached = _count(usage, "prompt_cache_hit_tokens")
-    thought = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
+        cached = count(usage, "prompt_cache_hit_tokens")
+    thought = count(usage.get("completion_tokens_details"), "reasoning_tokens")
     if thought and given is not None and made is not None and usage.get("total_tokens") == given + made + thought:
         made += thought  # xAI counts thinking beside the completion, not within it
     return Usage(given, made, cached, thought)
 
 
-def _count(of: Any, name: str) -> int | None:
+def count(of: Any, name: str) -> int | None:
+    """A number of tokens within a usage object; None when it says none, or none that can be."""
     value = of.get(name) if isinstance(of, dict) else None
     return value if type(value) is int and 0 <= value < MOST_TOKENS else None

@@ -81,7 +81,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         (400, 403, 422),
-        _codes("content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged"),
+        _codes(
+            """content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged
+            invalid_prompt bio_policy misalignment_policy_violation image_content_policy_violation"""
+        ),
         FaultKind.TASK,
         ErrorType.FILTERED,
     ),
@@ -92,6 +95,10 @@ RULES: tuple[Rule, ...] = (
         FaultKind.FATAL,
         remedy=_REQUEST,
     ),
+    # a stream and a failed response have no status: there the code alone says that it was a rate
+    Rule((429,), _codes("rate_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED),
+    # an hour is the most that OpenAI keeps a WebSocket: nothing was done yet
+    Rule(ANY, _codes("websocket_connection_limit_reached"), FaultKind.RETRY),
     Rule(ANY, _codes("slow_down server_is_overloaded overloaded_error capacity_exceeded"), FaultKind.PAUSE),
     # Groq: the model's JSON did not pass its check; the next answer may
     Rule((400,), _codes("json_validate_failed"), FaultKind.RETRY, ErrorType.INVALID_JSON, retries=2),

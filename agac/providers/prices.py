@@ -19,13 +19,29 @@ def price_of(provider: Provider, model: str, service_tier: str | None = None) ->
     `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
     factor for the tier where it has one. The first look-up in the library imports it, which takes a third of a second.
     """
-    known = provider.prices.get(model) or provider.prices.get(ANY_MODEL)
+    known = _own(provider, model)
     if known is not None:
         factor = {"flex": known.flex, "priority": known.priority}.get(service_tier or "")
         return known if factor is None else _times(known, factor)
     if provider.price_id is None:
         return None
-    return _library_price(provider.price_id, model, service_tier)
+    name, _, route = model.partition(":") if provider.routed else (model, "", "")
+    if provider.routed and not route:  # who runs the model, and at what price, is decided call by call
+        return None
+    return _library_price(f"{provider.price_id}_{route}" if route else provider.price_id, name, service_tier)
+
+
+def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
+    """Whether the price library knows the model and knows no price of its own for the tier: it is not offered there."""
+    if provider.price_id is None or not provider.tiers_priced or _own(provider, model) is not None:
+        return False
+    ordinary = _library_price(provider.price_id, model, None)
+    return ordinary is not None and ordinary == _library_price(provider.price_id, model, service_tier)
+
+
+def _own(provider: Provider, model: str) -> Price | None:
+    """The price that agac.yml gives, or the row."""
+    return provider.prices.get(model) or provider.prices.get(ANY_MODEL)
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:

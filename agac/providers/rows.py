@@ -111,11 +111,16 @@ def _whole_file(_path: tuple[str, ...]) -> Where:
 
 
 def _with_key(row: Provider, env: Mapping[str, str]) -> Provider:
-    if row.key_variable is None:
-        return row
-    found = _Environment(env)
-    key = found.value(row.key_variable) or None
-    return replace(row, api_key=key, missing_variables=tuple(found.missing), secrets=tuple(found.values))
+    place, found = _Environment(env), _Environment(env)
+    base_url = _place(row, place)
+    key = found.value(row.key_variable) or None if row.key_variable else None
+    missing = [*place.missing, *([] if row.key_optional else found.missing)]
+    return replace(row, base_url=base_url, api_key=key, missing_variables=tuple(missing), secrets=tuple(found.values))
+
+
+def _place(row: Provider, env: _Environment) -> str:
+    """A shipped row's address; one that a user's variable names is no secret."""
+    return re.sub(r"(?<!:)/{2,}", "/", env.fill(row.base_url)).rstrip("/")
 
 
 def _check(name: str, spec: ProviderSpec, locate: Locate) -> list[Problem]:
@@ -156,8 +161,9 @@ def _url_trouble(text: str) -> str | None:
         return "a password in an address ends up in logs; put it into api_key or headers as ${VAR}"
     if parts.query or parts.fragment:
         return f"'{text}' goes on after the path; the dialect's own path is put at its end"
-    if parts.path.rstrip("/").endswith("/chat/completions"):
-        return f"the dialect adds its path itself; write {text.rstrip('/').removesuffix('/chat/completions')}"
+    for dialect in DIALECTS.values():
+        if parts.path.rstrip("/").endswith(dialect.path):
+            return f"the dialect adds its path itself; write {text.rstrip('/').removesuffix(dialect.path)}"
     return None
 
 
@@ -169,10 +175,11 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
         only = _VARIABLE.fullmatch(spec.api_key)
         key_variable = only[1] if only else None
         api_key = found.fill(spec.api_key)
-    elif base.key_variable is not None:
+    elif base.key_variable is not None and (not base.key_optional or env.get(base.key_variable)):
         api_key = found.value(base.key_variable)
     headers = {key: found.fill(value) for key, value in (spec.headers or {}).items()}
-    base_url = found.fill(spec.base_url) if spec.base_url else base.base_url
+    place = _Environment(env)
+    base_url = found.fill(spec.base_url) if spec.base_url else _place(base, place)
     return replace(
         base,
         dialect=spec.dialect or base.dialect,
@@ -186,7 +193,7 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
         batch=spec.batch or base.batch,
         # an embedded provider that is given an address is somebody's own server
         embedded=base.embedded and spec.base_url is None,
-        missing_variables=tuple(found.missing),
+        missing_variables=(*place.missing, *found.missing),
         secrets=tuple(dict.fromkeys([*found.values, *([api_key] if api_key else [])])),
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from yarl import URL
 
 from agac.core.errors import UsageError
+from agac.providers.table import Provider
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Where a file of trusted certificates is named; the first that is set counts."""
@@ -74,3 +76,40 @@ def _context_of(variable: str, file: Path) -> ssl.SSLContext:
         raise UsageError(
             f"{variable}: {file} {reason}", remedy=f"Set {variable} to a PEM file of certificates, or unset it."
         ) from problem
+
+
+def address_of(provider: Provider, path: str) -> URL:
+    """Where a dialect is spoken. Raises UsageError when that is no address."""
+    try:
+        url = URL(provider.base_url + path)
+        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"the base_url of {provider.name} is no address: '{provider.base_url}'",
+            remedy="Write it as https://host/path in agac.yml.",
+        )
+    return url
+
+
+def headers_for(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
+    """All that is sent with every call. A value that cannot stand in a header is refused here, without being shown.
+
+    Raises UsageError.
+    """
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json",
+        "User-Agent": f"agac/{version('agac')}",
+    }
+    headers.update(own)
+    headers.update(provider.headers)
+    for name, value in headers.items():
+        if not value.isprintable() or not value.isascii():
+            source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+            raise UsageError(
+                f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
+                remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+            )
+    return headers

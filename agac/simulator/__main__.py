@@ -23,6 +23,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
     parser.add_argument("--tpm", type=int, help="tokens a minute")
     parser.add_argument("--burst", type=int, help="requests that may come at once; a minute's worth by default")
     parser.add_argument("--faults", type=Path, help="YAML or JSON file of fault rules")
+    parser.add_argument("--no-websocket", action="store_true", help="accept no WebSockets")
     parser.add_argument("--ready-line", action="store_true", help="write one JSON line once requests are answered")
     parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input ends")
     flags = parser.parse_args(arguments)
@@ -36,6 +37,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
         tpm=flags.tpm,
         burst=flags.burst,
         faults=flags.faults,
+        websocket=not flags.no_websocket,
     )
     return settings, flags
 

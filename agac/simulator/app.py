@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import replace
 from random import Random
+from weakref import WeakSet
 
-from aiohttp import web
+from aiohttp import WSCloseCode, web
 
 from agac.simulator import chat
-from agac.simulator.asks import Answer, ApiError, Ask
+from agac.simulator.asks import ApiError, Ask
 from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
 from agac.simulator.latency import Latency, RateLimits, parse_latency, read_limits
 from agac.simulator.ledger import Ledger
+from agac.simulator.outlets import CHAT, MARK, RESPONSES, Api, HttpOutlet, Outlet, SocketOutlet
 from agac.simulator.replies import Author
+from agac.simulator.responses import read_create
 from agac.simulator.rulesfile import load_rules
 from agac.simulator.settings import Settings, SimulatorError
-from agac.simulator.spoiling import error_of, invalid_key, limit_error, spoiled, unknown_model
+from agac.simulator.spoiling import error_of, invalid_key, limit_error, spoiled, stream_error, unknown_model
 
 LARGEST_BODY = 256 * 2**20
-MARK = {"x-agac-simulated": "true"}
-HANG_LOOKS = 0.1
-"""Seconds between looks at whether a client that gets no answer is still there."""
+BAD_KEY = "sk-invalid"
+"""The key that is refused."""
+
+SOCKET_RESPONSES = replace(RESPONSES, read=read_create)
 
 
 class Simulator:
@@ -52,11 +55,14 @@ class Simulator:
         self.ledger = Ledger()
         self.author = Author()
         self.stopping = asyncio.Event()
+        self.sockets: WeakSet[web.WebSocketResponse] = WeakSet()
 
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application(client_max_size=LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/responses", self.responses)
+        app.router.add_get("/v1/responses", self.socket)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/account", self.account)
@@ -70,23 +76,54 @@ class Simulator:
     async def stop(self, app: web.Application) -> None:
         """Lets go of the clients that were to get no answer."""
         self.stopping.set()
+        for ws in list(self.sockets):
+            await ws.close(code=WSCloseCode.GOING_AWAY)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
+        return await self.post(CHAT, request)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses."""
+        return await self.post(RESPONSES, request)
+
+    async def post(self, api: Api, request: web.Request) -> web.StreamResponse:
+        """One request, one reply."""
         number = self.ledger.receive(time.time())
+        outlet = HttpOutlet(api, request, lambda: self.headers(number))
+        await self.serve(outlet, api, await request.read(), request, number)
+        return outlet.response
+
+    async def socket(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/responses: a WebSocket that takes one request after the other."""
+        ws = web.WebSocketResponse(max_msg_size=LARGEST_BODY)
+        if not self.settings.websocket or not ws.can_prepare(request).ok:
+            return await self.unknown(request)
+        if key_of(request) == BAD_KEY:
+            return self.error_response(invalid_key(), 0)
+        ws.headers.update(MARK)
+        await ws.prepare(request)
+        self.sockets.add(ws)
+        self.ledger.sockets += 1
+        async for message in ws:
+            number = self.ledger.receive(time.time())
+            body = message.data.encode() if isinstance(message.data, str) else bytes(message.data)
+            await self.serve(SocketOutlet(request, ws), SOCKET_RESPONSES, body, request, number)
+        return ws
+
+    async def serve(self, outlet: Outlet, api: Api, body: bytes, request: web.Request, number: int) -> None:
+        """Sends a reply, an error, or what a fault makes of them, and keeps the account."""
         try:
-            response = await self.reply(request, number)
+            await self.reply(outlet, api.read(body, self.settings.seed), request, number)
         except ApiError as error:
             self.ledger.answered += 1
             self.ledger.refused += 1
-            response = self.error_response(error, number)
+            await outlet.refuse(error)
         finally:
             self.ledger.release()
-        return response
 
-    async def reply(self, request: web.Request, number: int) -> web.StreamResponse:
+    async def reply(self, outlet: Outlet, ask: Ask, request: web.Request, number: int) -> None:
         """A reply, or what a fault makes of it; raises ApiError."""
-        ask = chat.read_ask(await request.read(), self.settings.seed)
         self.admit(request, ask)
         rule = self.faults.pick(number, ask) if self.faults.rules else None
         if rule is not None:
@@ -94,24 +131,27 @@ class Simulator:
             if rule.kind in ERROR_KINDS:
                 raise error_of(rule, ask)
             if rule.kind == "hang":
-                return await self.hang(request)
+                return await outlet.hang(self.stopping)
         answer = self.author.answer(ask)
         await self.work(ask, rule)
-        if rule is not None:
-            answer = spoiled(rule, ask, answer)
+        if rule is None:
+            self.ledger.charge(ask.digest, ask.prompt_tokens, answer.tokens)
+            self.ledger.answered += 1
+            return await outlet.answer(ask, answer)
+        answer = self.author.another(ask, answer) if rule.kind == "two_answers" else spoiled(rule, ask, answer)
         self.ledger.charge(ask.digest, ask.prompt_tokens, answer.tokens)
-        if rule is not None and rule.kind == "cut":
-            return await self.cut(request, ask, answer, rule)
+        if rule.kind == "cut":
+            return await outlet.cut(ask, answer, rule.after_bytes)
         self.ledger.answered += 1
-        if rule is not None and rule.kind == "invalid_body":
-            return self.response(b"<html><body>upstream sent too much</body></html>", number)
-        if ask.stream:
-            return await self.stream(request, chat.completion_chunks(ask, answer), number)
-        return self.response(chat.completion_body(ask, answer), number)
+        if rule.kind == "invalid_body":
+            return await outlet.garble()
+        if rule.kind == "stream_error":
+            return await outlet.fail(ask, answer, stream_error(rule), rule)
+        return await outlet.answer(ask, answer)
 
     def admit(self, request: web.Request, ask: Ask) -> None:
         """Raises ApiError for a key, a model or a rate that is refused."""
-        if request.headers.get("authorization", "").removeprefix("Bearer ") == "sk-invalid":
+        if key_of(request) == BAD_KEY:
             raise invalid_key()
         if "missing" in ask.model:
             raise unknown_model(ask.model)
@@ -134,47 +174,9 @@ class Simulator:
         async with self.slots:
             await asyncio.sleep(seconds)
 
-    async def hang(self, request: web.Request) -> web.StreamResponse:
-        """Waits until the client has gone or the simulator stops."""
-        while request.transport is not None and not request.transport.is_closing() and not self.stopping.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), HANG_LOOKS)
-        return web.Response(status=503)
-
-    async def cut(self, request: web.Request, ask: Ask, answer: Answer, rule: Rule) -> web.StreamResponse:
-        """Drops the connection: at once, or after so many bytes of the body. The model's work is charged."""
-        whole = b"".join(chat.completion_chunks(ask, answer)) if ask.stream else chat.completion_body(ask, answer)
-        response = web.StreamResponse(headers=MARK)
-        response.content_type = "text/event-stream" if ask.stream else "application/json"
-        if rule.after_bytes is not None and request.transport is not None:
-            if not ask.stream:
-                response.content_length = len(whole)
-            await response.prepare(request)
-            await response.write(whole[: min(rule.after_bytes, len(whole) - 1)])
-        if request.transport is not None:
-            request.transport.close()
-        return response
-
-    async def stream(self, request: web.Request, chunks: Iterable[bytes], number: int) -> web.StreamResponse:
-        """Server-sent events, one write each. A client that leaves early has been charged all the same."""
-        response = web.StreamResponse(headers=self.headers(number) | {"cache-control": "no-cache"})
-        response.content_type = "text/event-stream"
-        try:
-            await response.prepare(request)
-            for chunk in chunks:
-                await response.write(chunk)
-            await response.write_eof()
-        except ConnectionError:
-            pass
-        return response
-
     def headers(self, number: int) -> dict[str, str]:
         """What every reply is marked with."""
         return MARK | {"x-request-id": f"req-sim-{number}"} | self.limits.headers(time.monotonic())
-
-    def response(self, body: bytes, number: int) -> web.Response:
-        """A whole reply."""
-        return web.Response(body=body, content_type="application/json", headers=self.headers(number))
 
     def error_response(self, error: ApiError, number: int) -> web.Response:
         """An error in the provider's form."""
@@ -226,6 +228,11 @@ class Simulator:
 def model_object(name: str) -> dict[str, object]:
     """A model as the API lists it."""
     return {"id": name, "object": "model", "created": chat.CREATED, "owned_by": chat.FINGERPRINT}
+
+
+def key_of(request: web.Request) -> str:
+    """The key that came with a request."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

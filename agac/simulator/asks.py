@@ -74,17 +74,33 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One message of an answer: its text, or a refusal. `cut`: it says of itself that it ended early."""
+
+    text: str = ""
+    refusal: str | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said: `content`, or None and a `refusal`."""
+    """What the model said: `content`, or None and a `refusal`. `earlier` are messages before that, where an API has
+    them: the model began, and began anew."""
 
     content: str | None
     finish: Finish = "stop"
     refusal: str | None = None
+    earlier: tuple[Message, ...] = ()
 
     @property
     def tokens(self) -> int:
         """An estimate of what it cost to write."""
-        return token_count(self.content or self.refusal or "")
+        return token_count(self.content or self.refusal or "") + sum(token_count(m.text) for m in self.earlier)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Every message, in the order in which they were written."""
+        return (*self.earlier, Message(self.content or "", self.refusal, cut=self.finish != "stop"))
 
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

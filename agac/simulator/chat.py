@@ -198,6 +198,18 @@ def error_body(error: ApiError) -> bytes:
     return json.dumps({"error": about}).encode()
 
 
+def failed_body(ask: Ask, answer: Answer, error: ApiError) -> bytes:
+    """An error with which a completion ends while the model is at work: its status has been told by then."""
+    return error_body(error)
+
+
+def failing_chunks(ask: Ask, answer: Answer, error: ApiError) -> Iterator[bytes]:
+    """A completion piece by piece, until halfway an error comes instead of a chunk."""
+    chunks = list(completion_chunks(ask, answer))
+    yield from chunks[: max(1, len(chunks) // 2)]
+    yield b"data: " + error_body(error) + b"\n\n"
+
+
 def usage_of(ask: Ask, answer: Answer) -> dict[str, Any]:
     """What was charged."""
     return {

@@ -25,6 +25,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "refusal": ("message",),
     "filter": (),
     "empty": (),
+    "early_cut": ("marked",),
+    "two_answers": (),
+    "stream_error": ("code", "message", "failed"),
 }
 """Every kind of fault, with the keys that only it takes."""
 
@@ -41,7 +44,8 @@ class Rule:
     `rate` is a share of all requests, `at` numbers them from 1 as they come in, `match` is a text within the messages,
     `first` counts how often the same question was asked. `retry_after` and `seconds` are seconds; `in_ms` tells
     `retry_after` in milliseconds, as `retry-after-ms`. `after_bytes` is how much of the body still comes, None not even
-    the head of the response.
+    the head of the response. `marked`: a message that was cut early says so itself; `failed`: a stream ends in a
+    response that failed, instead of an error.
     """
 
     kind: str
@@ -56,6 +60,8 @@ class Rule:
     after_bytes: int | None = None
     message: str | None = None
     code: str | None = None
+    marked: bool = True
+    failed: bool = False
 
 
 @dataclass(slots=True)

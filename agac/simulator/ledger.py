@@ -24,6 +24,7 @@ class Ledger:
     duplicates: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    sockets: int = 0
     in_flight: int = 0
     max_in_flight: int = 0
     first_request_at: float | None = None
@@ -73,6 +74,7 @@ class Ledger:
             "distinct": len(self.contents),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "sockets": self.sockets,
             "faults": dict(sorted(self.faults.items())),
             "in_flight": self.in_flight,
             "max_in_flight": self.max_in_flight,

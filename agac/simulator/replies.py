@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from agac.simulator.asks import Answer, ApiError, Ask
+from agac.simulator.asks import Answer, ApiError, Ask, Message, content_digest
 from agac.simulator.merging import SchemaError
 from agac.simulator.patterns import NoMatch
 from agac.simulator.schemas import Compiler
@@ -57,6 +57,14 @@ class Author:
         else:
             content = ended(self.text(ask), ask.stop)
         return cut(Answer(content), ask.max_tokens)
+
+    def another(self, ask: Ask, answer: Answer) -> Answer:
+        """The answer after one that is as good and says something else; the same twice where there is only one."""
+        asked = (replace(ask, messages=(("user", f"{text} {ask.user_text}"),)) for text in ("Awful:", "Lovely:", "So:"))
+        drawn = (replace(one, digest=content_digest(index, ask.digest.hex())) for one in asked for index in range(8))
+        others = (self.answer(other).content or "" for other in drawn)
+        first = next((text for text in others if text != answer.content), answer.content or "")
+        return replace(answer, earlier=(Message(first),))
 
     def text(self, ask: Ask) -> str:
         """An answer in prose."""

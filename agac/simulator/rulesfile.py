@@ -168,5 +168,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "after_bytes": (lambda value: value is None or is_count(value, 0), "a count of bytes, or null"),
     "message": (is_text, "a text"),
     "code": (is_text, "a text"),
+    "marked": (lambda value: isinstance(value, bool), "true or false"),
+    "failed": (lambda value: isinstance(value, bool), "true or false"),
 }
 """What each key takes, and the words for it."""

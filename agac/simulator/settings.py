@@ -26,6 +26,7 @@ class Settings:
     `port` 0 takes a free one. `latency` is a text as `agac.simulator.latency` reads it, in seconds. `slots` is how many
     requests are served at once (the others queue), `rpm` and `tpm` are requests and tokens a minute; None is no limit.
     `burst` is how many requests may come at once, None a minute's worth.
+    Without `websocket` no upgrade is accepted, as by the many servers that speak HTTP alone.
     `faults` names a file of rules. `model_ids` are the models that are listed; every other name is answered too.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     faults: Path | None = None
     model_ids: tuple[str, ...] = ("small", "large", "echo")
     burst: int | None = None
+    websocket: bool = True
 
     def problems(self) -> list[str]:
         """What is wrong with the numbers and the host, all at once; files and latency are read elsewhere."""
@@ -61,7 +63,7 @@ class Settings:
         for name in ("slots", "rpm", "tpm", "burst", "faults"):
             if (value := getattr(self, name)) is not None:
                 flags += [f"--{name}", str(value)]
-        return flags
+        return flags if self.websocket else [*flags, "--no-websocket"]
 
 
 def is_loopback(host: str) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from agac.simulator.asks import Answer, ApiError, Ask
+from agac.simulator.asks import Answer, ApiError, Ask, Message
 from agac.simulator.faults import Rule
 from agac.simulator.latency import Refusal
 from agac.simulator.validity import validity
@@ -116,6 +117,18 @@ def wrong_values(content: str) -> list[Any]:
     return [*near, {"unexpected": True}, [], "unexpected", 17.5, None, True]
 
 
+def begun_anew(rule: Rule, ask: Ask, answer: Answer) -> Answer:
+    """A first message cut in the middle, then the whole answer."""
+    content = answer.content or ""
+    return replace(answer, earlier=(Message(content[: max(1, len(content) // 2)], cut=rule.marked),))
+
+
+def stream_error(rule: Rule) -> ApiError:
+    """What ends an answer while it is being told."""
+    message = rule.message or "The server had an error while processing your request. Sorry about that!"
+    return ApiError(500, message, kind="server_error", code=rule.code or "server_error")
+
+
 def half(rule: Rule, ask: Ask, answer: Answer) -> Answer:
     """Cut in the middle."""
     content = answer.content or ""
@@ -129,5 +142,6 @@ SPOILERS: dict[str, Callable[[Rule, Ask, Answer], Answer]] = {
     "refusal": lambda rule, ask, answer: Answer(None, "stop", rule.message or "I'm sorry, I can't help with that."),
     "filter": lambda rule, ask, answer: Answer("", "content_filter"),
     "empty": lambda rule, ask, answer: Answer("", "stop"),
+    "early_cut": begun_anew,
 }
 """What each kind of answer fault makes of an answer."""

@@ -14,12 +14,13 @@ from agac.core.types import JSONValue
 from agac.spec.cardwords import FIELDS_LATER, TYPES_LATER, hints, param_hints
 from agac.spec.envtext import expand
 from agac.spec.filetext import read_text
+from agac.spec.history import card_examples
 from agac.spec.instructions import Filling, fill
 from agac.spec.models import CardFile
 from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.suggest import did_you_mean, nearest
-from agac.spec.workflow import CardInfo, ProjectSpec
+from agac.spec.workflow import CardInfo, Example, ProjectSpec
 from agac.spec.yamlfile import Document, Path_, key_path, parse_yaml
 
 SUFFIXES = (".md", ".markdown", ".yaml", ".yml")
@@ -88,12 +89,15 @@ def load_card(
     problems += [problem for problem in found if problem.path not in taken]
     instruction, found = _instruction(model, document, source, path, variables)
     problems += found
+    names = model.messages or [] if model else []
+    messages, found = card_examples(names, path, project, document.where(("messages",)))
+    problems += found
     if model is None or any_error(problems):
         return None, problems
     if model.use_history:
         where = document.where(("use_history",), key=True)
         problems.append(Problem(where, "rows share no history; this has no effect", "use_history", "warning"))
-    return _card(model, document, shown, path, instruction), problems
+    return _card(model, document, shown, path, instruction, messages), problems
 
 
 def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[_Source | None, Problem | None]:
@@ -186,7 +190,10 @@ def _instruction(
         return None, []
     if (history := _HISTORY.search(text)) is not None:
         line = (where.line or 1) + text.count("\n", 0, history.start())
-        message = f"---{history[1]} blocks in the instruction are not supported; a card holds one instruction"
+        message = (
+            f"---{history[1]} blocks in the instruction are not supported; put the messages into a file of their own "
+            "and name it as `messages`"
+        )
         return None, [Problem(Where(document.shown, line, 1), message)]
     names = {"agentName": _name(model, path), "agentType": "agent"}
     filling = Filling(variables, not isinstance(written, str), names)
@@ -197,7 +204,14 @@ def _name(model: CardFile | None, path: Path) -> str:
     return ((model.name if model else None) or path.stem).replace(" ", "_")
 
 
-def _card(model: CardFile, document: Document, shown: str, path: Path, instruction: str | None) -> Card:
+def _card(
+    model: CardFile,
+    document: Document,
+    shown: str,
+    path: Path,
+    instruction: str | None,
+    messages: tuple[Example, ...],
+) -> Card:
     params = {key: value for key, value in model.request_params.model_dump().items() if value is not None}
     if (stops := params.pop("stop_sequences", None)) is not None:
         params["stop"] = tuple(stops)
@@ -206,5 +220,5 @@ def _card(model: CardFile, document: Document, shown: str, path: Path, instructi
     where = {"": Where(shown, 1, 1), "model": document.where(("model",))}
     for key in model.request_params.model_fields_set:
         where["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
-    info = CardInfo(_name(model, path), shown, model.description, instruction, model.model, params)
+    info = CardInfo(_name(model, path), shown, model.description, instruction, model.model, params, messages)
     return Card(info, where)

@@ -20,7 +20,7 @@ TYPES_LATER = (
 FIELDS_LATER = frozenset({
     "servers", "tools", "resources", "prompts", "mcp_connect", "function_tools", "agents", "history_source",
     "history_merge_target", "max_parallel", "child_timeout_sec", "max_display_instances", "tool_input_schema",
-    "skills", "messages", "variables", "shell", "cwd", "api_key", "tool_hooks", "lifecycle_hooks", "commands",
+    "skills", "variables", "shell", "cwd", "api_key", "tool_hooks", "lifecycle_hooks", "commands",
     "trim_tool_history", "save_trajectory", "subagents", "subagent_model", "harness_tools", "sequence",
     "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
     "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
@@ -31,8 +31,7 @@ FIELDS_LATER = frozenset({
 
 # fmt: off
 PARAMS_LATER = frozenset({
-    "min_p", "minP", "top_k", "topK", "repetition_penalty", "repetitionPenalty", "max_iterations",
-    "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
+    "max_iterations", "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
     "structured_schema", "metadata", "messages", "tools", "tool_choice", "task", "template_vars",
     "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
 })
@@ -49,6 +48,9 @@ PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "exe
 CAMEL_CASE = {
     "maxTokens": "max_tokens",
     "topP": "top_p",
+    "topK": "top_k",
+    "minP": "min_p",
+    "repetitionPenalty": "repetition_penalty",
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
     "stopSequences": "stop_sequences",
@@ -56,7 +58,10 @@ CAMEL_CASE = {
 }
 """Other spellings of request parameters."""
 
-_PARAMS = ("max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop_sequences")
+_PARAMS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "stop_sequences"),
+)
 
 
 def not_yet(field: str) -> str:

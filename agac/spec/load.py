@@ -9,7 +9,8 @@ from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue
 from agac.spec.chain import chain
 from agac.spec.envtext import expand
-from agac.spec.inout import input_spec, output_spec
+from agac.spec.inout import output_spec
+from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, WorkflowFile
 from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
@@ -18,9 +19,10 @@ from agac.spec.rules import run_rules
 from agac.spec.stages import StageBuilder
 from agac.spec.suggest import did_you_mean, listed
 from agac.spec.workflow import Overrides, ProjectPaths, ProjectSpec, Workflow
-from agac.spec.yamlfile import Document, read_yaml
+from agac.spec.yamlfile import Document, key_path, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
+_UNSET = "the environment variable {} is not set; set it or add it to .env"
 
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
@@ -39,14 +41,28 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     defaults, unset = _expanded_model(file.defaults, document, env)
     paths, outside = _paths(file.paths, root, document)
     where = {key: document.where(("defaults", key)) for key in file.defaults.model_fields_set}
+    where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
     for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
         where[f"project.{key}"] = document.where((key,))
     for name, provider in file.providers.items():
         where[f"providers.{name}"] = document.where(("providers", name), key=True)
         for key in provider.model_fields_set:
             where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
-    project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env)
-    return project, in_order([*problems, *found, *unset, *outside])
+    aliases, more = _expanded_aliases(file.aliases, document, env)
+    project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env, aliases)
+    return project, in_order([*problems, *found, *unset, *more, *outside])
+
+
+def _expanded_aliases(
+    aliases: Mapping[str, str], document: Document, env: Mapping[str, str]
+) -> tuple[dict[str, str], list[Problem]]:
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for name, text in aliases.items():
+        found[name], missing = expand(text, env)
+        path = ("aliases", name)
+        problems += [Problem(document.where(path), _UNSET.format(unset), key_path(path)) for unset in missing]
+    return found, problems
 
 
 def _expanded_model(
@@ -57,8 +73,7 @@ def _expanded_model(
     def expanded(text: str, key: str) -> str:
         found, missing = expand(text, env)
         where = document.where(("defaults", key))
-        message = "the environment variable {} is not set; set it or add it to .env"
-        problems.extend(Problem(where, message.format(name), f"defaults.{key}") for name in missing)
+        problems.extend(Problem(where, _UNSET.format(name), f"defaults.{key}") for name in missing)
         return found
 
     update: dict[str, object] = {}
@@ -154,7 +169,7 @@ def _resolved(
         problems = []
     builder = StageBuilder(project, document, file, variables, overrides, problems)
     stages = [builder.stage(link, order) for order, link in enumerate(links)]
-    source, found = input_spec(file, document, project, overrides.input)
+    source, found = input_spec(file, document, project, name, overrides)
     output, refused = output_spec(file, document, project, name, source)
     problems += [*found, *refused]
     ready = tuple(stage for stage in stages if stage is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 RESERVED_NAMES = ("vars", "row_json")
-DIALECTS_LATER = ("openai-responses", "anthropic", "gemini", "mistral")
+DIALECTS_LATER = ("anthropic", "gemini", "mistral")
 
 
 def _refuse(message: str) -> PydanticCustomError:
@@ -61,7 +62,7 @@ def header_name(name: str) -> str:
 def dialect(value: Any) -> Any:
     """Known dialects that are not spoken yet get a sentence of their own."""
     if value in DIALECTS_LATER:
-        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat is")
+        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat and openai-responses are")
     return value
 
 
@@ -121,6 +122,26 @@ def one_or_many(value: Any) -> Any:
     return [value]
 
 
+def paths(value: Any) -> Any:
+    """One path is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected a path, or a list of paths")
+    return [value]
+
+
+def output_formats(value: Any) -> Any:
+    """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
+    formats = value if isinstance(value, list) else [value]
+    for name in formats:
+        if name in ("json", "jsonl", "ndjson"):
+            raise _refuse(f"{name!r}: results.jsonl and results.json are always written; leave it out")
+        if name in ("sqlite", "db"):
+            raise _refuse(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
+    return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
+
+
 def model_or_chain(value: Any) -> Any:
     """One model is a list of one."""
     if isinstance(value, list) or value is None:
@@ -162,6 +183,22 @@ def schema_form(value: Any) -> Any:
         raise _refuse("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
     if not value:
         raise _refuse("is empty; name a file or list the fields of the result")
+    return value
+
+
+def message_role(value: Any) -> Any:
+    """A system message has a key of its own."""
+    if value in ("system", "developer"):
+        raise _refuse(f"{value!r}: what the system message says stands in instructions")
+    return value
+
+
+def message_content(value: Any) -> Any:
+    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
+    if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
+        raise _refuse("expected text, or a result as a mapping or a list, and not empty")
+    if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
+        raise _refuse("holds a placeholder, which is filled in text only; write the JSON as text")
     return value
 
 

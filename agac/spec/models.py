@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
 from agac.spec.cardwords import CAMEL_CASE
-from agac.spec.workflow import InputFormat, OnDuplicateId, ReusePolicy, RunMode
+from agac.spec.workflow import InputFormat, Merge, OnDuplicateId, OutputFormat, ReusePolicy, RunMode
 
 
 class FileModel(BaseModel):
@@ -82,6 +82,18 @@ class ConfirmFile(FileModel):
     usd: float = Field(ge=0, description="US dollars.")
 
 
+class TelemetryFile(FileModel):
+    """What is measured of each call, and told."""
+
+    file: bool | None = Field(
+        default=None, description="Write telemetry.jsonl, a line a row with each of its calls; true when left out."
+    )
+    ttft: bool | None = Field(
+        default=None,
+        description="Stream calls, to learn how long the first token takes, and the answer's; false when left out.",
+    )
+
+
 class RunRulesFile(FileModel):
     """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
 
@@ -100,6 +112,7 @@ class RunRulesFile(FileModel):
     keep_replies: Literal["all", "failed"] | None = Field(
         default=None, description="Which raw replies stay in the store; all when left out."
     )
+    telemetry: TelemetryFile | None = Field(default=None, description="What is measured of each call, and told.")
 
 
 class DefaultsFile(FileModel):
@@ -137,6 +150,18 @@ class DefaultsFile(FileModel):
         return check.split_chain(data)
 
 
+class MessageFile(FileModel):
+    """A message that stands before the prompt, as an example of what is asked and answered."""
+
+    role: Annotated[Literal["user", "assistant"], BeforeValidator(check.message_role)] = Field(
+        description="Who says it; the two take turns, and the last one is the assistant."
+    )
+    content: Annotated[Any, AfterValidator(check.message_content)] = Field(
+        description="Text with ${placeholders}, or a result as a mapping or a list.",
+        json_schema_extra={"type": ["string", "object", "array"]},
+    )
+
+
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
@@ -152,6 +177,9 @@ class StageFile(DefaultsFile):
         default=None, description="Message of each row, with ${placeholders}: text, or a file."
     )
     template: NonEmpty | None = Field(default=None, description="File that holds the prompt; instead of `prompt`.")
+    messages: list[MessageFile] | None = Field(
+        default=None, min_length=1, description="Examples of what is asked and answered, which stand before the prompt."
+    )
     output_schema: Annotated[Any, AfterValidator(check.schema_form)] = Field(
         default=None,
         description="What the result looks like: a JSON Schema file, an inline JSON Schema, the shorthand "
@@ -161,11 +189,24 @@ class StageFile(DefaultsFile):
     budget: BudgetFile | None = Field(default=None, description="What this stage may spend at most in a run.")
 
 
+Paths = Annotated[
+    list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
+]
+
+
 class InputFile(FileModel):
     """Where rows come from."""
 
-    path: NonEmpty | None = Field(default=None, description="File with the rows, relative to the project.")
-    format: InputFormat | None = Field(default=None, description="Format of the file; by its suffix when left out.")
+    path: Paths | None = Field(
+        default=None,
+        description="File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
+        "`sqlite://data.db?query=SELECT …`, or `-` for standard input.",
+    )
+    format: InputFormat | None = Field(
+        default=None,
+        description="Format of the input; by its suffix when left out. `files`: each file is a row "
+        "`{path, name, content}`.",
+    )
     id_field: NonEmpty | None = Field(
         default=None, description="Field that holds each row's id; else rows are numbered."
     )
@@ -179,6 +220,27 @@ class OutputFile(FileModel):
 
     dir: NonEmpty | None = Field(default=None, description="Folder for the results, relative to the project.")
     include_input: bool = Field(default=False, description="Put the row's fields beside its result.")
+    format: Annotated[
+        list[OutputFormat],
+        BeforeValidator(check.output_formats, json_schema_input_type=OutputFormat | list[OutputFormat]),
+    ] = Field(default=[], description="Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.")
+    to: NonEmpty | None = Field(
+        default=None, description="Table to write rows into, by id: `sqlite://data/out.db?table=results`."
+    )
+    merge: Merge | None = Field(
+        default=None,
+        description="What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), "
+        "`update` (the same, the result's win), `append` (the row with the result under the stage's name).",
+    )
+    csv_safe: bool = Field(
+        default=False, description="Keep spreadsheets from running cells of csv and tsv files as formulas."
+    )
+
+    @model_validator(mode="after")
+    def _safe_cells_somewhere(self) -> OutputFile:
+        if self.csv_safe and not {"csv", "tsv"} & set(self.format):
+            raise PydanticCustomError("not_used", "csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
+        return self
 
 
 class WorkflowFile(RunRulesFile):
@@ -217,7 +279,7 @@ class PriceFile(FileModel):
 class ProviderSpec(FileModel):
     """A provider as agac.yml tells it. `${VAR}` in texts is looked up in the environment by whoever uses them."""
 
-    dialect: Annotated[Literal["openai-chat"], BeforeValidator(check.dialect)] | None = Field(
+    dialect: Annotated[Literal["openai-chat", "openai-responses"], BeforeValidator(check.dialect)] | None = Field(
         default=None, description="The API that it speaks."
     )
     base_url: Annotated[str, AfterValidator(check.base_url)] | None = Field(
@@ -252,6 +314,9 @@ class ProjectFile(RunRulesFile):
     providers: dict[Annotated[str, AfterValidator(check.provider_name)], ProviderSpec] = Field(
         default={}, description="Providers on top of the ones that agac knows."
     )
+    aliases: dict[NonEmpty, NonEmpty] = Field(
+        default={}, description="Short names of models, as `fast: openai/gpt-5.4-mini?reasoning=low`."
+    )
     defaults: DefaultsFile = Field(default=DefaultsFile(), description="What holds for all workflows.")
     paths: PathsFile = Field(default=PathsFile(), description="The project's folders.")
 
@@ -269,6 +334,11 @@ class RequestParamsFile(FileModel):
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     top_p: float | None = Field(default=None, ge=0, le=1, description="Nucleus sampling; also written topP.")
+    top_k: int | None = Field(default=None, ge=1, description="Of how many tokens one is chosen; also written topK.")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="How likely a token must be beside the likeliest; also written minP."
+    )
+    repetition_penalty: float | None = Field(default=None, gt=0, description="Also written repetitionPenalty.")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written presencePenalty.")
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written frequencyPenalty.")
     stop_sequences: list[NonEmpty] | None = Field(default=None, min_length=1, description="Texts that end a reply.")
@@ -287,6 +357,9 @@ class CardFile(FileModel):
     model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
     request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
         default=RequestParamsFile(), description="Sampling and service parameters."
+    )
+    messages: Annotated[list[NonEmpty], BeforeValidator(check.paths, json_schema_input_type=str | list[str])] | None = (
+        Field(default=None, min_length=1, description="Files of messages that stand before the prompt.")
     )
     schema_version: int = Field(default=1, ge=1, le=1, description="Version of the card format.")
     default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")

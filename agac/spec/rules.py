@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agac.spec.models import BudgetFile, RunRulesFile
+from agac.spec.models import BudgetFile, RunRulesFile, TelemetryFile
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunRules
 from agac.spec.yamlfile import Document
 
@@ -23,6 +23,9 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
 
     confirm = strongest("confirm_above")
     stop_loss = strongest("stop_loss")
+    telemetry = [file.telemetry or TelemetryFile(), project.rules.telemetry or TelemetryFile()]
+    written = [own.file for own in telemetry if own.file is not None]
+    streamed = [own.ttft for own in telemetry if own.ttft is not None]
     typed = overrides.budget
     return RunRules(
         project=None if typed else budget(project.rules.budget),
@@ -33,6 +36,8 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
         row_timeout=strongest("row_timeout"),
         keep_replies=strongest("keep_replies") or "all",
+        telemetry_file=written[0] if written else True,
+        ttft=streamed[0] if streamed else False,
         where=where,
     )
 

@@ -110,11 +110,18 @@ def _json(text: str, shown: str) -> tuple[JSONValue, list[Problem]]:
     try:
         body = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
     except json.JSONDecodeError as error:
-        return None, [Problem(Where(shown, error.lineno, error.colno), f"not valid JSON: {error.msg}")]
+        return None, [Problem(Where(shown, error.lineno, error.colno), f"not valid JSON: {_json_words(error)}")]
     except (_Refused, RecursionError) as error:
         message = str(error) if isinstance(error, _Refused) else _TOO_DEEP
         return None, [Problem(Where(shown), message)]
     return (body, []) if _depth(body) <= MAX_DEPTH else (None, [Problem(Where(shown), _TOO_DEEP)])
+
+
+def _json_words(error: json.JSONDecodeError) -> str:
+    """The commonest slip in plain words, which Python's own versions call by different names."""
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    rest = after[1:].lstrip() if after[:1] == "," else after if before[-1:] == "," else ""
+    return f"a comma before {rest[0]!r} is one too many; remove it" if rest[:1] in ("}", "]") and rest else error.msg
 
 
 def _depth(value: JSONValue) -> int:

@@ -10,13 +10,14 @@ from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
 from agac.spec.cards import Card, find_card, load_card
 from agac.spec.chain import Link
+from agac.spec.examples import stage_examples
 from agac.spec.instructions import Filling, fill
 from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, WorkflowFile
 from agac.spec.rules import budget
 from agac.spec.schemas import load_schema
 from agac.spec.template import Template, compile_template, default_prompt
 from agac.spec.texts import template_file, text_or_file
-from agac.spec.workflow import Level, Overrides, ProjectSpec, RunMode, SchemaSpec, Stage, Timeout
+from agac.spec.workflow import Example, Level, Overrides, ProjectSpec, RunMode, SchemaSpec, Stage, Timeout
 from agac.spec.yamlfile import Document, Path_, key_path
 
 _PARAMS = ("temperature", "max_tokens")
@@ -42,6 +43,7 @@ class StageBuilder:
         prompt = self._prompt(written, path, link.upstream)
         instructions = self._instructions(written, path, card)
         schema = self._schema(written, path)
+        messages = self._messages(written, path, card)
         where = self._where(written, path, card)
         levels = self._levels(written, card)
         model_level, model = _strongest(levels, "model")
@@ -70,6 +72,7 @@ class StageBuilder:
             reuse=_or(_strongest(levels, "reuse")[1], "content"),
             max_age=_strongest(levels, "max_age")[1],
             budget=budget(written.budget),
+            messages=messages,
         )
 
     def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
@@ -112,6 +115,14 @@ class StageBuilder:
         template, problems = compile_template(source.text, source.where, positions=source.is_file, path=own)
         self.problems += problems
         return template
+
+    def _messages(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Example, ...]:
+        """The stage's examples, else its card's."""
+        if written.messages is None:
+            return card.info.messages if card else ()
+        found, problems = stage_examples(written.messages, self.document, (*path, "messages"))
+        self.problems += problems
+        return found
 
     def _instructions(self, written: StageFile, path: Path_, card: Card | None) -> str | None:
         if written.instructions is None:

@@ -21,10 +21,12 @@ Level = Literal["project", "defaults", "card", "stage", "override"]
 """Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
 
 RunMode = Literal["sync", "batch"]
-InputFormat = Literal["csv", "tsv", "json", "jsonl"]
+InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "files", "sqlite"]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
 ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
+OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
+Merge = Literal["replace", "extend", "update", "append"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class RunRules:
 
     `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
-    a row's first call.
+    a row's first call. `telemetry_file`: telemetry.jsonl is written. `ttft`: calls are streamed, to learn how long the
+    first token takes.
     """
 
     project: Budget | None = None
@@ -62,6 +65,8 @@ class RunRules:
     max_errors: int | None = None
     row_timeout: float | None = None
     keep_replies: KeepReplies = "all"
+    telemetry_file: bool = True
+    ttft: bool = False
     where: Mapping[str, Where] = field(default_factory=dict)
     """Where each key stands that is set, by its name; `project.budget` is agac.yml's."""
 
@@ -85,6 +90,18 @@ class PythonSchema:
 SchemaSpec = JsonSchema | PythonSchema
 
 
+Speaker = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One message before the prompt. `path` is its place among the keys of its file, empty in a file of its own."""
+
+    role: Speaker
+    content: Template
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class CardInfo:
     """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it."""
@@ -95,26 +112,56 @@ class CardInfo:
     instruction: str | None
     model: str | None
     params: Mapping[str, Any]
+    messages: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Where rows come from. `shown` is the path as its author wrote it."""
+    """Where rows come from. `shown` is the path as its author wrote it.
+
+    `path` is the file; where there are `patterns`, the folder that they are relative to; of the folders `skipped`
+    nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
+    from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
+    None, for what it begins with to tell.
+    """
 
     path: Path
     shown: str
-    format: InputFormat
+    format: InputFormat | None
     id_field: str | None
     on_duplicate_id: OnDuplicateId
     where: Where
+    patterns: tuple[str, ...] = ()
+    skipped: tuple[Path, ...] = ()
+    statement: str | None = None
+    ordered: bool = True
+    piped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """A table in a SQLite database, which may hold other tables. `shown` is the database relative to the project."""
+
+    path: Path
+    shown: str
+    table: str
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """Where results go. `dir` lies inside the project and holds none of the project's own files."""
+    """Where results go. `dir` lies inside the project and holds none of the project's own files.
+
+    `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
+    the result's in tables. `where` is where `format` stands, or the output.
+    """
 
     dir: Path
     include_input: bool
+    formats: tuple[OutputFormat, ...] = ()
+    to: TableTarget | None = None
+    merge: Merge | None = None
+    csv_safe: bool = False
+    where: Where = field(default=Where(""), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +172,8 @@ class Stage:
     of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
     was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
     them, `path` is the stage's place in its file (`stages[1]`), which may be another. `fallback` are the models
-    asked after `model`; `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds.
+    asked after `model`; `messages` stand before the prompt; `repair` is how often a reply of the wrong form is asked
+    again; `max_age` is in seconds.
     """
 
     name: str
@@ -149,6 +197,7 @@ class Stage:
     reuse: ReusePolicy = "content"
     max_age: float | None = None
     budget: Budget | None = None
+    messages: tuple[Example, ...] = ()
 
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""
@@ -181,7 +230,10 @@ class ProjectPaths:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
-    """What `agac.yml` says. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown."""
+    """What `agac.yml` says. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown.
+
+    `aliases` are the project's short names of models.
+    """
 
     root: Path
     file: str
@@ -191,6 +243,7 @@ class ProjectSpec:
     paths: ProjectPaths
     where: Mapping[str, Where]
     env: Mapping[str, str] = field(repr=False)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def shown(self, path: Path) -> str:
         """`path` as users see it: relative to the project root where it lies inside."""
@@ -199,12 +252,14 @@ class ProjectSpec:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line changes for one invocation. `input` may be any path: the user typed it. `budget` takes the
-    place of the project's and the workflow's."""
+    """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
+    typed it. `output` is a folder of which no rows are read. `budget` takes the place of the project's and the
+    workflow's."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     concurrency: int | None = None
-    input: Path | None = None
+    input: Path | str | None = None
+    output: str | None = None
     budget: Budget | None = None
     max_errors: int | None = None

@@ -6,7 +6,8 @@ from yaml import MarkedYAMLError
 
 _UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
 _BY_PROBLEM = {
-    "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': '",
+    "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': ', "
+    "or indent this line as much as the one above",
     "could not find expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
     "expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
     "sequence entries are not allowed": "a '-' is not allowed here; start the list on a line of its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,7 +78,8 @@ class Call:
 
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
-    what an ambiguous call may have cost at most.
+    what an ambiguous call may have cost at most. `ttft`, `time_to_response`: of a streamed call, in seconds.
+    `service_tier`: the one that served it, as the provider says.
     """
 
     number: int
@@ -95,13 +97,20 @@ class Call:
     mended: bool = False
     held_usd: float = 0.0
     held_tokens: int = 0
+    ttft: float | None = None
+    time_to_response: float | None = None
+    service_tier: str | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the provider answered, well or not: what such calls took is what its users wait for."""
+        return self.status is not None and self.status < 400
 
     @property
     def free(self) -> bool:
         """A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something, also
         that of a gateway (504)."""
-        answered = self.status is not None and self.status < 400
-        return self.cost is None and not answered and not self.ambiguous
+        return self.cost is None and not self.answered and not self.ambiguous
 
 
 class Attempt(NamedTuple):
@@ -126,6 +135,9 @@ class RowEnd(NamedTuple):
 
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
+
+TimingKey = tuple[str, str, int]
+"""Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
 
 HOW = "how"
 """The outcome under which answers are counted that did not come at once, by `Result.how`."""
@@ -184,6 +196,7 @@ class WriteBatch:
     attempts: list[Attempt] = field(default_factory=list)
     ends: list[RowEnd] = field(default_factory=list)
     tallies: dict[CounterKey, Tally] = field(default_factory=dict)
+    timings: Counter[TimingKey] = field(default_factory=Counter)
     calls: int = 0
     """Calls that become durable with this commit: they stop counting against concurrency."""
     on_durable: list[Callable[[], None]] = field(default_factory=list)

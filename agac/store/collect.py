@@ -167,7 +167,7 @@ class Collector:
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
-_OF_A_RUN = ("gc_counters_drop", "gc_run_events_drop", "gc_run_drop")
+_OF_A_RUN = ("gc_counters_drop", "gc_timings_drop", "gc_run_events_drop", "gc_run_drop")
 
 _Found = list[tuple[int, int | None, int, str | None]]
 """Rows about to be dropped: key, position in the input, state, kind of error."""

@@ -60,7 +60,8 @@ class TaskRecord(NamedTuple):
 
 
 class AttemptRecord(NamedTuple):
-    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`."""
+    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`. `service_tier` is the one
+    that served it, as the provider said."""
 
     stage: int
     invocation: int
@@ -83,6 +84,7 @@ class AttemptRecord(NamedTuple):
     base_url: str
     model: str
     simulated: bool
+    service_tier: str | None
 
 
 class Origin(NamedTuple):

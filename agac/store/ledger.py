@@ -161,6 +161,7 @@ class Ledger:
         many("task_forget", batch.forgotten)
         many("row_settle", [_end(e) for e in batch.ends])
         many("counter_add", [(self._run, *key, *tally.values()) for key, tally in batch.tallies.items()])
+        many("timing_add", [(self._run, *key, count) for key, count in batch.timings.items()])
         if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving:
             writer.execute(sql("run_revise"), (self._run,))
 
@@ -198,7 +199,8 @@ class Ledger:
         endpoint = self._endpoint(c.endpoint, writer)
         asked = (a.new.key, a.stage, self._event, c.number, a.fingerprint, endpoint, c.purpose)
         came = (c.started_at, c.duration, c.status, *_error(c.error), c.ambiguous)
-        return (*asked, *came, u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost, a.reply)
+        took = (u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost)
+        return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier)
 
     def _endpoint(self, endpoint: Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)

@@ -36,18 +36,18 @@ SELECT id FROM run WHERE workflow = ? AND definition_hash = ? AND selection = ? 
 
 -- name: run_make
 -- A new run, with a number that no run had before, dropped ones included.
-INSERT INTO run (id, workflow, definition_hash, selection, output_dir, include_input, fresh_since, created_at)
+INSERT INTO run (id, workflow, definition_hash, selection, output_dir, include_input, outputs, fresh_since, created_at)
 VALUES (1 + max(coalesce((SELECT max(id) FROM run), 0),
-    coalesce((SELECT max(json_extract(body, '$.last_run')) FROM event WHERE kind = 'gc'), 0)), ?, ?, ?, ?, ?, ?, ?);
+    coalesce((SELECT max(json_extract(body, '$.last_run')) FROM event WHERE kind = 'gc'), 0)), ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: run_retarget
 -- Where the outputs go is not part of a run's identity: the last invocation decides.
-UPDATE run SET output_dir = :dir, include_input = :include, exported_revision = NULL
-WHERE id = :run AND (output_dir <> :dir OR include_input <> :include);
+UPDATE run SET output_dir = :dir, include_input = :include, outputs = :outputs, exported_revision = NULL
+WHERE id = :run AND (output_dir <> :dir OR include_input <> :include OR outputs <> :outputs);
 
 -- name: run_read
 -- A run with its last invocation.
-SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.fresh_since, r.created_at, r.finished_at,
+SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.outputs, r.fresh_since, r.created_at, r.finished_at,
        r.revision, r.exported_revision, r.exported_files, e.id, e.at, e.ended_at, e.exit_code, e.body
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE r.id = ?;
@@ -55,6 +55,10 @@ WHERE r.id = ?;
 -- name: run_ids
 -- All runs, the one last worked on first.
 SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
+
+-- name: runs_at_a_glance
+-- Number and workflow of all runs, the one last worked on first.
+SELECT r.id, r.workflow FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_ids_of_workflow
 -- The runs of one workflow, the one last worked on first.
@@ -64,6 +68,10 @@ GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 -- name: run_exporting
 -- The files in this run's output folder are about to be replaced: no run that wrote there is shown any longer.
 UPDATE run SET exported_revision = NULL WHERE output_dir = (SELECT output_dir FROM run WHERE id = ?);
+
+-- name: run_files
+-- What was written into an output folder, by whichever run.
+SELECT exported_files FROM run WHERE output_dir = ? AND exported_files IS NOT NULL;
 
 -- name: run_exported
 -- The files in the output folder now show this revision.
@@ -201,8 +209,9 @@ SELECT fingerprint, id, value FROM result WHERE created_at >= ? AND fingerprint 
 -- name: attempt_insert
 -- What one call cost and brought.
 INSERT INTO attempt (row_key, stage, replica, event_id, number, fingerprint, endpoint_id, purpose, started_at, duration,
-    status, error_type, error_message, ambiguous, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, reply)
-VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    status, error_type, error_message, ambiguous, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, reply,
+    ttft, time_to_response, service_tier)
+VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: counter_add
 -- Moves a roll-up by what a commit changed.
@@ -219,6 +228,31 @@ ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = co
 -- The roll-ups of a run.
 SELECT stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
     unpriced, simulated, held_cost, held_tokens FROM counter WHERE run_id = ? AND count <> 0;
+
+-- name: timing_add
+-- Moves a histogram by what a commit counted.
+INSERT INTO timing (run_id, stage, measure, bucket, count) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (run_id, stage, measure, bucket) DO UPDATE SET count = count + excluded.count;
+
+-- name: timings
+-- The histograms of a run.
+SELECT stage, measure, bucket, count FROM timing WHERE run_id = ?;
+
+-- name: telemetry_upto
+-- Where a range of some rows ends that begins after a position.
+SELECT max(ordinal) FROM (SELECT ordinal FROM row WHERE run_id = ? AND ordinal > ? ORDER BY ordinal LIMIT ?);
+
+-- name: telemetry_attempts
+-- Every call that was made for the rows at a range of positions, row by row, stage by stage, the earliest first.
+SELECT r.key, r.ordinal, r.id, r.state, a.stage, a.event_id, a.number, a.purpose, a.endpoint_id, a.status, a.error_type,
+    a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
+    a.reasoning_tokens, a.cost, a.service_tier
+FROM row r CROSS JOIN attempt a ON a.row_key = r.key
+WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto ORDER BY r.ordinal, r.key, a.stage, a.id;
+
+-- name: endpoints_read
+-- Every endpoint.
+SELECT id, provider, model, simulated FROM endpoint;
 
 -- name: ids_scan_make
 -- A scratch table for `on_duplicate_id: last`, which has to know the whole input first.
@@ -270,7 +304,8 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 -- Every call that was made for a row.
 SELECT a.stage, a.event_id, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
     a.error_message, a.ambiguous, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.reply,
-    e.provider, e.base_url, e.model, e.simulated
+    e.provider, e.base_url, e.model, e.simulated,
+    a.service_tier
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
 
 -- name: results_asked
@@ -330,6 +365,10 @@ DELETE FROM row WHERE key = ?;
 -- name: gc_counters_drop
 -- The roll-ups of a run without rows.
 DELETE FROM counter WHERE run_id = ?;
+
+-- name: gc_timings_drop
+-- The histograms of a run without rows.
+DELETE FROM timing WHERE run_id = ?;
 
 -- name: gc_run_events_drop
 -- The invocations of a run without rows.

@@ -27,7 +27,8 @@ class Invocation(NamedTuple):
 class RunRecord(NamedTuple):
     """A run as it is stored. Times in seconds since 1970, UTC.
 
-    `exported_files` is what the output files were when they showed `exported_revision`: name → [bytes, mtime in ns].
+    `outputs` is what is written beside the JSON files, and how. `exported_files` is what the output files were when
+    they showed `exported_revision`: name → [bytes, mtime in ns].
     """
 
     id: int
@@ -35,6 +36,7 @@ class RunRecord(NamedTuple):
     selection: dict[str, Any]
     output_dir: str
     include_input: bool
+    outputs: dict[str, Any]
     fresh_since: float | None
     created_at: float
     finished_at: float | None
@@ -86,21 +88,35 @@ async def newest_run(database: Database, identity: RunIdentity) -> int | None:
     return int(found[0][0]) if found else None
 
 
-async def make_run(
-    database: Database, identity: RunIdentity, *, output_dir: str, include_input: bool, fresh: bool, now: float
-) -> int:
+class OutputPlace(NamedTuple):
+    """Where and how a run's outputs are written; no part of its identity. `outputs` is canonical JSON."""
+
+    output_dir: str
+    include_input: bool
+    outputs: str
+
+
+async def make_run(database: Database, identity: RunIdentity, where: OutputPlace, *, fresh: bool, now: float) -> int:
     """A new run; `fresh`: only results made from now on are reused in it."""
     assert database.writer is not None
     with translated(database.path):
-        values = (*identity, output_dir, include_input, now if fresh else None, now)
+        values = (*identity, *where, now if fresh else None, now)
         cursor = await database.writer.execute(sql("run_make"), values)
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
 
-async def retarget_run(database: Database, run: int, *, output_dir: str, include_input: bool) -> None:
-    """Notes where this invocation wants its outputs."""
-    await write(database, "run_retarget", {"dir": output_dir, "include": include_input, "run": run})
+async def retarget_run(database: Database, run: int, where: OutputPlace) -> None:
+    """Notes where this invocation wants its outputs, and how."""
+    values = {"dir": where.output_dir, "include": where.include_input, "outputs": where.outputs, "run": run}
+    await write(database, "run_retarget", values)
+
+
+async def files_written(database: Database, output_dir: str) -> list[dict[str, list[int]]]:
+    """What the runs that write into a folder left there, as `RunRecord.exported_files` has it."""
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql("run_files"), (output_dir,))
+    return [json.loads(files) for (files,) in found]
 
 
 async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
@@ -141,10 +157,10 @@ async def read_run(database: Database, run: int) -> RunRecord | None:
     if not found:
         return None
     row = found[0]
-    fresh_since, created_at, finished_at, revision, exported_revision, files, event, at, ended_at, code, body = row[5:]
+    fresh_since, created_at, finished_at, revision, exported_revision, files, event, at, ended_at, code, body = row[6:]
     last = Invocation(event, at, ended_at, code, json.loads(body)) if event is not None else None
     return RunRecord(
-        row[0], row[1], json.loads(row[2]), row[3], bool(row[4]),
+        row[0], row[1], json.loads(row[2]), row[3], bool(row[4]), json.loads(row[5]),
         fresh_since, created_at, finished_at, revision, exported_revision, json.loads(files or "{}"), last,
     )  # fmt: skip
 

@@ -112,9 +112,9 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rnu", "-a", "reviews"], "No such command 'rnu'. Did you mean 'agac run'?"),
-        (["xyz"], "No such command 'xyz'. Commands: init, validate, plan, run,"),
-        (["run", "-a", "reviews", "--limitt", "2"], "No such option '--limitt'. Did you mean '--limit'?"),
+        (["rnu", "-a", "reviews"], "no such command 'rnu'. Did you mean 'agac run'?"),
+        (["xyz"], "no such command 'xyz'. Commands: init, validate, plan, run,"),
+        (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
         (
             ["run", "-a", "revews"],
             "error: no workflow 'revews'; did you mean 'reviews'?\n  Workflows in workflows/: reviews.",
@@ -125,7 +125,7 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
             "error: --var shop: workflows/reviews.yml declares no such variable",
         ),
         (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
-        (["run", "-a", "reviews", "--limit", "0"], "0 is not in the range x>=1"),
+        (["run", "-a", "reviews", "--limit", "0"], "--limit: takes 1 or more, not 0"),
         (["run", "-a", "reviews", "--input", "no.csv"], "error: --input no.csv: no such file"),
         (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
         (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),

@@ -46,7 +46,9 @@ def test_deleted_outputs_are_made_again_to_the_byte(project: ProjectFolder, serv
     summary, files = agac.export("reviews", project=project.root)
     assert contents(folder) == before
     assert summary["rows"]["done"] == rows
-    assert [path.name for path in files] == ["results.jsonl", "results.json", "errors.jsonl", "summary.json"]
+    assert [path.name for path in files] == [
+        "results.jsonl", "results.json", "errors.jsonl", "summary.json", "telemetry.jsonl",
+    ]  # fmt: skip
     assert server.account()["requests"] == rows
 
 

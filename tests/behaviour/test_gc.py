@@ -254,8 +254,8 @@ def test_space_is_given_back(project: ProjectFolder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--keep-runs", "0"], "0 is not in the range x>=1"),
-        ([], "Missing option '--keep-runs'"),
+        (["--keep-runs", "0"], "--keep-runs: takes 1 or more, not 0"),
+        ([], "--keep-runs is missing"),
         (["--keep-runs", "1", "-a", "revews"], "no workflow 'revews'; did you mean 'reviews'?"),
     ],
 )

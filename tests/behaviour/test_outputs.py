@@ -43,7 +43,7 @@ def test_every_file_to_the_byte(project: ProjectFolder, faulty: Faulty) -> None:
         f'{{"id":"b","row_number":2,"ok":false,"result":null,"error":{refused},"input":{{"id":"b","text":"two"}}}}\n'
     )
     assert sorted(path.name for path in (project.root / "output/reviews").iterdir()) == [
-        "errors.jsonl", "results.json", "results.jsonl", "summary.json",
+        "errors.jsonl", "results.json", "results.jsonl", "summary.json", "telemetry.jsonl",
     ]  # fmt: skip
 
 
@@ -73,6 +73,11 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     assert summary["complete"] is True
     assert summary["rows"] == {"total": 3, "done": 2, "failed": 1, "dropped": 0, "open": 0}
     (stage,) = summary["stages"]
+    times = stage.pop("timing_ms")
+    assert times == summary["timing_ms"]
+    assert times["duration"]["count"] == 3
+    assert 0 < times["duration"]["p50"] <= times["duration"]["p95"]
+    assert times["ttft"] == {"count": 0, "p50": None, "p95": None}
     assert stage == {
         "name": "say", "model": "local/echo", "answered_by": ["local/echo"], "done": 2, "reused": 0, "failed": 1,
         "repaired": 0, "json_repaired": 0, "by_fallback": 0,

@@ -16,7 +16,7 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.api.running import Watched
+from agac.api.watching import Watched
 from agac.engine import intake
 
 ECHO = {"model": "local/echo"}

@@ -46,8 +46,9 @@ def prepared(project: ProjectFolder, base_url: str, **provider: object) -> None:
     project.workflow(stop_loss=False)
 
 
-def debugged(project: ProjectFolder, *words: str, env: dict[str, str]) -> Ran:
-    return project.agac("--log-level", "debug", "--log-file", str(project.root / "debug.log"), *words, env=env)
+def debugged(project: ProjectFolder, *words: str, env: dict[str, str], form: str = "text") -> Ran:
+    log = str(project.root / "debug.log")
+    return project.agac("--log-level", "debug", "--log-format", form, "--log-file", log, *words, env=env)
 
 
 ECHOES = {
@@ -80,6 +81,32 @@ def test_a_key_that_comes_back_is_hidden(place: str, source: str, project: Proje
     looks = [project.agac(*words, env=env) for words in (("status", "--json"), ("inspect", "last", "r-1"), ("runs",))]
     is_nowhere(project, ran, *looks)
     assert (project.root / "debug.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize("place", ECHOES)
+def test_a_key_that_comes_back_is_hidden_in_a_log_for_machines(place: str, project: ProjectFolder) -> None:
+    with scripted(ECHOES[place](CANARY)) as server:
+        prepared(project, server.base_url, api_key="${CANARY_KEY}")
+        ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": CANARY}, form="json")
+        assert CANARY in server.headers[0]["authorization"]
+    is_nowhere(project, ran)
+    lines = [json.loads(line) for line in (project.root / "debug.log").read_text("utf-8").splitlines()]
+    assert any("request" in line for line in lines)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_key_within_a_prompt_is_in_no_log(form: str, project: ProjectFolder) -> None:
+    """The row holds it, so the store does too; a log is what people paste into issues."""
+    with scripted(Step(f"you said {CANARY}"), Step(json.dumps({"sentiment": "positive", "reason": CANARY}))) as server:
+        prepared(project, server.base_url, api_key="${CANARY_KEY}")
+        project.rows([{"id": f"r {CANARY}", "text": f"my key is {CANARY}, {json.dumps(CANARY)}"}])
+        ran = debugged(project, "run", "-a", "reviews", "--quiet", env={"CANARY_KEY": CANARY}, form=form)
+        assert CANARY in server.asked[0]["messages"][-1]["content"]
+    log = (project.root / "debug.log").read_text("utf-8")
+    assert "my key is [redacted]" in log
+    for name, secret in FORMS.items():
+        assert secret.decode() not in log, name
+        assert secret.decode() not in ran.err, name
 
 
 def test_a_key_in_an_address_is_hidden(project: ProjectFolder) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,19 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
 from agac.providers.base import Dialect, encode
 from agac.providers.dialects import DIALECTS
-from agac.providers.table import OPENAI, SHIPPED, Provider
+from agac.providers.table import OPENAI, RESPONSES, SHIPPED, Provider
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
 REDACTOR = Redactor([CANARY])
+
+
+async def responses_sdk(base_url: str, body: dict[str, Any]) -> None:
+    """The same for the Responses API."""
+    import openai
+
+    async with openai.AsyncOpenAI(api_key="sk-test", base_url=base_url, max_retries=0) as client:
+        await client.responses.create(**body)
 
 
 async def openai_sdk(base_url: str, body: dict[str, Any]) -> None:
@@ -46,6 +54,10 @@ class Member:
     provider: Provider
     sdk: Callable[[str, dict[str, Any]], Awaitable[None]]
     """Sends the built body as keyword arguments through the maker's own SDK."""
+    items: str
+    """Where a built body has its messages."""
+    errors: tuple[str, ...]
+    """Files, as patterns, of errors that its servers answer with."""
 
     @property
     def dialect(self) -> Dialect:
@@ -59,7 +71,14 @@ class Member:
 
 
 MEMBERS = [
-    Member("openai-chat", OPENAI, openai_sdk),
+    Member("openai-chat", OPENAI, openai_sdk, "messages", ("openai-chat/*.json",)),
+    Member(
+        "openai-responses",
+        replace(RESPONSES, name="openai"),  # whom the recorded errors name
+        responses_sdk,
+        "input",
+        ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),
+    ),
 ]
 
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
@@ -69,7 +88,8 @@ def recorded_errors() -> list[Any]:
     return [
         pytest.param(member, case, id=f"{member.name}/{file.stem}: {case['name']}")
         for member in MEMBERS
-        for file in sorted((HERE / "errors" / member.name).glob("*.json"))
+        for place in member.errors
+        for file in sorted((HERE / "errors").glob(place))
         for case in json.loads(file.read_text("utf-8"))
     ]
 
@@ -191,7 +211,7 @@ def test_every_shipped_provider_can_be_asked(member: Member, request_: Request, 
 @given(st.text())
 def test_any_text_survives_the_way_to_the_wire(member: Member, text: str) -> None:
     wire = json.loads(encode(member.dialect.build(Request((Message.of("user", text),)), "m", member.provider)))
-    assert wire["messages"] == [{"role": "user", "content": text}]
+    assert wire[member.items] == [{"role": "user", "content": text}]
 
 
 @members
@@ -199,7 +219,7 @@ def test_a_lone_surrogate_travels_as_its_escape(member: Member) -> None:
     request = Request((Message.of("user", "before \ud83d after, grüße"),))
     sent = encode(member.dialect.build(request, "m", member.provider))
     assert b"\\ud83d" in sent
-    assert json.loads(sent)["messages"][0]["content"] == "before \ud83d after, grüße"
+    assert json.loads(sent)[member.items][0]["content"] == "before \ud83d after, grüße"
 
 
 @pytest.mark.parametrize(("member", "case"), recorded_errors())
@@ -240,7 +260,11 @@ def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
     found = parse(member, 200, {}, body_of(case))
     assert isinstance(found, Reply)
     reply = asdict(found)
-    assert {name: reply[name] for name in case["expect"]} == case["expect"]
+    assert {name: reply[name] for name in case["expect"]} == case["expect"] | _tuples(case["expect"])
+
+
+def _tuples(expected: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) for name, value in expected.items() if isinstance(value, list)}
 
 
 UNREADABLE = [
@@ -253,6 +277,8 @@ UNREADABLE = [
     b'"text"',
     b"{}",
     b'{"choices": 3}',
+    b'{"output": 3}',
+    b'{"output": [], "status": "in_progress"}',
     b"\xff\xfe",
     b"[" * 100_000,
 ]
@@ -284,6 +310,9 @@ json_values = st.recursive(
                     "detail",
                     "object",
                     "text",
+                    "output",
+                    "status",
+                    "incomplete_details",
                 ]
             )
             | st.text(max_size=3),

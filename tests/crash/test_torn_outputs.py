@@ -10,7 +10,7 @@ from support.processes import kill_at
 from support.project import ProjectFolder
 from support.server import Server
 
-FILES = ("results.jsonl", "results.json", "errors.jsonl", "summary.json")
+FILES = ("results.jsonl", "results.json", "errors.jsonl", "summary.json", "telemetry.jsonl")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_files_that_are_whole_are_left_alone(project: ProjectFolder, finished: d
     assert [(project.root / "output/reviews" / file).stat().st_mtime_ns for file in FILES] == stamps
 
 
-@pytest.mark.parametrize("moment", [f"{event}:{n}" for event in ("os.rename", "os.scandir") for n in (1, 2, 3, 4)])
+@pytest.mark.parametrize("moment", [f"{event}:{n}" for event in ("os.rename", "os.scandir") for n in (1, 2, 3, 4, 5)])
 def test_a_killed_export_leaves_each_file_old_or_new_and_the_next_command_mends_them(
     moment: str, project: ProjectFolder, server: Server, finished: dict[str, bytes]
 ) -> None:

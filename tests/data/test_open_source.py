@@ -13,11 +13,11 @@ from agac.core.errors import AgacError, UsageError
 from agac.data.sources import SUFFIXES, open_source
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".CSV", ".JsonL"])
+@pytest.mark.parametrize("suffix", [*sorted(SUFFIXES.keys() - {".parquet"}), ".CSV", ".JsonL"])
 def test_the_suffix_names_the_format_in_any_case(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows{suffix}"
     path.write_text('{"id": 1}\n')
-    expected = '{"id": 1}' if suffix.lower() in (".csv", ".tsv") else 1
+    expected = {".csv": '{"id": 1}', ".tsv": '{"id": 1}', ".txt": "line_number"}.get(suffix.lower(), 1)
     source = open_source(path, None, path.name)
     columns = source.columns()
     assert (columns[0] if columns else next(source.records()).data["id"]) == expected  # type: ignore[index]
@@ -34,7 +34,7 @@ def test_an_unknown_suffix_lists_the_formats(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(UsageError, match=r"^rows\.xlsx: the suffix \.xlsx names no known format$") as caught:
         open_source(path, None, "rows.xlsx")
-    assert caught.value.remedy == "Rename the file or set input.format to one of: csv, tsv, json, jsonl."
+    assert caught.value.remedy == "Rename the file or set input.format to one of: csv, tsv, json, jsonl, txt, parquet."
 
 
 def test_a_name_without_a_suffix_says_so(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_an_unknown_format_is_refused_with_a_near_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r'^rows\.csv: unknown format "jsonI"$') as caught:
         open_source(tmp_path / "rows.csv", "jsonI", "rows.csv")
-    assert caught.value.remedy == "Did you mean json? Known formats: csv, tsv, json, jsonl."
+    assert caught.value.remedy == "Did you mean json? Known formats: csv, tsv, json, jsonl, txt, parquet."
 
 
 def test_a_file_that_goes_away_between_opening_and_reading_is_reported(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ EVERY_PARAM = Params(
     temperature=0.5, top_p=0.9, max_tokens=100, presence_penalty=0.1, frequency_penalty=0.2, stop=("a", "b"), seed=7,
     reasoning="low", service_tier="flex",
 )  # fmt: skip
+LATER = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "verbosity": "low"}
+"""Parameters that came after fingerprints had been stored: without them nothing may change."""
 BASE: dict[str, Any] = {"provider": "openai", "model": "gpt-5.4-mini", "params": EVERY_PARAM, "schema": SCHEMA}
 
 
@@ -58,7 +60,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no system": {"messages": MESSAGES[1:]},
     "order": {"messages": MESSAGES[::-1]},
     "one more": {"messages": (*MESSAGES, Message.of("assistant", ""))},
-    **{f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: None})} for f in fields(Params)},
+    **{
+        f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: LATER.get(f.name)})} for f in fields(Params)
+    },
 }
 
 

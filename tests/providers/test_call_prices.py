@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
-from agac.providers.prices import cost, price_of
+from agac.providers.prices import cost, lacks_tier, price_of
 from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, Price, Provider
 
 MILLION = 1_000_000
@@ -98,7 +100,35 @@ def test_every_simulated_model_has_the_same_small_price() -> None:
 def test_the_library_knows_each_provider_that_the_table_names(name: str) -> None:
     from genai_prices.data_snapshot import get_snapshot
 
-    assert SHIPPED[name].price_id in {provider.id for provider in get_snapshot().providers}
+    row, known = SHIPPED[name], {provider.id for provider in get_snapshot().providers}
+    assert row.price_id in known or (row.routed and any(one.startswith(f"{row.price_id}_") for one in known))
+
+
+def test_a_routes_price_is_that_of_who_runs_the_model() -> None:
+    hf = SHIPPED["hf"]
+    assert price_of(hf, "openai/gpt-oss-120b:cerebras") is not None
+    assert price_of(hf, "openai/gpt-oss-120b:cerebras") != price_of(hf, "openai/gpt-oss-120b:novita")
+    assert price_of(hf, "openai/gpt-oss-120b") is None  # nobody knows yet who will run it
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "tier", "lacks"),
+    [
+        ("openai", "gpt-5.4-mini", "flex", False),
+        ("responses", "gpt-5.4-mini", "flex", False),
+        ("openai", "gpt-4.1-mini", "flex", True),
+        ("openai", "gpt-4.1-mini", "priority", False),
+        ("openai", "a-model-of-tomorrow", "flex", False),
+        ("groq", "openai/gpt-oss-120b", "flex", False),  # the library knows no tiers of groq
+    ],
+)
+def test_which_models_have_a_tier(provider: str, model: str, tier: str, lacks: bool) -> None:
+    assert lacks_tier(SHIPPED[provider], model, tier) is lacks
+
+
+def test_agac_yml_has_the_last_word_on_a_tier() -> None:
+    row = replace(SHIPPED["openai"], prices={"gpt-4.1-mini": Price(1.0, 2.0, flex=0.5)})
+    assert not lacks_tier(row, "gpt-4.1-mini", "flex")
 
 
 TIERS = Price(input=1.0, output=10.0, cached_input=0.1, flex=0.5, priority=2.0)

@@ -17,7 +17,8 @@ from yarl import URL
 from agac.core.errors import UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers.http import HttpReply, Sender
+from agac.providers.http import Sender
+from agac.providers.sending import HttpReply
 from agac.providers.table import Provider
 from agac.providers.transport import proxy_for, tls_context
 

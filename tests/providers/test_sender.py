@@ -17,7 +17,8 @@ from agac.core.errors import ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.faults import TROUBLES, trouble_of
-from agac.providers.http import DEFAULT_TIMEOUT, HttpReply, Sender, filled
+from agac.providers.http import DEFAULT_TIMEOUT, Sender, filled
+from agac.providers.sending import HttpReply
 from agac.providers.table import Provider
 from agac.spec.workflow import Timeout
 

@@ -126,7 +126,7 @@ REFUSED = [
     ("---\ninstruction: a\n---\nb", "agentcards/c.md:2:1: instruction: the instruction is given twice: here and below"),
     (
         "---\n---\na\n---USER\nhi\n",
-        "agentcards/c.md:4:1: ---USER blocks in the instruction are not supported; a card holds",
+        "agentcards/c.md:4:1: ---USER blocks in the instruction are not supported; put the messages into",
     ),
     ("---\n---\nUse {{policy}}.", "agentcards/c.md:3:5: unknown placeholder {{policy}}; known: agentName, agentType"),
     (

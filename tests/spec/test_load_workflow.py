@@ -244,15 +244,16 @@ def test_the_command_lines_input_may_lie_anywhere(tree: Any, tmp_path_factory: A
     ("given", "expected"),
     [
         ("data", r"--input .*/data: is a folder; name a file in it"),
-        ("rows.parquet", r"--input .*/rows\.parquet: parquet is not supported yet; convert it to csv or jsonl"),
         ("rows.XLSX", r"--input .*/rows\.XLSX: xlsx is not supported yet; convert it to csv or jsonl"),
-        ("rows.txt", r"--input .*/rows\.txt: txt is not supported yet; convert it to csv or jsonl"),
+        ("rows.parquet.gz", r"--input .*/rows\.parquet\.gz: parquet is compressed inside; unpack the \.gz around it"),
+        ("rows.db", r"--input .*: a database is named with what to read: sqlite://.*rows\.db\?query=SELECT"),
+        ("no/*.csv", r"--input .*/no/\*\.csv: .* matches no file"),
     ],
 )
 def test_a_command_lines_input_that_cannot_be_read_is_told_why(
     tree: Any, good_workflow: str, given: str, expected: str
 ) -> None:
-    for name in ("rows.parquet", "rows.XLSX", "rows.txt"):
+    for name in ("rows.parquet.gz", "rows.XLSX", "rows.db"):
         tree.write(name, "")
     with pytest.raises(UsageError, match=expected):
         tree.load(good_workflow, Overrides(input=tree.root / given))
@@ -279,7 +280,17 @@ def test_an_empty_model_on_the_command_line_is_refused(tree: Any, good_workflow:
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("a.csv", "csv"), ("a.TSV", "tsv"), ("a.json", "json"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl")],
+    [
+        ("a.csv", "csv"),
+        ("a.TSV", "tsv"),
+        ("a.json", "json"),
+        ("a.jsonl", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("a.txt", "txt"),
+        ("a.parquet", "parquet"),
+        ("a.CSV.gz", "csv"),
+        ("a.jsonl.ZST", "jsonl"),
+    ],
 )
 def test_the_suffix_says_the_format(tree: Any, name: str, found: str) -> None:
     tree.write(f"data/{name}", "")

@@ -19,7 +19,8 @@ WORKFLOWS = [
         "qqq: 1\n" + INPUT + STAGES,
         (
             "workflows/w.yml:1:1: qqq: unknown key; known keys: budget, row_budget, confirm_above, stop_loss, "
-            "max_errors, row_timeout, keep_replies, description, input, inputs, defaults, vars, stages, output"
+            "max_errors, row_timeout, keep_replies, telemetry, description, input, inputs, defaults, vars, stages, "
+            "output"
         ),
     ),
     (INPUT, "workflows/w.yml:1:1: missing key 'stages'"),
@@ -53,34 +54,64 @@ WORKFLOWS = [
         "input: {path: /etc/passwd}\n" + STAGES,
         "'/etc/passwd' is not relative; paths are relative to the project's root and stay inside it, or use --input",
     ),
-    ("input: {path: 'hf://datasets/x'}\n" + STAGES, "hf:// is not supported yet; name a csv, tsv, json or jsonl file"),
     (
-        "input: {path: 'data/*.csv'}\n" + STAGES,
-        "'data/*.csv': several files at a time are not supported yet; name one file",
+        "input: {path: 'hf://datasets/x'}\n" + STAGES,
+        "input.path: hf:// is not supported yet; name a csv, tsv, json, jsonl, txt or parquet file",
+    ),
+    ("input: {path: 'data/*.tsv'}\n" + STAGES, "input.path: 'data/*.tsv' matches no file; did you mean 'data/reviews"),
+    (
+        "input: {path: 'data/../*.tsv'}\n" + STAGES,
+        "input.path: 'data/../*.tsv': a pattern goes down only; begin it below the folder that '..' leads to",
+    ),
+    (
+        "input: {path: [data/reviews.csv, data/b.csv, '-']}\n" + STAGES,
+        "input.path: no such file: 'data/b.csv'; '-' cannot stand in a list; a list names files",
+    ),
+    (
+        "input: {path: [data/reviews.csv, agac.yml]}\n" + STAGES,
+        "input.path: cannot tell the format of 'agac.yml'; name files of one format, or say it with format",
+    ),
+    ("input: {path: []}\n" + STAGES, "input.path: "),
+    ("input: {path: 5}\n" + STAGES, "input.path: expected a path, or a list of paths"),
+    ("input: {path: '-', format: files}\n" + STAGES, "input.path: format: files cannot be piped in"),
+    ("input: {path: 'sqlite://'}\n" + STAGES, "input.path: 'sqlite://': names no database; write sqlite://data.db?query="),
+    ("input: {path: 'sqlite://x.db'}\n" + STAGES, "'sqlite://x.db': does not say what to read; write sqlite://data.db?"),
+    (
+        "input: {path: 'sqlite://x.db?qurey=SELECT 1'}\n" + STAGES,
+        "'sqlite://x.db': unknown parameter 'qurey'; did you mean 'query'?",
+    ),
+    (
+        "input: {path: 'sqlite://x.db?query=DROP TABLE x'}\n" + STAGES,
+        "'sqlite://x.db': the query is no SELECT; a source only reads: begin it with SELECT or WITH",
+    ),
+    ("input: {path: 'sqlite://x.db?table=t'}\n" + STAGES, "input.path: no such database: 'x.db'"),
+    (
+        "input: {path: 'sqlite://../x.db?table=t'}\n" + STAGES,
+        "input.path: '../x.db' leads out of the project; name a path inside it, or use --input",
+    ),
+    (
+        "input: {path: data/reviews.csv, format: sqlite}\n" + STAGES,
+        "input.path: a database is named with what to read: sqlite://data/reviews.csv?query=SELECT … or",
+    ),
+    (
+        "input: {path: 'sqlite://x.db?table=t', format: csv}\n" + STAGES,
+        "input.path: the path names a SQLite database, and format says csv; remove format",
     ),
     (
         "input: {path: data/rows.xlsx}\n" + STAGES,
         "input.path: xlsx is not supported yet; convert it to csv or jsonl",
     ),
     (
-        "input: {path: data/rows.parquet, format: csv}\n" + STAGES,
-        "input.path: parquet is not supported yet; convert it to csv or jsonl",
-    ),
-    (
-        "input: {path: data/rows.txt}\n" + STAGES,
-        "txt is not supported yet; convert it to csv or jsonl, or add format: csv if that is what it holds",
-    ),
-    (
-        "input: {path: data/rows.dat}\n" + STAGES,
-        "cannot tell the format of 'data/rows.dat'; add format: csv or tsv or json or jsonl",
+        "input: {path: agac.yml}\n" + STAGES,
+        "cannot tell the format of 'agac.yml'; add format: csv or tsv or json or jsonl or txt or parquet",
     ),
     (
         "input: {path: data/reviews.csv, format: cvs}\n" + STAGES,
         "input.format: unknown value 'cvs'; did you mean 'csv'?",
     ),
     (
-        "input: {path: data/reviews.csv, format: parquet}\n" + STAGES,
-        "input.format: unknown value 'parquet'; choose csv, tsv, json, jsonl",
+        "input: {path: data/reviews.csv, format: xlm}\n" + STAGES,
+        "input.format: unknown value 'xlm'; choose csv, tsv, json, jsonl, txt, parquet, files, sqlite",
     ),
     (
         "input: {path: data/reviews.csv, on_duplicate_id: fist}\n" + STAGES,
@@ -98,7 +129,7 @@ WORKFLOWS = [
     (INPUT + STAGES + "output: {dir: data}\n", "output.dir: data holds the project's own files (data); "),
     (INPUT + STAGES + "output: {dir: .agac/x}\n", "output.dir: .agac/x belongs to agac or git; "),
     (INPUT + STAGES + "output: {dir: ../x}\n", "output.dir: '../x' leads out of the project; name a path inside it"),
-    (INPUT + STAGES + "output: {dir: agac.yml}\n", "output.dir: agac.yml is a file; "),
+    (INPUT + STAGES + "output: {dir: agac.yml}\n", "output.dir: agac.yml is a file, and results need a folder"),
     (
         INPUT + STAGES + "output: {include_input: yes}\n",
         'output.include_input: expected true or false, got the text "yes"',
@@ -274,11 +305,11 @@ PROJECTS = [
     ),
     (
         "providers: {x: {dialect: anthropic}}\n",
-        "providers.x.dialect: dialect 'anthropic' is not supported yet; openai-chat is",
+        "providers.x.dialect: dialect 'anthropic' is not supported yet; openai-chat and openai-responses are",
     ),
     (
-        "providers: {x: {dialect: openai-responses}}\n",
-        "dialect 'openai-responses' is not supported yet; openai-chat is",
+        "providers: {x: {dialect: mistral}}\n",
+        "dialect 'mistral' is not supported yet; openai-chat and openai-responses are",
     ),
     (
         "providers: {x: {dialect: openai-caht}}\n",

@@ -120,7 +120,11 @@ REFUSED = [
             "the '[' was opened on line 1"
         ),
     ),
-    ("a: b: c\n", "f:1:5: a ':' is not allowed here; put quotes around text that contains ': '"),
+    (
+        "a: b: c\n",
+        ("f:1:5: a ':' is not allowed here; put quotes around text that contains ': ', "
+        "or indent this line as much as the one above"),
+    ),
     ("a: @x\n", "f:1:4: a value cannot start with '@'; put quotes around it"),
     ("a: - b\n", "f:1:4: a '-' is not allowed here; start the list on a line of its own"),
     ("a: 1\n---\nb: 2\n", "f:2:1: a second document starts here; put one document into each file"),

@@ -121,7 +121,7 @@ def test_nothing_is_migrated_under_a_process_at_work(old: ProjectFolder) -> None
     assert old.agac("run", "-a", "reviews").code == 3
 
 
-@pytest.mark.parametrize("statement", range(5, 13))
+@pytest.mark.parametrize("statement", range(5, 22))
 def test_a_migration_that_is_killed_is_done_by_the_next_command(statement: int, old: ProjectFolder) -> None:
     killed = old.agac("run", "-a", "reviews", env=kill_at(f"statement:{statement}"))
     assert killed.code == -9

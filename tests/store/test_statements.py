@@ -34,6 +34,9 @@ HOT = [
     "run_read",
     "lease_beat",
     "endpoint_find",
+    "timings",
+    "telemetry_upto",
+    "telemetry_attempts",
 ]
 LARGE = ("row", "task", "result", "attempt", "counter")
 
@@ -92,7 +95,7 @@ def test_hot_statements_use_an_index(connection: sqlite3.Connection, name: str) 
     assert not [line for line in scans if not line.endswith("COVERING INDEX row_id")], plan
 
 
-@pytest.mark.parametrize("name", ["rows_at", "rows_export"])
+@pytest.mark.parametrize("name", ["rows_at", "rows_export", "telemetry_attempts"])
 def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
     assert not [line for line in plan_of(connection, name) if "FOR ORDER BY" in line]
 

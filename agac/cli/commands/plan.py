@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,9 @@ from agac.cli.options import read_variables
 @click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow: its name, or its file.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many rows.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip so many rows first.")
-@click.option("--input", type=click.Path(path_type=Path), help="Read the rows from this file.")
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Only so many rows, drawn by chance.")
+@click.option("--seed", type=int, metavar="N", help="Draws another sample; 0 when left out.")
+@click.option("--input", metavar="INPUT", help="Read the rows from here: a file, a pattern in quotes, - for stdin.")
 @click.option("--model", help="Use this model for every stage: provider/model?key=value.")
 @click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
 @click.option("--fresh", is_flag=True, help="As if nothing were reused.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,9 @@ from agac.cli.options import read_budget, read_variables
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Only so many rows.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip so many rows first.")
-@click.option("--input", type=click.Path(path_type=Path), help="Read the rows from this file.")
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Only so many rows, drawn by chance.")
+@click.option("--seed", type=int, metavar="N", help="Draws another sample; 0 when left out.")
+@click.option("--input", metavar="INPUT", help="Read the rows from here: a file, a pattern in quotes, - for stdin.")
 @click.option("--model", help="Use this model for every stage: provider/model?key=value.")
 @click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight; 1 is one by one.")

@@ -19,6 +19,7 @@ from agac.core.errors import AgacError, UsageError
 @click.option("--rpm", type=click.IntRange(1), help="Requests a minute before 429.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens a minute before 429.")
 @click.option("--burst", type=click.IntRange(1), help="Requests that may come at once; a minute's worth by default.")
+@click.option("--no-websocket", is_flag=True, help="Accept no WebSockets, as a server that speaks HTTP alone.")
 @click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
 def command(
@@ -29,6 +30,7 @@ def command(
     rpm: int | None,
     tpm: int | None,
     burst: int | None,
+    no_websocket: bool,
     faults: Path | None,
     as_json: bool,
 ) -> None:
@@ -41,7 +43,15 @@ def command(
         render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
     settings = Settings(
-        port=port, seed=seed, latency=latency, slots=slots, rpm=rpm, tpm=tpm, burst=burst, faults=faults
+        port=port,
+        seed=seed,
+        latency=latency,
+        slots=slots,
+        rpm=rpm,
+        tpm=tpm,
+        burst=burst,
+        faults=faults,
+        websocket=not no_websocket,
     )
     garbage.from_here_on()
     try:

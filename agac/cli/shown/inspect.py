@@ -39,11 +39,19 @@ def _run(run: dict[str, Any]) -> Iterator[str]:
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"Stage {stage['name']}: {_model(stage)}" + (f", needs {stage['needs']}" if stage["needs"] else "")
+    yield from _alias(stage)
     if stage["schema"]:
         yield f"  schema: {_compact(stage['schema']['body'])}"
     if stage["system"]:
         yield from _block("instructions", stage["system"])
+    for message in stage.get("messages", ()):
+        yield from _block(f"message, {message['role']}", message["content"])
     yield from _block("prompt", stage["prompt"])
+
+
+def _alias(stage: dict[str, Any]) -> Iterator[str]:
+    if alias := stage.get("alias"):
+        yield f"  short name: {alias['written']} = {alias['means']}"
 
 
 def _model(stage: dict[str, Any]) -> str:
@@ -98,6 +106,7 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
     yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
     yield f"  model: {_model(stage)}"
+    yield from _alias(stage)
     if stage["outcome"] != "open":
         yield from _outcome(stage)
     for message in stage["prompt"] or ():
@@ -131,7 +140,8 @@ def _origin(origin: dict[str, Any]) -> str:
 def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     yield f"  Attempt {attempt['number']} of invocation {attempt['invocation']}: {attempt['purpose']}, {_who(attempt)}"
     status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
-    facts = [f"{attempt['started_at']}", f"{attempt['duration_s'] * 1000:,.0f} ms", status, *_usage(attempt)]
+    tier = [f"tier {attempt['service_tier']}"] if attempt["service_tier"] else []
+    facts = [f"{attempt['started_at']}", f"{attempt['duration_s'] * 1000:,.0f} ms", status, *tier, *_usage(attempt)]
     yield f"    {', '.join(facts)}"
     if attempt["of_earlier_content"]:
         yield "    asked with another prompt, before the row or an answer before it changed"

@@ -68,6 +68,16 @@ def reason_lines(report: PlanReport) -> list[str]:
     return lines
 
 
+def alias_lines(report: PlanReport) -> list[str]:
+    """What the short names of models stand for, and what they stood for in the run compared with."""
+    found = {alias["written"]: alias for stage in report.stages for alias in stage.aliases}
+    return [
+        f"Model {alias['written']} = {alias['means']}"
+        + (f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else "")
+        for alias in found.values()
+    ]
+
+
 def total_lines(report: PlanReport, command: str) -> list[str]:
     """What all of it takes, how sure that is, and what to do next."""
     if not any(stage.forecast.run for stage in report.stages):

@@ -35,11 +35,12 @@ def selection_words(selection: dict[str, Any]) -> str:
     """Which rows of the input take part; empty for all."""
     if not selection:
         return ""
-    limit, offset = selection.get("limit"), selection.get("offset", 0)
+    limit, offset, sample = selection.get("limit"), selection.get("offset", 0), selection.get("sample")
     many = counted(limit, "row") if limit is not None else "all rows"
-    words = f"{many} from row {offset + 1:,}" if offset else many
-    others = [f"{name} {value}" for name, value in selection.items() if name not in ("limit", "offset") and value]
-    return ", ".join([words, *others])
+    if sample is not None:
+        drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
+        many = drawn if limit is None else f"{many} of {drawn}"
+    return f"{many} from row {offset + 1:,}" if offset else many
 
 
 def indented(text: str, by: str = "  ") -> str:

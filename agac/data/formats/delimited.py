@@ -71,9 +71,7 @@ class _Watched(io.BufferedIOBase):
 def _line_end(file: io.BufferedReader) -> bytes:
     """What ends the file's first line. Only a file of old, where that is CR alone, is cut at a CR by itself:
     elsewhere one that stands in an unquoted value would quietly make two records of one."""
-    start = file.tell()
-    head = file.read(_LOOK_AHEAD)
-    file.seek(start)
+    head = file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
     feed, carriage = head.find(b"\n"), head.find(b"\r")
     return b"\r" if carriage >= 0 and (feed < 0 or feed > carriage + 1) else b"\n"
 

@@ -31,7 +31,7 @@ class JsonLinesSource:
     def records(self, start: int = 0) -> Iterator[Record]:
         with opened(self._path, self._shown) as file:
             ordinal = 0
-            for line, raw in enumerate(iter(partial(_line, file), b""), start=1):
+            for line, raw in enumerate(iter(partial(next_line, file), b""), start=1):
                 if raw.isspace():
                     continue
                 ordinal += 1
@@ -54,7 +54,7 @@ class JsonLinesSource:
         return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
 
 
-def _line(file: BufferedReader) -> bytes:
+def next_line(file: BufferedReader) -> bytes:
     """The next line; of one that is too long only the beginning, which still shows that it is."""
     raw = file.readline(MAX_RECORD_BYTES + 1)
     if len(raw) > MAX_RECORD_BYTES:

@@ -1,0 +1,116 @@
+"""What whoever shows a run sees of it while it goes on: a snapshot of counts, taken as often as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from agac.core.errors import Problem, RowError
+from agac.core.types import RowId
+from agac.engine.run import Invocation
+from agac.engine.totals import StageTotals, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """How many rows there are to work on; `exact` when they were counted."""
+
+    rows: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """A stage at a moment. Rows: `settled` need nothing more here, `worked` of them were settled by this invocation,
+    `total` come here as far as is known.
+
+    `cost` in USD, of the calls whose price is known.
+    """
+
+    name: str
+    settled: int
+    worked: int
+    total: RowCount | None
+    in_flight: int
+    reused: int
+    failed: int
+    last_error: tuple[RowError, RowId] | None
+    cost: float
+    unpriced: int
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun."""
+
+    workflow: str
+    stages: tuple[StageSnapshot, ...]
+    rows: RowCount | None
+    settled: int
+    unusable: int
+    last_error: tuple[RowError, RowId] | None
+    stopping: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Tasks that are being asked."""
+        return sum(stage.in_flight for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
+    take long; it may be called in a thread."""
+
+    workflow: str
+    invocation: Invocation
+    count_rows: Callable[[], RowCount | None]
+    warnings: list[Problem]
+
+    def snapshot(self, counted: RowCount | None = None) -> Snapshot:
+        """The run now. `counted` is what `count_rows` gave, once it did."""
+        totals = self.invocation.totals
+        rows = row_count(totals, counted)
+        never = totals.unusable + totals.rows_dropped
+        stages = []
+        for name, stage in totals.stages.items():
+            never += stage.parked
+            stages.append(_stage(name, stage, totals, rows, never))
+            never += stage.failed
+        stopping = self.invocation.control.stop is not None
+        return Snapshot(
+            self.workflow, tuple(stages), rows, totals.settled, totals.unusable, totals.last_error, stopping
+        )
+
+
+def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
+    """The best that is known of the number of rows: what was read to the end, was counted, or was there last time."""
+    if totals.all_read:
+        return RowCount(totals.seen, exact=True)
+    if counted is None and totals.expected is not None:
+        counted = RowCount(totals.expected, exact=False)
+    if counted is not None and counted.rows < totals.seen:
+        return None  # there are more than anybody thought
+    return counted
+
+
+def _stage(name: str, stage: StageTotals, totals: Totals, rows: RowCount | None, never: int) -> StageSnapshot:
+    settled = totals.unchanged + stage.settled
+    return StageSnapshot(
+        name=name,
+        settled=settled,
+        worked=stage.settled,
+        total=RowCount(max(settled, rows.rows - never), rows.exact) if rows else None,
+        in_flight=stage.in_flight,
+        reused=stage.reused,
+        failed=stage.failed,
+        last_error=stage.last_error,
+        cost=stage.cost,
+        unpriced=stage.unpriced,
+        simulated=stage.simulated > 0,
+    )
+
+
+Watch = Callable[[Watched], Awaitable[None]]
+"""A coroutine that shows progress until it is cancelled."""

@@ -1,0 +1,19 @@
+"""`agac completion`."""
+
+from __future__ import annotations
+
+import click
+
+from agac.cli import render
+from agac.cli.completion import SHELLS, script
+
+
+@click.command(
+    help="Print the script with which a shell completes agac's commands, flags, workflows, stages and runs. "
+    'For bash: eval "$(agac completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc; '
+    "fish: agac completion fish > ~/.config/fish/completions/agac.fish"
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+def command(shell: str) -> None:
+    """A script for a shell is its only output: JSON would be of no use."""
+    render.print_text(script(shell).rstrip("\n"))

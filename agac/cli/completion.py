@@ -1,0 +1,152 @@
+"""What a shell may offer: names of workflows, stages and cards, and numbers of runs. Quick, and silent about trouble.
+
+Nothing of the engine is loaded, and no file is checked: a list of names has to be there before anybody notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from agac.core.errors import AgacError
+from agac.spec.root import PROJECT_FILE, find_project
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_AGAC_COMPLETE"
+"""Set by the script that a shell runs at startup; says that agac is asked for completions."""
+
+SUFFIXES = (".yml", ".yaml")
+
+
+def workflows(context: click.Context) -> list[CompletionItem]:
+    """The project's workflows."""
+    folder = _folder(context, "workflows")
+    return [CompletionItem(name) for name in sorted({path.stem for path in _files(folder, SUFFIXES)})]
+
+
+def cards(context: click.Context) -> list[CompletionItem]:
+    """The project's AgentCards."""
+    return [CompletionItem(path.stem) for path in sorted(_files(_folder(context, "agentcards"), (".md",)))]
+
+
+def stages(context: click.Context) -> list[CompletionItem]:
+    """The stages of the workflow that the command line names; without one, of the run that it names."""
+    given = context.params.get("workflow") or context.params.get("workflows") or _workflow_of_run(context)
+    names = [given] if isinstance(given, str) else list(given or ())
+    folder = _folder(context, "workflows")
+    files = [path for name in names for path in _files(folder, SUFFIXES) if path.stem == name]
+    found = [_as_mapping(stage).get("name") for path in files for stage in _mapping(path).get("stages") or ()]
+    return [CompletionItem(name) for name in dict.fromkeys(found) if isinstance(name, str)]
+
+
+def runs(context: click.Context) -> list[CompletionItem]:
+    """Runs, the one last worked on first, with the workflow of each; and `last`."""
+    return [CompletionItem("last", help="the newest"), *numbers(context)]
+
+
+def numbers(context: click.Context) -> list[CompletionItem]:
+    """Runs by number alone."""
+    return [CompletionItem(str(number), help=workflow) for number, workflow in _runs(context)]
+
+
+def errors(_: click.Context) -> list[CompletionItem]:
+    """The kinds of errors that rows have."""
+    from agac.core.errors import ErrorType
+
+    return [CompletionItem(str(kind)) for kind in ErrorType]
+
+
+COMPLETIONS: dict[str, Callable[[click.Context], list[CompletionItem]]] = {
+    "workflow": workflows,
+    "workflows": workflows,
+    "stage": stages,
+    "from_stage": stages,
+    "until": stages,
+    "run": runs,
+    "number": numbers,
+    "error": errors,
+    "card show name": cards,
+}
+"""What completes the value of a parameter, by its name: alike in every command, or in the one that is named before."""
+
+
+def offer(command: click.Command, path: str) -> click.Command:
+    """The command `path`, with completions for the parameters that take one of the project's names."""
+    for parameter in command.params:
+        named = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
+        if named is not None:
+            setattr(parameter, "shell_complete", _matching(named))  # noqa: B010 - mypy knows it as a method
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            offer(inner, f"{path} {name}")
+    return command
+
+
+def _matching(
+    named: Callable[[click.Context], list[CompletionItem]],
+) -> Callable[[click.Context, str], list[CompletionItem]]:
+    def complete(context: click.Context, incomplete: str) -> list[CompletionItem]:
+        with suppress(AgacError, OSError, ValueError):  # nobody wants to read of it while typing
+            return [item for item in named(context) if item.value.startswith(incomplete)]
+        return []
+
+    return complete
+
+
+def script(shell: str) -> str:
+    """What a shell has to run at its start, so that it asks agac for completions."""
+    from click.shell_completion import get_completion_class
+
+    from agac.cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    shown = found(cli, {}, "agac", VARIABLE)
+    return str(shown.source_template % shown.source_vars())
+
+
+def _root(context: click.Context) -> Path:
+    return find_project(Path.cwd(), context.find_root().params.get("project_dir"))
+
+
+def _folder(context: click.Context, kind: str) -> Path:
+    """A folder of the project by its key under `paths`."""
+    root = _root(context)
+    named = _as_mapping(_mapping(root / PROJECT_FILE).get("paths")).get(kind)
+    return root / (named if isinstance(named, str) else kind)
+
+
+def _files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix in suffixes] if folder.is_dir() else []
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty when it has none."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _as_mapping(yaml.load(path.read_text("utf-8"), loader))  # noqa: S506 - both are safe loaders
+    except yaml.YAMLError:
+        return {}
+
+
+def _as_mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _runs(context: click.Context) -> Iterator[tuple[int, str]]:
+    from agac.store.glance import runs_at_a_glance
+
+    return iter(runs_at_a_glance(_root(context) / ".agac" / "agac.db"))
+
+
+def _workflow_of_run(context: click.Context) -> str | None:
+    # before an option that still lacks its value, words are left where they stood
+    wanted = context.params.get("run") or next(iter(context.args), None)
+    return next((name for number, name in _runs(context) if wanted in ("last", str(number))), None)

@@ -1,0 +1,307 @@
+"""Where a workflow's rows come from: a file, several, a database, or standard input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from agac.core.errors import Problem, UsageError, Where
+from agac.spec.databaseurl import SCHEME, NoDatabase, parse_database
+from agac.spec.formats import DATABASES, KNOWN_FILES, PACKED, SUFFIXES, TABLES_LATER, format_of, suffix_of
+from agac.spec.globbing import ANY_FOLDERS, Unmatchable, fixed_part, is_pattern, matching
+from agac.spec.models import InputFile, WorkflowFile
+from agac.spec.paths import OutsideProject, inside, lies_in
+from agac.spec.suggest import listed
+from agac.spec.texts import near_files
+from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
+from agac.spec.yamlfile import Document, key_path
+
+PIPED = "-"
+"""Standard input, as a path."""
+
+INPUTS = Path(".agac") / "inputs"
+"""Where standard input is kept, relative to the project: a run reads its input more than once."""
+
+STATE_FOLDERS = (".agac", ".git")
+LOOKED_AT = 1_000
+"""So many files of a pattern are looked at before a run; what is wrong with later ones is found when they are read."""
+
+_REMEDY = f"Name a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."
+
+
+class _Refused(ValueError):
+    """An input that cannot be used; the message says why and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is known beside a path: the input's keys, and whether it was typed on the command line.
+
+    What a file names stays inside the project; what is typed is relative to the current folder and may lie anywhere.
+    """
+
+    project: ProjectSpec
+    keys: InputFile
+    where: Where
+    own_output: Path
+    typed: bool = False
+
+    def spec(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
+        return InputSpec(path, shown, found, self.keys.id_field, self.keys.on_duplicate_id, self.where)
+
+    def place(self, text: str) -> Path:
+        if self.typed:
+            return Path(text).resolve()
+        try:
+            return inside(self.project.root, text)
+        except OutsideProject as error:
+            raise _Refused(f"{error}, or use --input") from None
+
+    def format_of(self, name: str) -> InputFormat | None:
+        """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
+        declared = self.keys.format if self.keys.format not in ("files", "sqlite") else None
+        told = format_of(name)
+        if self.typed and told not in (None, "txt"):
+            return told
+        return declared or told
+
+
+def input_spec(
+    file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
+) -> tuple[InputSpec | None, list[Problem]]:
+    """Where the rows of the workflow `name` come from: what it says itself, or what the command line does.
+
+    Raises `UsageError` when the command line's cannot be used.
+    """
+    if file.input is not None and file.inputs is not None:
+        message = "input and inputs are two spellings of one key; keep input"
+        return None, [Problem(document.where(("inputs",), key=True), message, "inputs")]
+    key = "inputs" if file.inputs is not None else "input"
+    keys = file.inputs or file.input or InputFile()
+    asked = _Asked(
+        project, keys, document.where((key, "path")), _own_output(overrides.output or file.output.dir, project, name)
+    )
+    if overrides.input is not None:
+        return _typed([str(overrides.input)], replace(asked, typed=True), "--input "), []
+    if keys.path is None:
+        message = "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"
+        return None, [Problem(asked.where, message, key)]
+    try:
+        spec = _one(keys.path[0], asked) if len(keys.path) == 1 else _several(keys.path, asked)
+    except _Refused as error:
+        return None, [Problem(asked.where, str(error), key_path((key, "path")))]
+    return spec, _unordered(spec, key)
+
+
+def free_input(texts: Sequence[str], project: ProjectSpec, found: InputFormat | None) -> InputSpec:
+    """An input that no workflow names, of the format `found` where its name does not tell. Raises `UsageError`."""
+    keys = InputFile() if found is None else InputFile(format=found)
+    return _typed(texts, _Asked(project, keys, Where(texts[0]), project.paths.output, typed=True), "")
+
+
+def _typed(texts: Sequence[str], asked: _Asked, flag: str) -> InputSpec:
+    """The command line's input."""
+    shown = "'' or ." if texts[0] in ("", ".") else texts[0]
+    if Path(shown).parent == asked.project.root / INPUTS:
+        shown = PIPED
+    try:
+        return _one(texts[0], asked) if len(texts) == 1 else _several(texts, asked)
+    except _Refused as error:
+        raise UsageError(f"{flag}{shown}: {error}", remedy=_REMEDY) from None
+
+
+def _own_output(text: str | None, project: ProjectSpec, name: str) -> Path:
+    try:
+        return inside(project.root, text) if text else project.paths.output / name
+    except OutsideProject:  # said where outputs are checked
+        return project.paths.output / name
+
+
+def _unordered(spec: InputSpec, key: str) -> list[Problem]:
+    """A warning where rows are known by their numbers alone, and these may be others the next time."""
+    if spec.statement is None or spec.id_field is not None or spec.ordered:
+        return []
+    message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
+    return [Problem(spec.where, message, key_path((key, "path")), "warning")]
+
+
+def _one(text: str, asked: _Asked) -> InputSpec:
+    if text == PIPED:
+        return _piped(asked)
+    if text.startswith(SCHEME):
+        return _database(text, asked)
+    if "://" in text:
+        raise _Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
+    path = asked.place(text)
+    if asked.keys.format == "files":
+        return _whole_files((text,), asked)
+    if is_pattern(text) and not path.is_file():
+        return _several((text,), asked)
+    _refuse_no_file(text, path, asked)
+    if path.parent == asked.project.root / INPUTS and not asked.typed:
+        raise _Refused("is what was piped into an earlier run; write '-'")
+    return _file(text, path, asked)
+
+
+def _file(text: str, path: Path, asked: _Asked) -> InputSpec:
+    if path.parent == asked.project.root / INPUTS:  # standard input as it was kept: the same run goes on
+        own = format_of(asked.keys.path[0]) if asked.keys.path else None
+        found = _piped_format(asked) or format_of(path.name) or own
+        if found is None:
+            raise _Refused("cannot tell the format of what is piped in; add format to the workflow's input, as csv")
+        return asked.spec(path, PIPED, found)
+    found = asked.format_of(path.name)
+    if found is None:
+        raise _Refused(_no_format(text, asked))
+    return asked.spec(path, text, found)
+
+
+def _refuse_no_file(text: str, path: Path, asked: _Asked) -> None:
+    suffix = suffix_of(path.name)
+    if suffix in TABLES_LATER:
+        raise _Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
+    if path.is_dir():
+        what = "is a folder" if asked.typed else f"{text!r} is a folder"
+        raise _Refused(f"{what}; name a file in it, or several as 'data/*.csv'; with format: files each is a row")
+    if not path.exists():
+        if asked.typed:
+            raise _Refused("no such file")
+        raise _Refused(f"no such file: {text!r}; {near_files(path, asked.project.root)}")
+    if not path.is_file():
+        raise _Refused("is not a file" if asked.typed else f"{text!r} is not a file")
+    if asked.keys.format == "sqlite" or (suffix in DATABASES and asked.format_of(path.name) is None):
+        raise _Refused(
+            f"a database is named with what to read: {SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
+        )
+    if suffix == ".parquet" and path.suffix.lower() in PACKED:
+        raise _Refused(f"parquet is compressed inside; unpack the {path.suffix.lower()} around it")
+
+
+def _no_format(text: str, asked: _Asked) -> str:
+    formats = " or ".join(dict.fromkeys(SUFFIXES.values()))
+    if asked.typed:
+        return f"cannot tell the format; known suffixes: {listed(SUFFIXES)}; or add format to the workflow's input"
+    return f"cannot tell the format of {text!r}; add format: {formats}"
+
+
+def _piped(asked: _Asked) -> InputSpec:
+    spec = asked.spec(asked.project.root / INPUTS, PIPED, _piped_format(asked))
+    return replace(spec, piped=True)
+
+
+def _piped_format(asked: _Asked) -> InputFormat | None:
+    if asked.keys.format in ("files", "sqlite"):
+        raise _Refused(f"format: {asked.keys.format} cannot be piped in")
+    return asked.keys.format
+
+
+def _database(text: str, asked: _Asked) -> InputSpec:
+    if asked.keys.format not in (None, "sqlite") and not asked.typed:
+        raise _Refused(f"the path names a SQLite database, and format says {asked.keys.format}; remove format")
+    try:
+        url = parse_database(text)
+    except NoDatabase as error:
+        raise _Refused(f"{text.partition('?')[0]!r}: {error}") from None
+    path = asked.place(url.path)
+    if not path.is_file():
+        raise _Refused(f"no such database: {url.path!r}")
+    return replace(asked.spec(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
+
+
+def _several(texts: Sequence[str], asked: _Asked) -> InputSpec:
+    if asked.keys.format == "files":
+        return _whole_files(texts, asked)
+    root, patterns = _patterns(texts, asked)
+    spec = replace(asked.spec(root, ", ".join(texts), None), patterns=patterns, skipped=_skipped(patterns, asked))
+    return replace(spec, format=_common_format(_first_matches(spec, texts), asked))
+
+
+def _whole_files(texts: Sequence[str], asked: _Asked) -> InputSpec:
+    """Each file a row; a folder stands for all that is in it, and the path is the id."""
+    below = [f"{text.rstrip('/')}/{ANY_FOLDERS}" if asked.place(text).is_dir() else text for text in texts]
+    root, patterns = _patterns(below, asked)
+    spec = replace(
+        asked.spec(root, ", ".join(texts), "files"),
+        id_field=asked.keys.id_field or "path",
+        patterns=patterns,
+        skipped=_skipped(patterns, asked),
+    )
+    _first_matches(spec, texts)
+    return spec
+
+
+def _patterns(texts: Sequence[str], asked: _Asked) -> tuple[Path, tuple[str, ...]]:
+    """The folder that patterns are relative to, and the patterns. All that is wrong with them is said at once."""
+    refused, found = [], []
+    for text in texts:
+        try:
+            found.append(_pattern(text, asked))
+        except _Refused as error:
+            refused.append(str(error))
+    if refused:
+        raise _Refused("; ".join(refused))
+    root = asked.project.root
+    if not all(lies_in(path, root) for path in found):
+        root = Path(os.path.commonpath([fixed_part(path.as_posix()) for path in found]))
+    return root, tuple(path.relative_to(root).as_posix() for path in found)
+
+
+def _pattern(text: str, asked: _Asked) -> Path:
+    """A path or a pattern, absolute."""
+    if text == PIPED or "://" in text:
+        raise _Refused(f"{text!r} cannot stand in a list; a list names files")
+    path = asked.place(text)
+    if path.is_file():
+        return path if asked.typed else asked.project.root / PurePosixPath(text)
+    if not is_pattern(text):
+        raise _Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
+    if ".." in PurePosixPath(text).parts and not asked.typed:
+        raise _Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
+    fixed = fixed_part(text)
+    return asked.place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
+
+
+def _skipped(patterns: Sequence[str], asked: _Asked) -> tuple[Path, ...]:
+    """State, and results: the workflow's own always, all others unless a pattern begins among them."""
+    root = asked.project.root
+    output = asked.project.paths.output
+    named = any(lies_in(root / fixed_part(pattern), output) for pattern in patterns)
+    return (*(root / name for name in STATE_FOLDERS), asked.own_output, *(() if named else (output,)))
+
+
+def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
+    """The first files of all patterns. Raises _Refused when one of them matches none."""
+    try:
+        empty = [
+            text
+            for text, pattern in zip(texts, spec.patterns, strict=True)
+            if next(matching(spec.path, (pattern,), spec.skipped), None) is None
+        ]
+        if not empty:
+            return list(islice(matching(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
+        hidden = next(matching(spec.path, spec.patterns), None) is not None
+    except Unmatchable as error:
+        raise _Refused(str(error)) from None
+    where = "what it matches are results or agac's own files" if hidden else _near(spec, empty[0])
+    raise _Refused(f"{', '.join(map(repr, empty))} matches no file; {where}")
+
+
+def _near(spec: InputSpec, text: str) -> str:
+    path = spec.path / spec.patterns[0] if len(spec.patterns) == 1 else spec.path / text
+    return near_files(path, spec.path) if lies_in(path, spec.path) else "check the folder"
+
+
+def _common_format(names: Sequence[str], asked: _Asked) -> InputFormat:
+    formats: dict[InputFormat, str] = {}
+    for name in names:
+        found = asked.format_of(name)
+        if found is None:
+            raise _Refused(f"cannot tell the format of {name!r}; name files of one format, or say it with format")
+        formats.setdefault(found, name)
+    if len(formats) > 1:
+        (first, name), (second, other) = list(formats.items())[:2]
+        raise _Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
+    return next(iter(formats))

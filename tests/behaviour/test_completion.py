@@ -1,0 +1,137 @@
+"""Completion as a shell asks for it: names of the project, quickly, and no word about trouble."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.project import ProjectFolder, clean_environment
+from test_pipes import COMMANDS
+
+from agac.cli.completion import COMPLETIONS
+from agac.core.errors import ErrorType
+
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "aiosqlite", "rich", "asyncio", "agac.engine")
+
+
+def completed(project: ProjectFolder, *words: str, cwd: Path | None = None) -> list[str]:
+    """What bash is offered for the last word."""
+    asked = {"_AGAC_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["agac", *words]), "COMP_CWORD": str(len(words))}
+    ran = project.agac(env=asked, cwd=cwd)
+    assert (ran.code, ran.err) == (0, "")
+    return [line.partition(",")[2] for line in ran.out.splitlines() if line]
+
+
+@pytest.fixture
+def stocked(project: ProjectFolder) -> ProjectFolder:
+    """Three workflows, one of them run twice."""
+    stages = [{"name": name, "prompt": "${text}"} for name in ("classify", "reply")]
+    project.numbered(2)
+    project.workflow("translations")
+    project.workflow("returns")
+    project.run(project.workflow(stages=stages))
+    project.run(project.workflow(stages=[*stages, {"name": "check", "prompt": "${reply}"}]))
+    project.write("agentcards/support.md", "---\nmodel: local/large\n---\nBe kind.\n")
+    project.write("agentcards/sales.md", "---\nmodel: local/large\n---\nBe brief.\n")
+    return project
+
+
+def test_workflows_are_offered_wherever_one_is_named(stocked: ProjectFolder) -> None:
+    assert completed(stocked, "run", "-a", "") == ["returns", "reviews", "translations"]
+    assert completed(stocked, "run", "--workflow", "re") == ["returns", "reviews"]
+    assert completed(stocked, "--quiet", "plan", "--limit", "3", "-a", "t") == ["translations"]
+    assert completed(stocked, "status", "-a", "x") == []
+
+
+def test_every_option_that_takes_a_name_of_the_project_is_completed() -> None:
+    for path, command in COMMANDS.items():
+        for parameter in command.params:
+            if parameter.opts[0] in ("-a", "--stage", "--from", "--until", "--run", "--error"):
+                assert parameter.name in COMPLETIONS, f"agac {path} {parameter.opts[0]}"
+
+
+def test_stages_are_those_of_the_workflow_or_of_the_run(stocked: ProjectFolder) -> None:
+    assert completed(stocked, "run", "-a", "reviews", "--stage", "") == ["classify", "reply", "check"]
+    assert completed(stocked, "run", "-a", "reviews", "--from", "c") == ["classify", "check"]
+    assert completed(stocked, "run", "-a", "translations", "--until", "") == ["classify"]
+    assert completed(stocked, "retry", "last", "--stage", "r") == ["reply"]
+    assert completed(stocked, "why", "1", "r-1", "") == ["classify", "reply", "check"]
+    assert completed(stocked, "run", "--stage", "") == []
+
+
+def test_runs_are_offered_newest_first(stocked: ProjectFolder) -> None:
+    assert completed(stocked, "status", "") == ["last", "2", "1"]
+    assert completed(stocked, "inspect", "l") == ["last"]
+    assert completed(stocked, "export", "--run", "") == ["2", "1"]
+
+
+def test_cards_kinds_of_errors_commands_and_flags_are_offered(stocked: ProjectFolder) -> None:
+    assert completed(stocked, "card", "show", "") == ["sales", "support"]
+    assert completed(stocked, "retry", "1", "--error", "") == [str(kind) for kind in ErrorType]
+    assert completed(stocked, "ru") == ["run", "runs"]
+    assert completed(stocked, "run", "--lim") == ["--limit"]
+    assert completed(stocked, "completion", "") == ["bash", "zsh", "fish"]
+
+
+def test_folders_of_agac_yml_and_the_flag_are_honoured(stocked: ProjectFolder, tmp_path: Path) -> None:
+    other = ProjectFolder(tmp_path / "other")
+    other.write("agac.yml", "paths: {workflows: flows}\n")
+    other.write("flows/summaries.yaml", "stages: [broken\n")
+    below = other.root / "deep/down"
+    below.mkdir(parents=True)
+    assert completed(other, "run", "-a", "", cwd=below) == ["summaries"]
+    assert completed(other, "run", "-a", "summaries", "--stage", "") == []
+    assert completed(stocked, "--project-dir", str(other.root), "run", "-a", "") == ["summaries"]
+
+
+def test_trouble_is_met_with_silence(project: ProjectFolder, tmp_path: Path) -> None:
+    assert completed(project, "run", "-a", "", cwd=tmp_path) == []
+    project.write("agac.yml", "paths: [\n")
+    assert completed(project, "run", "-a", "") == []
+    project.write(".agac/agac.db", "this is no database, whatever its name may say, and never was one")
+    assert completed(project, "inspect", "") == ["last"]
+    assert "run" in completed(project, "nothing", "")
+
+
+def test_nothing_heavy_is_loaded_for_a_list_of_names(stocked: ProjectFolder) -> None:
+    code = (
+        "import os, sys, runpy\n"
+        "sys.argv = ['agac']\n"
+        "try: runpy.run_module('agac', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    asked = {"_AGAC_COMPLETE": "bash_complete", "COMP_WORDS": "agac run -a ", "COMP_CWORD": "3"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=stocked.root, env=clean_environment(asked), capture_output=True
+    )
+    assert ran.stdout.decode().count("plain,") == 3
+    assert ran.stderr.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_that_the_shell_understands(shell: str, project: ProjectFolder) -> None:
+    ran = project.agac("completion", shell)
+    assert (ran.code, ran.err) == (0, "")
+    assert "_AGAC_COMPLETE" in ran.out
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=ran.out.encode(), capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def test_bash_completes_what_is_typed(stocked: ProjectFolder, tmp_path: Path) -> None:
+    program = tmp_path / "bin/agac"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agac "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    script = (
+        f'PATH="{program.parent}:$PATH"; eval "$(agac completion bash)"\n'
+        "COMP_WORDS=(agac run -a re); COMP_CWORD=3; _agac_completion agac re -a; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    )
+    ran = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=stocked.root, env=clean_environment({}), capture_output=True
+    )
+    assert ran.stdout.decode().split() == ["returns", "reviews"], ran.stderr.decode()

@@ -1,0 +1,266 @@
+"""Workflows over every kind of input, through the commands: checked, planned, run, run again, retried."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import zstandard
+from support.project import ProjectFolder, clean_environment, command
+
+from agac.core.errors import SpecError, UsageError
+
+ROWS = [{"id": f"r-{n}", "text": f"I love number {n}"} for n in range(1, 7)]
+CSV = "id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in ROWS)
+
+
+def write_all(root: Path) -> None:
+    data = root / "data"
+    (data / "many").mkdir(parents=True)
+    (data / "rows.csv").write_text(CSV)
+    (data / "rows.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+    (data / "rows.jsonl.zst").write_bytes(zstandard.compress("".join(json.dumps(r) + "\n" for r in ROWS).encode()))
+    (data / "many/1.csv").write_text("\n".join(CSV.split("\n")[:4]) + "\n")
+    (data / "many/2.csv").write_text("id,text\n" + "\n".join(CSV.split("\n")[4:]))
+    with closing(sqlite3.connect(data / "rows.db")) as connection:
+        connection.execute("CREATE TABLE r (id, text)")
+        connection.executemany("INSERT INTO r VALUES (?, ?)", [(row["id"], row["text"]) for row in ROWS])
+        connection.commit()
+    with duckdb.connect() as base:
+        base.execute(f"COPY (SELECT * FROM read_csv('{data / 'rows.csv'}')) TO '{data / 'rows.parquet'}'")
+
+
+INPUTS: dict[str, Any] = {
+    "gz": "data/rows.csv.gz",
+    "zst": "data/rows.jsonl.zst",
+    "pattern": "data/many/*.csv",
+    "list": ["data/many/1.csv", "data/many/2.csv"],
+    "sqlite": "sqlite://data/rows.db?query=SELECT id, text FROM r ORDER BY id",
+    "table": "sqlite://data/rows.db?table=r",
+    "parquet": "data/rows.parquet",
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_workflow_over_any_input_is_checked_planned_run_and_gone_on_with(project: ProjectFolder, name: str) -> None:
+    write_all(project.root)
+    project.workflow(path=INPUTS[name])
+    assert project.agac("validate").code == 0
+    assert project.agac("plan", "-a", "reviews", "--json").json["stages"][0]["run"] == 6
+    report = project.run()
+    assert report.summary["rows"] == {"total": 6, "done": 6, "failed": 0, "dropped": 0, "open": 0}
+    assert [envelope["id"] for envelope in project.envelopes()] == [row["id"] for row in ROWS]
+    again = project.run()
+    assert again.summary["run"] == report.summary["run"]
+    assert (again.invocation["calls"], again.invocation["rows_unchanged"]) == (0, 6)
+    assert project.agac("inspect", "last", "r-2").code == 0
+    project.assert_sound()
+
+
+def test_the_same_rows_from_another_input_are_not_asked_again(project: ProjectFolder) -> None:
+    write_all(project.root)
+    project.workflow()
+    assert project.run().invocation["calls"] == 6
+    for path in INPUTS.values():
+        if isinstance(path, str):
+            typed = path.replace("sqlite://", f"sqlite://{project.root}/") if "://" in path else project.root / path
+            assert project.run(input=typed).invocation["calls"] == 0
+
+
+def test_each_file_is_a_row_under_its_path(project: ProjectFolder) -> None:
+    for name, text in {
+        "docs/b.md": "two",
+        "docs/a.md": "one",
+        "docs/sub/c.md": "three",
+        "docs/.d.md": "hidden",
+    }.items():
+        project.write(name, text)
+    stage = {"name": "review", "prompt": "Review ${path} (${name}): ${content}"}
+    project.workflow(path="docs", input={"format": "files", "id_field": None}, stages=[stage])
+    project.run()
+    assert [envelope["id"] for envelope in project.envelopes()] == ["docs/a.md", "docs/b.md", "docs/sub/c.md"]
+    project.write("docs/b.md", "changed")
+    project.write("docs/aa.md", "new")
+    assert project.run().invocation["calls"] == 2
+    assert [envelope["id"] for envelope in project.envelopes()] == [
+        "docs/a.md", "docs/aa.md", "docs/b.md", "docs/sub/c.md",
+    ]  # fmt: skip
+
+
+def test_results_and_state_are_never_matched(project: ProjectFolder) -> None:
+    project.write("x.json", '[{"id": 1, "text": "one"}]')
+    project.workflow(path="**/*.json*")
+    assert project.run().summary["rows"]["total"] == 1
+    assert project.run().summary["rows"]["total"] == 1
+    for _ in range(2):  # nor those that --output puts elsewhere
+        assert project.run(output="results").summary["rows"]["total"] == 1
+
+
+def test_what_is_wrong_with_an_input_is_a_problem_at_its_place(project: ProjectFolder) -> None:
+    project.write("data/a.csv", "id,text\n")
+    project.write("data/b.csv", "id,txt\n")
+    project.workflow(path="data/*.csv")
+    checked = project.agac("validate")
+    assert checked.code == 2
+    assert (
+        'input.path: data/b.csv: its header lacks "text" and has "txt" besides, compared with data/a.csv' in checked.out
+    )
+    with pytest.raises(SpecError):
+        project.run()
+
+
+def test_rows_of_a_query_without_an_order_want_ids(project: ProjectFolder) -> None:
+    write_all(project.root)
+    project.workflow(path="sqlite://data/rows.db?query=SELECT id, text FROM r", input={"id_field": None})
+    checked = project.agac("validate")
+    assert checked.code == 0
+    assert "warning: input.path: rows are known by their numbers, and the query does not order them" in checked.out
+    project.workflow(path="sqlite://data/rows.db?query=SELECT id, text FROM r")
+    assert "warning" not in project.agac("validate").out
+
+
+def piped(project: ProjectFolder, content: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(arguments),
+        cwd=project.root,
+        env=clean_environment(None),
+        input=content,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def test_rows_that_are_piped_in_are_kept_and_the_same_rows_go_on_with_the_run(project: ProjectFolder) -> None:
+    project.workflow(path="-", input={"format": "csv"})
+    assert project.agac("validate").code == 0
+    first = piped(project, CSV.encode(), "run", "-a", "reviews", "--json")
+    assert json.loads(first.stdout)["rows"]["done"] == 6
+    again = json.loads(piped(project, CSV.encode(), "run", "-a", "reviews", "--json").stdout)
+    assert (again["run"], again["invocation"]["calls"], again["invocation"]["rows_unchanged"]) == (1, 0, 6)
+    more = json.loads(piped(project, (CSV + "r-7,another\n").encode(), "run", "-a", "reviews", "--json").stdout)
+    assert (more["run"], more["invocation"]["calls"]) == (1, 1)
+    assert len(list((project.root / ".agac/inputs").iterdir())) == 2
+    kept = piped(project, gzip.compress(CSV.encode()), "plan", "-a", "reviews", "--json")
+    assert json.loads(kept.stdout)["stages"][0]["reuse"] == 6
+
+
+def test_without_rows_on_standard_input_it_is_said_how_to_go_on(project: ProjectFolder) -> None:
+    project.workflow(path="-")
+    assert (
+        piped(project, "".join(json.dumps(row) + "\n" for row in ROWS).encode(), "run", "-a", "reviews").returncode == 0
+    )
+    [kept] = (project.root / ".agac/inputs").iterdir()
+    refused = piped(project, b"", "run", "-a", "reviews")
+    assert refused.returncode == 2
+    assert b"standard input: nothing came" in refused.stderr
+    assert f"or go on with those of the last time: --input {kept}".encode() in refused.stderr
+    gone_on = project.run(input=str(kept))
+    assert (gone_on.summary["run"], gone_on.invocation["calls"]) == (1, 0)
+
+
+def test_what_was_piped_in_can_be_retried_without_piping_it_again(project: ProjectFolder) -> None:
+    project.workflow(stages=[{"name": "one", "prompt": "${text} ${extra}"}], path="data/rows.jsonl")
+    project.rows(ROWS, "data/rows.jsonl")
+    body = "".join(json.dumps({**row, **({"extra": "x"} if row["id"] != "r-2" else {})}) + "\n" for row in ROWS)
+    assert piped(project, body.encode(), "run", "-a", "reviews", "--input", "-").returncode == 3
+    retried = project.agac("retry", "last", "--yes", "--json")
+    assert retried.code == 3, retried.err
+    assert retried.json["run"] == 1
+
+
+def test_a_format_that_cannot_be_told_is_asked_for(project: ProjectFolder) -> None:
+    project.workflow(path="-")
+    refused = piped(project, CSV.encode(), "run", "-a", "reviews")
+    assert refused.returncode == 2
+    assert (
+        b"--input -: cannot tell the format of what is piped in; add format to the workflow's input" in refused.stderr
+    )
+
+
+def test_a_workflows_own_file_tells_the_format_of_what_is_piped_in(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    ended = piped(project, CSV.encode(), "run", "-a", "reviews", "--input", "-", "--json")
+    assert json.loads(ended.stdout)["rows"]["done"] == 6
+
+
+def test_several_workflows_share_what_is_piped_in(project: ProjectFolder) -> None:
+    project.workflow("one", input={"format": "csv"}, path="-")
+    project.workflow("two", input={"format": "csv"}, path="-", stages=[{"name": "s", "prompt": "Two: ${text}"}])
+    ended = piped(project, CSV.encode(), "run", "-a", "one", "-a", "two", "--json")
+    assert [report["rows"]["done"] for report in json.loads(ended.stdout)] == [6, 6]
+
+
+def test_gc_drops_what_was_piped_in_for_runs_that_are_not_kept(project: ProjectFolder) -> None:
+    project.workflow(path="-", input={"format": "csv"})
+    for n in range(3):
+        assert piped(project, CSV.encode() + f"x-{n},x\n".encode(), "run", "-a", "reviews").returncode == 0
+    assert len(list((project.root / ".agac/inputs").iterdir())) == 3
+    assert project.agac("gc", "--keep-runs", "1").code == 0
+    [kept] = (project.root / ".agac/inputs").iterdir()
+    assert b"x-2,x" in kept.read_bytes()
+
+
+def test_a_sample_is_the_same_every_time_and_goes_to_the_preview(project: ProjectFolder) -> None:
+    project.numbered(50)
+    project.workflow()
+    report = project.run(sample=5)
+    ids = [envelope["id"] for envelope in project.envelopes("reviews", "preview/results.jsonl")]
+    assert len(ids) == 5
+    assert ids == sorted(ids, key=lambda text: int(text[2:]))
+    again = project.run(sample=5)
+    assert (again.summary["run"], again.invocation["calls"]) == (report.summary["run"], 0)
+    other = project.run(sample=5, seed=1)
+    assert other.summary["run"] != report.summary["run"]
+    assert other.summary["selection"] == {"limit": None, "offset": 0, "sample": 5, "seed": 1}
+    assert "5 rows drawn with seed 1" in project.agac("runs").out
+    project.assert_sound()
+
+
+def test_first_the_offset_then_the_sample_then_the_limit(project: ProjectFolder) -> None:
+    project.numbered(40)
+    project.workflow()
+    project.run(offset=30, sample=8)
+    drawn = [envelope["row_number"] for envelope in project.envelopes("reviews", "preview/results.jsonl")]
+    assert len(drawn) == 8
+    assert min(drawn) > 30
+    project.run(offset=30, sample=8, limit=3)
+    assert [e["row_number"] for e in project.envelopes("reviews", "preview/results.jsonl")] == drawn[:3]
+
+
+def test_a_sample_of_more_rows_than_there_are_is_all_of_them(project: ProjectFolder) -> None:
+    project.numbered(4)
+    project.workflow()
+    assert project.run(sample=9).summary["rows"]["done"] == 4
+
+
+@pytest.mark.parametrize("id_field", ["id", None])
+def test_a_sample_follows_rows_that_are_added(project: ProjectFolder, id_field: str | None) -> None:
+    """What a sample no longer draws leaves the run, also where it stood between two chunks of the reading."""
+    project.workflow(input={"id_field": id_field})
+    project.numbered(1_500)
+    first = project.run(sample=700)
+    assert first.summary["rows"]["total"] == 700
+    project.numbered(1_800)
+    second = project.run(sample=700)
+    assert second.summary["run"] == first.summary["run"]
+    assert second.summary["rows"] == {"total": 700, "done": 700, "failed": 0, "dropped": 0, "open": 0}
+    assert len(project.envelopes("reviews", "preview/results.jsonl")) == 700
+    project.assert_sound()
+
+
+def test_a_seed_without_a_sample_is_refused(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    with pytest.raises(UsageError, match="--seed 3: nothing is drawn"):
+        project.run(seed=3)
+    with pytest.raises(UsageError, match="--sample 0: draw at least one row"):
+        project.run(sample=0)
+    assert project.agac("plan", "-a", "reviews", "--sample", "1", "--json").json["stages"][0]["run"] == 1

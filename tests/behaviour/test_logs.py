@@ -1,0 +1,158 @@
+"""The log: what it says of a call, for people and for machines, and that it costs nothing where nobody reads it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+from behaviour.scripted_server import Step, scripted
+from support.project import SENTIMENT, ProjectFolder, Ran
+
+from agac.core.redact import Redactor
+from agac.engine import call, calllog
+
+GOOD = '{"sentiment":"positive","reason":"it is"}'
+BAD = '{"sentiment":"excellent","reason":"r"}'
+
+
+def logged(project: ProjectFolder, *flags: str) -> tuple[Ran, str]:
+    ran = project.agac("--log-file", "run.log", *flags, "run", "-a", "reviews")
+    return ran, (project.root / "run.log").read_text("utf-8")
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def calls(text: str) -> list[dict[str, Any]]:
+    return [line for line in objects(text) if "request" in line]
+
+
+@pytest.fixture
+def asked(project: ProjectFolder) -> ProjectFolder:
+    """One row, asked twice: the first answer misses its schema."""
+    project.rows([{"id": "r-1", "text": "größer\nals"}])
+    project.workflow(
+        stages=[{"name": "one", "instructions": "Be brief.", "prompt": "${text}", "output_schema": SENTIMENT}]
+    )
+    return project
+
+
+def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
+    with scripted(Step(BAD), Step(GOOD)) as server:
+        asked.configure(server.base_url)
+        ran, text = logged(asked, "--log-level", "debug", "--log-format", "json")
+    assert ran.code == 0
+    assert ran.err == ""
+    for line in objects(text):
+        assert list(line)[:4] == ["time", "level", "logger", "message"]
+        assert datetime.fromisoformat(line["time"]).utcoffset() is not None
+        assert line["logger"].startswith("agac.")
+    first, second = calls(text)
+    assert (first["run"], first["row"], first["stage"], first["attempt"], first["purpose"]) == (
+        1,
+        "r-1",
+        "one",
+        1,
+        "ask",
+    )
+    assert (first["model"], first["answered_by"], first["status"], first["error"]) == (
+        "local/small", "small-2", 200, "SchemaMismatch",
+    )  # fmt: skip
+    assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (10, 5, None)
+    assert first["duration_ms"] > 0
+    assert first["request"][-1] == {"role": "user", "text": "größer\nals"}
+    assert first["request"][0]["role"] == "system"
+    assert first["request"][0]["text"].startswith("Be brief.")
+    assert first["reply"] == BAD
+    assert (second["attempt"], second["purpose"], second["error"], second["reply"]) == (2, "repair", None, GOOD)
+    assert any(message["text"] == BAD for message in second["request"])  # a re-ask quotes what it is about
+    began, *_, ended = objects(text)
+    assert (began["level"], began["run"], began["workflow"]) == ("info", 1, "reviews")
+    assert (ended["level"], ended["run"], ended["exit_code"]) == ("info", 1, 0)
+
+
+def test_text_tells_the_same_for_people(asked: ProjectFolder) -> None:
+    with scripted(Step(GOOD)) as server:
+        asked.configure(server.base_url)
+        _, text = logged(asked, "--log-level", "debug")
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if "attempt 1 (ask) to local/small: status 200" in line)
+    assert "10 tokens in, 5 out, ok" in lines[at]
+    assert lines[at + 1].startswith("    system: Be brief.")
+    rest = "\n".join(lines[at:])
+    assert "\n    user: größer\n    als\n" in rest
+    assert f"\n    reply: {GOOD}\n" in rest
+
+
+def test_what_is_waited_for_is_told_at_info(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    with scripted(Step(status=500, headers={"retry-after-ms": "1"}, body="{}"), Step(GOOD)) as server:
+        project.configure(server.base_url)
+        _, text = logged(project, "--log-level", "info", "--log-format", "json")
+    assert calls(text) == []
+    (waited,) = [line for line in objects(text) if "wait_s" in line]
+    assert (waited["row"], waited["stage"], waited["attempt"], waited["status"], waited["error"]) == (
+        "r-1", "classify", 1, 500, "ProviderError",
+    )  # fmt: skip
+
+
+def test_warning_is_the_default_and_says_nothing_of_a_good_run(asked: ProjectFolder) -> None:
+    with scripted(Step(GOOD)) as server:
+        asked.configure(server.base_url)
+        assert logged(asked)[1] == ""
+
+
+def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolder) -> None:
+    with scripted(Step(GOOD)) as server:
+        asked.configure(server.base_url)
+        ran = asked.agac("run", "-a", "reviews", "-q", "--log-level", "debug", "--log-format=json")
+    assert calls(ran.err)
+    refused = asked.agac("run", "-a", "reviews", "--log-format", "yaml")
+    assert refused.code == 2
+    assert "'yaml' is not one of 'text', 'json'" in refused.err
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFolder) -> None:
+    length = calllog.MOST_CHARACTERS
+    project.rows([{"id": "r-1", "text": "a" * (length + 1234)}])
+    project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
+    with scripted(Step("b" * length)) as server:
+        project.configure(server.base_url)
+        _, text = logged(project, "--log-level", "debug", "--log-format", form)
+    assert "a" * length + "… (1,234 more characters)" in text
+    assert "a" * (length + 1) not in text
+    assert "b" * length in text
+    assert text.count("more characters") == 1
+
+
+def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
+    """A lone surrogate, which UTF-8 cannot hold, comes as JSON escape from a server."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x \ud800 y\x00\u2028"}, "finish_reason": "stop"}
+    project.numbered(1)
+    project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
+    with scripted(Step(body=json.dumps({"model": "m", "choices": [choice]}))) as server:
+        project.configure(server.base_url)
+        ran, text = logged(project, "--log-level", "debug", "--log-format", "json")
+    assert "Logging error" not in ran.err
+    lines = [json.loads(line) for line in text.split("\n") if line]
+    assert any(line.get("reply", "").startswith("x ") for line in lines)
+
+
+def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(call, "log_call", lambda *args, **kwargs: made.append(args))
+    with scripted(Step(BAD), Step(GOOD)) as server:
+        asked.configure(server.base_url)
+        assert asked.run().exit_code == 0
+    assert made == []
+
+
+def test_a_secret_is_taken_out_before_a_text_is_cut() -> None:
+    secret = "s3cret-value-0123456789"
+    text = "a" * (calllog.MOST_CHARACTERS - 5) + secret
+    assert "s3cre" not in calllog._cut(Redactor([secret]).clean(text))

@@ -1,0 +1,305 @@
+"""Short names of models: the same wherever a model is named, expanded for everyone to see, never moved unnoticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from scripted_server import scripted
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+from agac.providers import aliases as shipped
+from agac.providers import modelref
+
+SAY: dict[str, Any] = {"name": "say", "prompt": "${text}"}
+MEANS = "local/small?temperature=0.5&max_tokens=50"
+
+
+def configure(project: ProjectFolder, base_url: str, aliases: dict[str, str], **keys: Any) -> None:
+    row = {"dialect": "openai-chat", "base_url": base_url, "structured": "json_schema"}
+    project.write("agac.yml", yaml.safe_dump({"providers": {"local": row}, "aliases": aliases, **keys}))
+
+
+def planned(project: ProjectFolder) -> dict[str, Any]:
+    [stage] = agac.plan_run("reviews", project=project.root).as_json()["stages"]
+    return stage
+
+
+@pytest.fixture
+def named(project: ProjectFolder, server: Server) -> ProjectFolder:
+    configure(project, server.base_url, {"fast": "local/small?max_tokens=50"})
+    project.numbered(2)
+    project.workflow(stages=[{**SAY, "model": "fast?temp=0.5"}])
+    return project
+
+
+def test_plan_summary_and_inspect_tell_what_a_short_name_means(named: ProjectFolder) -> None:
+    line = f"Model fast?temperature=0.5 = {MEANS}"
+    assert line in named.agac("plan", "-a", "reviews").out
+    assert planned(named)["aliases"] == [{"written": "fast?temperature=0.5", "means": MEANS, "meant": None}]
+    ran = named.agac("run", "-a", "reviews")
+    assert (ran.code, line in ran.out) == (0, True)
+    alias = {"written": "fast?temperature=0.5", "means": MEANS}
+    [stage] = named.output(file="summary.json")["stages"]
+    assert (stage["model"], stage["alias"]) == ("local/small", alias)
+    for words in (("last",), ("last", "r-1")):
+        assert f"  short name: fast?temperature=0.5 = {MEANS}" in named.agac("inspect", *words).out
+    [row] = named.agac("inspect", "last", "r-1", "--json").json["rows"]
+    assert row["stages"][0]["alias"] == alias
+
+
+def test_a_name_that_moved_makes_a_changed_run_and_plan_says_so(named: ProjectFolder, server: Server) -> None:
+    named.run()
+    configure(named, server.base_url, {"fast": "local/large?max_tokens=50"})
+    stage = planned(named)
+    assert [(one["reason"], one["tasks"]) for one in stage["reasons"]] == [("model changed", 2)]
+    assert stage["aliases"][0]["meant"] == MEANS
+    shown = named.agac("plan", "-a", "reviews").out
+    moved = f"Model fast?temperature=0.5 = local/large?temperature=0.5&max_tokens=50   (run 1: {MEANS})"
+    assert moved in shown
+    assert named.run().summary["run"] == 2
+    assert "model of say: local/small → local/large" in named.agac("runs").out
+
+
+def test_a_name_of_agac_that_moves_does_the_same(
+    project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = dict(shipped.ALIASES)
+    monkeypatch.setattr(modelref, "ALIASES", table)
+    configure(project, server.base_url, {})
+    project.numbered(2)
+    project.workflow(stages=[{**SAY, "model": "sonnet"}])
+    table["sonnet"] = shipped.Alias("local/small")
+    project.run()
+    table["sonnet"] = shipped.Alias("local/large", since=2)
+    stage = planned(project)
+    assert [(one["reason"], one["tasks"]) for one in stage["reasons"]] == [("model changed", 2)]
+    assert stage["aliases"] == [{"written": "sonnet", "means": "local/large", "meant": "local/small"}]
+
+
+def test_writing_out_what_a_name_means_asks_nothing_again(named: ProjectFolder) -> None:
+    named.run()
+    named.workflow(stages=[{**SAY, "model": MEANS}])
+    assert planned(named)["run"] == 0
+    assert named.run().invocation["calls"] == 0
+
+
+@pytest.mark.parametrize("place", ["stage", "list", "defaults", "agac.yml", "card", "--model"])
+def test_a_short_name_is_read_wherever_a_model_is_named(project: ProjectFolder, server: Server, place: str) -> None:
+    aliases = {"fast": "local/small?seed=7"}
+    configure(project, server.base_url, aliases, **({"defaults": {"model": "fast"}} if place == "agac.yml" else {}))
+    project.numbered(1)
+    project.write("agentcards/a.md", "---\nmodel: fast\n---\nBe brief.\n")
+    stage = {
+        **SAY,
+        **({"model": "fast"} if place == "stage" else {}),
+        **({"model": ["fast", "local/large"]} if place == "list" else {}),
+        **({"agent": "a"} if place == "card" else {}),
+        **({"model": "local/large"} if place == "--model" else {}),
+    }
+    project.workflow(stages=[stage], **({"defaults": {"model": "fast"}} if place == "defaults" else {}))
+    ran = project.agac("run", "-a", "reviews", *(("--model", "fast") if place == "--model" else ()))
+    assert ran.code == 0, ran.err
+    assert "Model fast = local/small?seed=7" in ran.out
+
+
+def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
+    with scripted("", "good") as server:
+        configure(project, server.base_url, {"second": "local/large?seed=7"})
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": ["local/small", "second"]}])
+        assert "Model second = local/large?seed=7" in project.agac("plan", "-a", "reviews").out
+        assert project.run().exit_code == 0
+    assert [(asked["model"], asked.get("seed")) for asked in server.asked] == [("small", None), ("large", 7)]
+
+
+def test_card_show_tells_what_a_short_name_means(named: ProjectFolder) -> None:
+    named.write("agentcards/a.md", "---\nmodel: fast\n---\nBe brief.\n")
+    assert "means: local/small?max_tokens=50" in named.agac("card", "show", "a").err
+
+
+def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: ProjectFolder) -> None:
+    aliases = {"a/b": "openai/m", "bad": "opneai/m", "fine": "openai/gpt-5.4-mini"}
+    project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
+    project.numbered(1)
+    project.workflow(stages=[SAY])
+    ran = project.agac("validate")
+    assert ran.code == 2
+    first, second = ran.out.splitlines()
+    assert first == "agac.yml:2:8: aliases.a/b: 'a/b' is no short name; use letters, digits, '.', _ and -"
+    assert second.startswith("agac.yml:3:8: aliases.bad: unknown provider 'opneai'; did you mean 'openai'?")
+
+
+def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow(stages=[{**SAY, "model": "local/small?task_budget=20k"}])
+    ran = project.agac("validate")
+    assert ran.code == 0
+    assert ran.out.count("task_budget has no effect: ") == 1
+    assert project.run().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (
+            {"model": "openai/gpt-4.1-mini?service_tier=flex"},
+            "stages[0].model: service_tier=flex: openai/gpt-4.1-mini is not offered in that tier, as far as the price ",
+        ),
+        (
+            {"model": ["local/small", "openai/gpt-4.1-mini?service_tier=flex"]},
+            "stages[0].fallback: service_tier=flex: openai/gpt-4.1-mini is not offered in that tier",
+        ),
+        (
+            {"model": "responses/m", "agent": "stopping"},
+            "stages[0].model: responses/m cannot be asked with stop: the Responses API has no such parameter",
+        ),
+        (
+            {"model": "mistral/m", "agent": "waiting"},
+            "stages[0].model: service_tier=flex: mistral has no such tier; it has no tiers; leave service_tier out",
+        ),
+    ],
+)
+def test_what_a_model_cannot_be_told_is_said_before_the_first_call(
+    project: ProjectFolder, stage: dict[str, Any], said: str
+) -> None:
+    project.write("agentcards/stopping.md", "---\nrequest_params: {stop_sequences: [END]}\n---\nBe brief.\n")
+    project.write("agentcards/waiting.md", "---\nrequest_params: {service_tier: flex}\n---\nBe brief.\n")
+    project.numbered(1)
+    project.workflow(stages=[{**SAY, **stage}])
+    ran = project.agac("validate")
+    assert ran.code == 2
+    assert said in ran.out
+
+
+@pytest.mark.parametrize(
+    ("query", "sent"),
+    [
+        ("top_k=40&min_p=0.1&repetition_penalty=1.1", {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}),
+        ("reasoning=off", {"reasoning_effort": "none"}),
+        ("reasoning=auto", {}),
+        ("web_search=off&structured_tools=auto", {}),
+        ("structured=json", {}),
+    ],
+)
+def test_what_a_key_sends(project: ProjectFolder, query: str, sent: dict[str, Any]) -> None:
+    with scripted("ok") as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": f"local/small?{query}"}])
+        assert project.run().exit_code == 0
+    [asked] = server.asked
+    assert {key: value for key, value in asked.items() if key not in ("model", "messages")} == sent
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("json_schema", "json_schema"), ("json", "json_schema"), ("json_object", "json_object"), ("none", None)],
+)
+def test_schema_mode_says_how_a_schema_is_enforced(project: ProjectFolder, mode: str, form: str | None) -> None:
+    with scripted('{"a":"x"}') as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        model = f"local/small?schema_mode={mode}"
+        project.workflow(stages=[{**SAY, "model": model, "output_schema": {"a": "string"}}])
+        assert project.run().exit_code == 0
+    assert (server.asked[0].get("response_format") or {}).get("type") == form
+
+
+def test_how_a_model_is_asked_is_no_reason_to_ask_again(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(stages=[SAY])
+    project.run()
+    project.workflow(stages=[{**SAY, "model": "local/small?transport=sse&idle_timeout=50&schema_mode=none"}])
+    assert planned(project)["run"] == 0
+    assert project.run().summary["run"] == 1
+
+
+ROUTED: dict[str, Any] = {
+    "kimi26instant": {"temperature": 0.6, "top_p": 0.95, "chat_template_kwargs": {"thinking": False}},
+    "kimi26": {"temperature": 1.0, "top_p": 0.95},
+    "hf/Qwen/Qwen3.5-397B-A17B:novita?reasoning=off": {"chat_template_kwargs": {"enable_thinking": False}},
+    "hf/moonshotai/Kimi-K2.5:novita?instant=on": {"thinking": {"type": "disabled"}},
+}
+
+
+@pytest.mark.parametrize("model", ROUTED)
+def test_a_route_and_a_switch_reach_the_wire(project: ProjectFolder, model: str) -> None:
+    with scripted("ok") as server:
+        project.write("agac.yml", yaml.safe_dump({"providers": {"hf": {"base_url": server.base_url}}}))
+        project.write(".env", "HF_TOKEN=hf-1\n")
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": model}])
+        assert project.run().exit_code == 0
+    [asked] = server.asked
+    assert asked["model"].endswith(":novita")
+    assert {key: value for key, value in asked.items() if key not in ("model", "messages")} == ROUTED[model]
+
+
+@pytest.mark.parametrize("key", [None, "key-1"])
+def test_generic_is_placed_by_a_variable_and_needs_no_key(
+    project: ProjectFolder, server: Server, key: str | None
+) -> None:
+    project.write("agac.yml", "")
+    project.numbered(1)
+    project.workflow(stages=[{**SAY, "model": "generic/small"}])
+    missing = project.agac("run", "-a", "reviews")
+    assert missing.code == 2
+    assert "provider 'generic' needs the variable GENERIC_BASE_URL" in missing.err
+    found = {"GENERIC_BASE_URL": f"{server.base_url}/", **({"GENERIC_API_KEY": key} if key else {})}
+    ran = project.agac("run", "-a", "reviews", env=found)
+    assert ran.code == 0, ran.err
+    assert project.query("SELECT base_url FROM endpoint") == [(server.base_url,)]
+
+
+def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
+    with scripted("ok") as server:
+        project.write("agac.yml", "")
+        endpoint = server.base_url.removesuffix("/v1")
+        project.write(".env", f"AZURE_OPENAI_API_KEY=key-1\nAZURE_OPENAI_ENDPOINT={endpoint}/\n")
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": "azure/my-deployment"}])
+        assert project.run().exit_code == 0
+    assert project.query("SELECT base_url FROM endpoint") == [(f"{endpoint}/openai/v1",)]
+    assert server.headers[0]["authorization"] == "Bearer key-1"
+
+
+def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(project: ProjectFolder) -> None:
+    """Pinned with the version before examples and short names: what was asked then is not asked again."""
+    from agac.api.checking import checked_workflow
+    from agac.api.project import open_project
+    from agac.plan.plan import Selection, make_plan
+    from agac.plan.prepare import Prepared, Preparer
+    from agac.spec.workflow import Overrides
+
+    project.write("agac.yml", "")
+    project.write("data/rows.csv", "id,text\n1,a\n")
+    one = {
+        "name": "one", "instructions": "Be brief.", "prompt": "Say ${text}.", "max_tokens": 9,
+        "model": "openai/gpt-5.4-mini?reasoning=low&service_tier=flex",
+    }  # fmt: skip
+    two = {"name": "two", "prompt": "${one}", "model": "openrouter/google/x:free", "output_schema": {"a": "string"}}
+    project.workflow("w", stages=[one, two])
+    opened = open_project(project.root)
+    checked = checked_workflow(opened, "w", Overrides())
+    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
+    preparer = Preparer(plan.stages, plan.vars, 1)
+    tasks = [preparer.prepare(s, preparer.visible({"id": "1", "text": "a"}, {"one": "x"}), "1") for s in plan.stages]
+    assert plan.hash.hex() == "07ca1b65c22a52f45a9d3556026393c6"
+    assert [task.fingerprint.hex() for task in tasks if isinstance(task, Prepared)] == [
+        "664498891a812320ccba14f1efe78bac",
+        "90314ba02c342ecba5798cb92b4b4551",
+    ]
+
+
+def test_a_run_says_that_a_name_moved_and_what_to_write_to_stay(named: ProjectFolder, server: Server) -> None:
+    named.run()
+    assert named.agac("run", "-a", "reviews").err.count("meant") == 0
+    configure(named, server.base_url, {"fast": "local/large?max_tokens=50"})
+    said = named.agac("run", "-a", "reviews").err
+    now = "local/large?temperature=0.5&max_tokens=50"
+    assert f"fast?temperature=0.5 meant {MEANS} in run 1 and means {now} now: its rows are asked again; to keep" in said
+    assert "meant" not in named.agac("run", "-a", "reviews").err

@@ -1,0 +1,167 @@
+"""What a pipe gets: whole tables, JSON from every command, and no complaint when it is closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from support.project import ProjectFolder, clean_environment, command
+from support.terminals import on_pty
+
+from agac.cli.main import cli
+from agac.cli.render import table
+
+PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+LONG = "a_stage_with_a_name_that_is_much_longer_than_anybody_would_want_it_to_be_on_a_terminal_of_eighty_columns"
+
+EXCEPT = {
+    "completion": "its output is a script for a shell",
+    "simulate": "serves until it is ended; test_commands.py reads the line of JSON that it begins with",
+}
+"""Commands that are not run here, and why."""
+
+WORDS: dict[str, list[list[str]]] = {
+    "init": [["elsewhere"]],
+    "validate": [[], ["-a", "reviews"]],
+    "plan": [["-a", "reviews"]],
+    "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
+    "status": [[], ["last"], ["-a", "reviews"]],
+    "runs": [[]],
+    "data": [["data/rows.csv"]],
+    "inspect": [["last"], ["1", "größe-1"]],
+    "retry": [["1", "--dry-run"], ["1", "--from", LONG, "--yes"]],
+    "why": [["1", "größe-1", LONG]],
+    "export": [["-a", "reviews"]],
+    "gc": [["--keep-runs", "5"], ["--keep-runs", "5", "--dry-run"]],
+    "backup": [["copy.db", "--force"]],
+    "card show": [["support"]],
+    "version": [[]],
+}
+"""What each command needs, so that it has something to say."""
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command that does something, by the words that call it."""
+
+    def below(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            assert found is not None
+            path = f"{words} {name}".strip()
+            yield from below(found, path) if isinstance(found, click.Group) else [(path, found)]
+
+    return dict(below(cli, ""))
+
+
+COMMANDS = commands()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> ProjectFolder:
+    """A project with a card, two workflows and one finished run of a thousand and one letters."""
+    project = ProjectFolder(tmp_path_factory.mktemp("pipes") / "project")
+    project.configure(_shared_server.base_url)
+    project.rows({"id": f"größe-{i}", "text": f"I love number {i}"} for i in range(3))
+    project.write("agentcards/support.md", "---\nmodel: local/large\n---\nBe kind.\n")
+    stage = {"name": LONG, "agent": "support", "prompt": "${text}"}
+    project.run(project.workflow(stages=[stage]))
+    project.workflow("others", stages=[stage])
+    return project
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in EXCEPT])
+def test_every_command_prints_json_and_nothing_else(name: str, finished: ProjectFolder) -> None:
+    assert any("--json" in parameter.opts for parameter in COMMANDS[name].params), f"agac {name} has no --json"
+    assert name in WORDS, f"agac {name}: say here what it needs"
+    for words in WORDS[name]:
+        for env in ({}, PLAIN_LOCALE):
+            if env and any(not word.isascii() for word in words):
+                continue  # such a word cannot be typed there
+            ran = finished.agac(*name.split(), *words, "--json", env=env)
+            if name == "init":
+                (finished.root / "elsewhere/agac.yml").exists()
+                words = [words[0] + "2"]
+            assert ran.code == 0 or name == "init", ran.err
+            if ran.code == 0:
+                assert json.loads(ran.out) is not None
+
+
+def test_what_is_left_out_has_a_reason_and_exists() -> None:
+    assert EXCEPT.keys() <= COMMANDS.keys()
+    assert WORDS.keys() | EXCEPT.keys() == COMMANDS.keys()
+
+
+def test_json_is_json_where_the_stream_has_no_umlauts(finished: ProjectFolder) -> None:
+    ran = finished.agac("inspect", "last", "--json", env=PLAIN_LOCALE)
+    assert ran.out.isascii()
+    assert ran.json == finished.agac("inspect", "last", "--json").json
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {*EXCEPT, "init", "backup", "run", "retry"}])
+@pytest.mark.parametrize("where", ["out", "both"])
+def test_a_reader_that_has_seen_enough_hears_no_complaint(name: str, where: str, finished: ProjectFolder) -> None:
+    """As in `agac runs | head -1`, at its worst: nothing is read at all."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        command([*name.split(), *WORDS[name][0]]), cwd=finished.root, env=clean_environment({}),
+        stdout=writer, stderr=writer if where == "both" else subprocess.PIPE,
+    )  # fmt: skip
+    os.close(writer)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert where == "both" or b"Traceback" not in said
+    assert where == "both" or b"Broken" not in said
+
+
+@pytest.mark.parametrize("words", [["run", "-a", "nothing"], ["nothing"], ["run", "-a", "reviews", "--fresh"]])
+def test_errors_keep_their_exit_code_when_nobody_reads_them(words: list[str], finished: ProjectFolder) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        command(words), cwd=finished.root, env=clean_environment({}), stdout=writer, stderr=writer
+    )
+    os.close(writer)
+    assert process.wait(60) in (0, 2)
+
+
+def test_head_takes_one_line_and_nothing_is_said(finished: ProjectFolder) -> None:
+    line = " ".join(["set -o pipefail;", *command(["status"]), "2>&1 | head -n 1; echo ${PIPESTATUS[@]}"])
+    ran = subprocess.run(["bash", "-c", line], cwd=finished.root, env=clean_environment({}), capture_output=True)
+    head, codes = ran.stdout.decode().splitlines()
+    assert head.startswith("run  workflow")
+    assert codes == "0 0"
+
+
+def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFolder) -> None:
+    ran = finished.agac("status", "last")
+    (row,) = [line for line in ran.out.splitlines() if line.startswith(LONG)]
+    assert "local/large" in row
+    with on_pty(finished.root, "status", "last", columns=40) as terminal:
+        assert terminal.ended() == 0
+    assert row in terminal.seen.replace("\r\n", "\n")
+
+
+def test_columns_are_as_wide_as_their_cells_and_a_line_is_a_row() -> None:
+    assert table(["a", "n"], [["行列", 1], ["x\ny", 20_000]]).split("\n") == [
+        "a          n",
+        "行列       1",
+        "x\\ny  20,000",
+    ]
+
+
+def test_what_a_row_says_cannot_command_a_terminal_but_reaches_a_pipe_as_it_is(project: ProjectFolder) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J"
+    project.write("agentcards/support.md", f"---\nmodel: local/large\n---\nBe kind. {evil}\n")
+    words = ["card", "show", "support"]
+    with on_pty(project.root, *words) as terminal:
+        assert terminal.ended() == 0
+    assert "\x1b" not in terminal.seen
+    assert "\\x1b]0;owned\\x07" in terminal.seen
+    assert evil in project.agac(*words).out

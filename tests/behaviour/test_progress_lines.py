@@ -1,0 +1,262 @@
+"""The lines of progress as a table: what they say of a run, at every width; and when a plain log gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agac.api.watching import RowCount, Watched
+from agac.cli import progress
+from agac.cli.live.lines import Paper, duration, run_lines
+from agac.cli.live.pace import Log, Rate
+from agac.cli.live.text import cells, cropped, harmless, on_one_line
+from agac.core.errors import ErrorType, RowError
+from agac.engine.control import Stop
+from agac.engine.run import Invocation
+from agac.engine.totals import StageTotals
+
+MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")
+
+
+def watched(total: int | None = 10_000, exact: bool = True, **stages: dict[str, Any]) -> Watched:
+    invocation = Invocation()
+    invocation.totals.stages = {name: StageTotals(**counts) for name, counts in stages.items()}
+    counted = None if total is None else RowCount(total, exact)
+    return Watched("reviews", invocation, lambda: counted, [])
+
+
+def lines(
+    run: Watched, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
+) -> list[str]:
+    snapshot = run.snapshot(run.count_rows())
+    return run_lines(snapshot, {stage.name: rate for stage in snapshot.stages}, Paper(width, encoding, **paper))
+
+
+def classify(**more: Any) -> dict[str, Any]:
+    return {"done": 1244, "failed": 3, "cost": 0.84, "last_error": (MISMATCH, "r-1089"), **more}
+
+
+def test_a_line_says_share_rate_eta_cost_and_the_last_error() -> None:
+    assert lines(watched(classify=classify())) == [
+        ("classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 "
+        "| errors 3 (last: SchemaMismatch, row r-1089)")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (159, ("classify ██░░░░░░░░░░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 "
+              "| errors 3 (last: SchemaMismatch, row r-1089)")),
+        (107, ("classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 "
+              "| errors 3 (last: SchemaMismatch)")),
+        (90, "classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 | errors 3"),
+        (79, "classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 | errors 3"),
+        (70, "classify 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 | errors 3"),
+        (59, "classify 1,247/10,000 (12.5%) | ETA 3m 13s | errors 3"),
+        (45, "classify 1,247/10,000 (12.5%) | errors 3"),
+        (39, "classify 1,247/10,000 (12.5%)"),
+        (20, "class… 1,247/10,000…"),
+        (1, "…"),
+    ],
+)  # fmt: skip
+def test_a_line_gives_up_what_says_least_when_it_gets_narrow(width: int, line: str) -> None:
+    assert lines(watched(classify=classify()), width) == [line]
+
+
+@pytest.mark.parametrize("width", range(1, 200))
+def test_no_line_is_ever_wider_than_the_terminal(width: int) -> None:
+    run = watched(größe=classify(last_error=(MISMATCH, "行" * 80)), a_stage_with_a_very_long_name_indeed=classify())
+    run.invocation.control.stop = Stop.INTERRUPT
+    for encoding in ("utf-8", "ascii"):
+        assert all(cells(line) <= width for line in lines(run, width, encoding=encoding))
+
+
+def test_the_row_of_the_last_error_is_cut_before_its_type() -> None:
+    run = watched(classify=classify(last_error=(MISMATCH, "r-" + "9" * 100)))
+    (line,) = lines(run, 125)
+    assert line.endswith("| errors 3 (last: SchemaMismatch, row r-99999999999999…)")
+    assert len(line) <= 125
+
+
+@pytest.mark.parametrize(
+    ("total", "exact", "share"),
+    [
+        (None, True, "1,247 rows"),
+        (10_000, True, "█░░░░░░░░░ 1,247/10,000 (12.5%)"),
+        (10_000, False, "█░░░░░░░░░ 1,247/~10,000 (12.5%)"),
+    ],
+)
+def test_the_number_of_rows_is_shown_as_well_as_it_is_known(total: int | None, exact: bool, share: str) -> None:
+    (line,) = lines(watched(total, exact, classify=classify()))
+    assert line.startswith(f"classify {share} | 45/s | ")
+    assert ("ETA" in line) is (total is not None)
+
+
+def test_more_rows_than_were_counted_are_no_longer_a_share() -> None:
+    run = watched(10, classify={"done": 11})
+    run.invocation.totals.seen = 12
+    assert lines(run)[0].startswith("classify 11 rows | ")
+    run.invocation.totals.all_read = True
+    assert lines(run)[0].startswith("classify █████████░ 11/12 (91.7%) | ")
+
+
+def test_rows_that_failed_before_do_not_come_to_a_later_stage() -> None:
+    run = watched(100, classify={"done": 40, "failed": 10}, reply={"done": 30, "reused": 5})
+    run.invocation.totals.unusable = 4
+    assert [line.split(" | ")[0] for line in lines(run)] == [
+        "classify █████░░░░░ 50/96 (52.1%)",
+        "reply    ████░░░░░░ 35/86 (40.7%)",
+    ]
+
+
+def test_rows_that_need_nothing_count_as_settled_but_not_for_the_rate() -> None:
+    run = watched(100, classify={"done": 10})
+    run.invocation.totals.unchanged = 50
+    (stage,) = run.snapshot(run.count_rows()).stages
+    assert (stage.settled, stage.worked) == (60, 10)
+
+
+def test_a_finished_stage_has_no_eta() -> None:
+    (line,) = lines(watched(10, classify={"done": 10}))
+    assert line == "classify ██████████ 10/10 (100.0%) | 45/s | $0.00"
+
+
+def test_money_is_real_simulated_or_unknown() -> None:
+    told = [
+        lines(watched(10, s={"done": 1, **costs}))[0].split(" | ")[3]
+        for costs in (
+            {"cost": 1234.5},
+            {"cost": 0.0123},
+            {"cost": 0.5, "simulated": 3},
+            {"cost": 0.5, "unpriced": 1},
+            {"unpriced": 1},
+        )
+    ]
+    assert told == ["$1,234.50", "$0.0123", "simulated $0.50", "$0.50 + unknown prices", "price unknown"]
+
+
+def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
+    run = watched(100, classify={"done": 1, "in_flight": 3}, reply={"in_flight": 1})
+    totals = run.invocation.totals
+    totals.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
+    run.invocation.control.stop = Stop.INTERRUPT
+    assert lines(run)[2:] == [
+        "unusable rows 2 (last: DuplicateId, row r-7)",
+        "stopping: 4 calls in flight may finish (Ctrl-C again gives them up)",
+    ]
+
+
+def test_more_stages_than_lines_are_told_together() -> None:
+    run = watched(10, **{f"s{i}": {"done": 10 if i < 5 else 0, "in_flight": int(i == 5)} for i in range(20)})
+    run.invocation.totals.all_read, run.invocation.totals.seen = True, 10
+    snapshot = run.snapshot()
+    shown = run_lines(snapshot, {}, Paper(79, "utf-8"), 4)
+    assert [line.split()[0] for line in shown] == ["s5", "s6", "s7", "+"]
+    assert shown[-1] == "+ 17 more stages"
+    assert len(run_lines(snapshot, {}, Paper(79, "utf-8"), 1)) == 1
+
+
+def test_without_unicode_lines_are_ascii_and_ids_are_escaped() -> None:
+    (line,) = lines(watched(classify=classify(last_error=(MISMATCH, "größe\x1b[31m\n"))), 150, encoding="ascii")
+    assert line.startswith("classify ##------------------ 1,247/10,000 (12.5%)")
+    assert line.endswith(r"(last: SchemaMismatch, row gr\xf6\xdfe\x1b[31m\n)")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp1252", None, "no-such-encoding"])
+def test_a_line_can_be_written_in_every_encoding(encoding: str | None) -> None:
+    line = on_one_line("größe 行 \ud800 \x07\t\n", encoding)
+    line.encode("ascii" if encoding in (None, "no-such-encoding") else encoding)
+    assert "\n" not in line
+    assert "\x07" not in line
+
+
+def test_text_that_would_command_a_terminal_is_escaped_and_colours_stay() -> None:
+    assert harmless("\x1b[31mred\x1b[0m\n\tfine") == "\x1b[31mred\x1b[0m\n\tfine"
+    assert harmless("\x1b]0;title\x07\x1b[2J") == r"\x1b]0;title\x07\x1b[2J"
+    assert harmless("abc\u202efed\r") == "abc\\u202efed\\r"
+
+
+def test_width_is_counted_in_cells() -> None:
+    assert (cells("行列"), cells("e\u0301"), cells("abc")) == (4, 1, 3)
+    assert cropped("行列式", 5) == "行列…"
+    assert cropped("行列式", 4) == "行…"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0s"), (59, "59s"), (192, "3m 12s"), (3600, "1h 00m"), (7512, "2h 05m"), (200_000, "2d 07h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_rate_is_that_of_the_last_twenty_seconds() -> None:
+    rate = Rate()
+    assert rate.observe(0.0, 0) == 0.0
+    assert rate.observe(10.0, 1000) == 100.0
+    for second in range(11, 41):
+        found = rate.observe(float(second), 1000 + second - 10)
+    assert found == pytest.approx(1.0)
+
+
+def test_a_log_is_due_after_ten_seconds_and_a_tenth_of_the_rows_and_each_minute() -> None:
+    log = Log(0.0)
+    assert not log.due(9.9, 0.9)
+    assert not log.due(10.0, 0.05)
+    assert log.due(12.0, 0.1)
+    assert not log.due(30.0, 0.15)
+    assert not log.due(71.9, 0.15)
+    assert log.due(72.0, 0.15)
+    assert not log.due(81.0, None)
+    assert log.due(82.0, None)
+
+
+def test_a_pipe_gets_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    run = watched(1000, classify=classify(done=0, failed=0, last_error=None))
+    now = 0.0
+
+    class Over(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        run.invocation.totals.stages["classify"].done += 10
+        run.invocation.totals.rows_done += 10
+        await asyncio.sleep(0.001)  # so that the rows can be counted meanwhile
+        if now >= 36:
+            raise Over
+
+    with pytest.raises(Over):
+        asyncio.run(progress.plainly(run, lambda: now, sleep))
+    assert capsys.readouterr().err.splitlines() == [
+        "classify 100/1,000 (10.0%) | 10/s | ETA 1m 30s | $0.84",
+        "classify 200/1,000 (20.0%) | 10/s | ETA 1m 20s | $0.84",
+        "classify 300/1,000 (30.0%) | 10/s | ETA 1m 10s | $0.84",
+    ]
+
+
+class Stream:
+    def __init__(self, tty: bool) -> None:
+        self.tty = tty
+
+    def isatty(self) -> bool:
+        return self.tty
+
+
+@pytest.mark.parametrize(
+    ("tty", "environ", "live"),
+    [
+        (True, {"TERM": "xterm-256color"}, True),
+        (True, {"TERM": "xterm", "CI": "false"}, True),
+        (True, {"TERM": "xterm", "CI": "true"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_lines_are_painted_only_where_they_can_be(tty: bool, environ: dict[str, str], live: bool) -> None:
+    assert progress.is_live(Stream(tty), environ) is live  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Live progress in a real terminal: tmux keeps the screen, moves text when it is resized, and knows the cursor.
+
+Where tmux is missing these are skipped; tests/behaviour/test_progress.py checks the same on a pseudo-terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from support.project import ProjectFolder
+from support.server import simulator
+from support.terminals import agac_line, in_tmux
+
+RUN = agac_line("run", "-a", "reviews", "--concurrency", "4")
+LINE = r"^classify .*\d+/2,000 "
+
+
+@pytest.fixture
+def slow(project: ProjectFolder) -> Iterator[ProjectFolder]:
+    """A project whose run takes long enough to be looked at."""
+    with simulator("--latency", "0.1") as server:
+        project.configure(server.base_url)
+        project.numbered(2000)
+        project.workflow()
+        yield project
+
+
+def of_progress(screen: str) -> list[str]:
+    return [line for line in screen.split("\n") if line.startswith(("classi", "stopping"))]
+
+
+def fits(screen: str, columns: int) -> bool:
+    """Whether there is one line of progress, painted for this width."""
+    lines = of_progress(screen)
+    bar = 20 if columns >= 141 else 10 if columns >= 100 else 0
+    return len(lines) == 1 and len(lines[0]) < columns and len(re.findall("[█░]", lines[0])) == bar
+
+
+def test_one_line_stays_one_line_until_ctrl_c_leaves_a_clean_terminal(slow: ProjectFolder) -> None:
+    with in_tmux(slow.root) as window:
+        window.type(RUN)
+        screen = window.until_seen(r"^classify █+.* \(\d\d\.\d%\)")
+        assert len(of_progress(screen)) == 1, screen
+        assert not window.cursor_is_on
+        window.press("C-c")
+        window.until(lambda: window.text().count("PROMPT>") == 2, "the prompt")
+        assert window.cursor_is_on
+        left = window.history()
+        assert of_progress(left) == [line for line in left.split("\n") if re.match(r"classify +local/small ", line)]
+        assert "Interrupted; every answer is stored" in left
+
+
+def test_resizing_leaves_nothing_behind(slow: ProjectFolder) -> None:
+    with in_tmux(slow.root, columns=130, lines=20) as window:
+        window.type("seq 1 30")
+        window.until_seen(r"^30$")
+        window.type(RUN)
+        window.until_seen(LINE)
+        for columns, lines in ((60, 20), (40, 12), (200, 30), (30, 6), (130, 20)):
+            window.resize(columns, lines)
+            window.until(lambda: fits(window.text(), columns), f"one line in {columns} columns")  # noqa: B023
+        window.press("C-c")
+        window.until(lambda: window.text().count("PROMPT>") >= 1 and window.cursor_is_on, "the prompt")
+        assert re.search(r"^29\n30\n(PROMPT>.*\n|.*pytest.*\n)*", window.history(), re.MULTILINE)
+
+
+def test_a_log_scrolls_away_above_the_line(slow: ProjectFolder) -> None:
+    with in_tmux(slow.root, columns=150, lines=12) as window:
+        window.type(agac_line("--log-level", "debug", "run", "-a", "reviews", "--concurrency", "4"))
+        window.until(lambda: window.history().count(" DEBUG agac") > 20, "a log")
+        screen = window.until_seen(LINE)
+        assert len(of_progress(screen)) == 1, screen
+        window.press("C-c")
+        window.until(lambda: "PROMPT>" in window.text(), "the prompt")
+        assert window.cursor_is_on
+
+
+def test_a_pipe_takes_the_control_characters_away(slow: ProjectFolder) -> None:
+    slow.numbered(8)
+    with in_tmux(slow.root) as window:
+        window.type(f"{RUN} 2>&1 | cat -v; echo ended")
+        screen = window.until_seen(r"^ended$")
+        assert "^[" not in screen
+        assert "^M" not in screen
+        assert re.search(r"^reviews, run 1: 8 rows, 8 done$", screen, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("env", "bar"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, r"[#-]{10}"),
+        ({"PYTHONIOENCODING": "ascii"}, r"[#-]{10}"),
+        ({"NO_COLOR": "1"}, r"[█░]{10}"),
+    ],
+    ids=["C locale", "ascii", "NO_COLOR"],
+)
+def test_every_environment_gets_a_bar_that_it_can_show(slow: ProjectFolder, env: dict[str, str], bar: str) -> None:
+    with in_tmux(slow.root, env=env) as window:
+        window.type(RUN)
+        window.until_seen(rf"^classify {bar} \d+/2,000 ")
+        window.press("C-c")
+        window.until(lambda: window.text().count("PROMPT>") == 2, "the prompt")
+        assert window.cursor_is_on
+        assert "Traceback" not in window.history()
+
+
+def test_a_dumb_terminal_is_left_alone(slow: ProjectFolder) -> None:
+    slow.numbered(8)
+    with in_tmux(slow.root, env={"TERM": "dumb"}) as window:
+        window.type(f"{RUN}; echo ended")
+        screen = window.until_seen(r"^ended$")
+        assert window.cursor_is_on
+        assert not re.search(r"classify .*\d+/8 ", screen)
+        assert "8 rows, 8 done" in screen

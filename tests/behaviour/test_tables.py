@@ -1,0 +1,318 @@
+"""Outputs beside the JSON files: tables and lines, what is merged into them, and when they come and go."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import scripted
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+SAY = [{"name": "say", "prompt": "${text}"}]
+EVERY = ["csv", "tsv", "txt", "parquet"]
+
+
+def raw(project: ProjectFolder, file: str, folder: str = "reviews") -> str:
+    return (project.root / "output" / folder / file).read_bytes().decode()
+
+
+def table(project: ProjectFolder, file: str = "results.csv", folder: str = "reviews") -> list[list[str]]:
+    return list(csv.reader(io.StringIO(raw(project, file, folder), newline=""), strict=True))
+
+
+def names(project: ProjectFolder, folder: str = "reviews") -> set[str]:
+    """The files beside the ones that are always there."""
+    always = {"results.jsonl", "results.json", "errors.jsonl", "summary.json", "telemetry.jsonl", "preview"}
+    return {path.name for path in (project.root / "output" / folder).iterdir()} - always
+
+
+def stored(project: ProjectFolder, query: str = "SELECT * FROM results", path: str = "data/out.db") -> list[Any]:
+    connection = sqlite3.connect(project.root / path)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def mixed(project: ProjectFolder, faulty: Faulty, **output: Any) -> None:
+    """Three rows: done, refused, done."""
+    project.configure(faulty([{"kind": "refusal", "match": "two", "message": 'no, "never"'}]).base_url)
+    project.rows([{"id": "a", "text": "one"}, {"id": "b", "text": "two"}, {"id": "c", "text": "thrée"}])
+    project.workflow(defaults=ECHO, stages=SAY, output=output)
+    assert project.run().exit_code == 3
+
+
+def simple(project: ProjectFolder, **output: Any) -> agac.RunReport:
+    """Two rows, echoed."""
+    project.rows([{"id": "a", "text": "one"}, {"id": "b", "text": "two"}])
+    project.workflow(defaults=ECHO, stages=SAY, output=output)
+    return project.run()
+
+
+def test_a_table_has_the_rows_columns_the_result_and_the_error(project: ProjectFolder, faulty: Faulty) -> None:
+    mixed(project, faulty, format=["csv", "tsv", "txt"])
+    assert raw(project, "results.csv") == (
+        'id,text,result,error\na,one,one,\nb,two,,"Refused: the model refused: no, ""never"""\nc,thrée,thrée,\n'
+    )
+    assert raw(project, "results.tsv") == (
+        'id\ttext\tresult\terror\na\tone\tone\t\nb\ttwo\t\t"Refused: the model refused: no, ""never"""\n'
+        "c\tthrée\tthrée\t\n"
+    )
+    assert raw(project, "results.txt") == "one\n\nthrée\n"
+
+
+def test_the_columns_of_a_schema_stand_in_its_order(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "one"}])
+    stage = {
+        "name": "rate",
+        "prompt": "${text}",
+        "output_schema": {"zeal": "integer", "alpha": "string", "m": "number"},
+    }
+    project.workflow(stages=[stage], output={"format": "csv"})
+    project.run()
+    assert table(project)[0] == ["id", "text", "zeal", "alpha", "m", "error"]
+
+
+def test_the_schema_s_columns_are_there_without_a_single_result(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "one"}]).base_url)
+    project.rows([{"id": "a", "text": "one"}])
+    stage = {"name": "rate", "prompt": "${text}", "output_schema": {"zeal": "integer", "alpha": "string"}}
+    project.workflow(stages=[stage], output={"format": ["csv", "parquet"]})
+    assert project.run().exit_code == 3
+    assert [row[:-1] for row in table(project)] == [["id", "text", "zeal", "alpha"], ["a", "one", "", ""]]
+    duckdb = pytest.importorskip("duckdb")
+    found = duckdb.read_parquet(str(project.root / "output/reviews/results.parquet"))
+    assert [str(kind) for kind in found.types] == ["VARCHAR", "VARCHAR", "BIGINT", "VARCHAR", "VARCHAR"]
+
+
+MERGED = {
+    "replace": (["note", "text", "error"], {"text": "T", "note": "N"}),
+    "extend": (["id", "text", "note", "say.text", "error"], {"id": "a", "text": "one", "note": "N", "say.text": "T"}),
+    "update": (["id", "text", "note", "error"], {"id": "a", "text": "T", "note": "N"}),
+    "append": (["id", "text", "say", "error"], {"id": "a", "text": "one", "say": {"text": "T", "note": "N"}}),
+}
+
+
+@pytest.mark.parametrize("merge", MERGED)
+def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) -> None:
+    header, record = MERGED[merge]
+    project.rows([{"id": "a", "text": "one"}])
+    stage = {"name": "say", "prompt": "${text}", "output_schema": {"note": "string", "text": "string"}}
+    to = "sqlite://data/out.db?table=results"
+    project.workflow(stages=[stage], output={"format": EVERY, "merge": merge, "to": to})
+    with scripted(json.dumps({"text": "T", "note": "N"})) as answers:
+        project.configure(answers.base_url)
+        assert project.run().exit_code == 0
+    cells = [json.dumps(v, separators=(",", ":")) if isinstance(v, dict) else v for v in record.values()]
+    by_name = dict(zip(record, cells, strict=True))
+    expected = [by_name.get(name) for name in header]
+    assert table(project) == [header, [cell or "" for cell in expected]]
+    assert json.loads(raw(project, "results.txt")) == record
+    assert project.output() == [record]
+    assert project.envelopes()[0]["result"] == record
+    key = [] if "id" in header else ["a"]
+    assert stored(project) == [(*key, *expected)]
+    duckdb = pytest.importorskip("duckdb")
+    found = duckdb.read_parquet(str(project.root / "output/reviews/results.parquet"))
+    assert (found.columns, found.fetchall()) == (header, [tuple(expected)])
+
+
+def test_names_clash_for_the_whole_table_or_not_at_all(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "x"}, {"id": "b", "text": "y", "result": "mine"}], "data/rows.jsonl")
+    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output={"format": "csv", "merge": "extend"})
+    project.run()
+    assert table(project) == [
+        ["id", "text", "result", "say.result", "error"], ["a", "x", "", "x", ""], ["b", "y", "mine", "y", ""],
+    ]  # fmt: skip
+    assert project.output() == [
+        {"id": "a", "text": "x", "say.result": "x"}, {"id": "b", "text": "y", "result": "mine", "say.result": "y"},
+    ]  # fmt: skip
+
+
+def test_a_column_called_error_keeps_its_name(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "x", "error": "mine"}])
+    project.workflow(defaults=ECHO, stages=SAY, output={"format": "csv"})
+    project.run()
+    assert table(project) == [["id", "text", "error", "result", "say.error"], ["a", "x", "mine", "x", ""]]
+
+
+def test_another_format_is_written_without_a_call_and_without_a_new_run(project: ProjectFolder, server: Server) -> None:
+    first = simple(project)
+    assert names(project) == set()
+    second = simple(project, format="csv")
+    assert (second.summary["run"], second.invocation["calls"]) == (first.summary["run"], 0)
+    assert [path.name for path in second.files][-1] == "results.csv"
+    assert table(project)[1:] == [["a", "one", "one", ""], ["b", "two", "two", ""]]
+    third = simple(project, format="csv", merge="replace")
+    assert table(project) == [["result", "error"], ["one", ""], ["two", ""]]
+    assert (third.summary["run"], server.account()["requests"]) == (first.summary["run"], 2)
+
+
+def test_an_unchanged_run_leaves_its_tables_as_they_are(project: ProjectFolder) -> None:
+    simple(project, format=EVERY, to="sqlite://data/out.db?table=results")
+    folder = project.root / "output/reviews"
+    before = {path: path.stat().st_mtime_ns for path in [*folder.iterdir(), project.root / "data/out.db"]}
+    simple(project, format=EVERY, to="sqlite://data/out.db?table=results")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize("lost", ["output/reviews/results.csv", "output/reviews/results.parquet", "data/out.db"])
+def test_what_was_deleted_is_made_again_by_the_next_run(project: ProjectFolder, server: Server, lost: str) -> None:
+    output = {"format": EVERY, "to": "sqlite://data/out.db?table=results"}
+    simple(project, **output)
+    (project.root / lost).unlink()
+    simple(project, **output)
+    assert (project.root / lost).exists()
+    assert server.account()["requests"] == 2
+
+
+def test_a_format_that_is_not_wanted_any_more_leaves_no_file(project: ProjectFolder) -> None:
+    simple(project, format=EVERY)
+    assert names(project) == {f"results.{name}" for name in EVERY}
+    simple(project, format="tsv")
+    assert names(project) == {"results.tsv"}
+    simple(project)
+    assert names(project) == set()
+
+
+def test_another_run_into_the_folder_takes_the_old_formats_away_too(project: ProjectFolder) -> None:
+    simple(project, format=EVERY)
+    project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}])
+    project.run()
+    assert names(project) == set()
+
+
+def test_a_file_of_the_user_under_such_a_name_stays(project: ProjectFolder) -> None:
+    simple(project, format=["csv", "tsv"])
+    folder = project.root / "output/reviews"
+    (folder / "results.csv").write_text("sorted by hand")
+    (folder / "results.txt").write_text("mine")
+    simple(project)
+    assert names(project) == {"results.csv", "results.txt"}
+    assert (folder / "results.csv").read_text() == "sorted by hand"
+    assert (folder / "results.txt").read_text() == "mine"
+
+
+def test_export_makes_everything_again_to_the_byte(project: ProjectFolder) -> None:
+    simple(project, format=["csv", "tsv", "txt"], to="sqlite://data/out.db?table=results", merge="append")
+    folder = project.root / "output/reviews"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rows = stored(project)
+    for path in [*folder.iterdir(), project.root / "data/out.db"]:
+        path.unlink()
+    _, files = agac.export("reviews", project=project.root)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert stored(project) == rows
+    assert {folder / name for name in before} | {project.root / "data/out.db"} == set(files)
+
+
+def test_a_preview_writes_tables_of_its_own(project: ProjectFolder) -> None:
+    output = {"format": EVERY, "to": "sqlite://data/out.db?table=results"}
+    simple(project, **output)
+    for limit in (2, 1):
+        report = project.run(limit=limit)
+        assert report.files[-1] == project.root / "output/reviews/preview/results.db"
+    assert names(project, "reviews/preview") == {"results.db", *(f"results.{name}" for name in EVERY)}
+    assert len(table(project, folder="reviews/preview")) == 2
+    assert len(table(project)) == 3
+    assert len(stored(project)) == 2
+    assert stored(project, path="output/reviews/preview/results.db") == [("a", "one", "one", None)]
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run(limit=1)
+    assert names(project, "reviews/preview") == set()
+
+
+def test_partial_tables_hold_the_rows_that_are_settled(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "unauthorized", "at": [3]}]).base_url)
+    project.numbered(5)
+    to = "sqlite://data/out.db?table=results"
+    project.workflow(defaults=ECHO, stages=SAY, output={"format": ["csv", "txt"], "to": to})
+    assert project.run(concurrency=1).exit_code == 1
+    agac.export("reviews", partial=True, project=project.root)
+    assert [row[0] for row in table(project)] == ["id", "r-1", "r-2"]
+    assert len(stored(project)) == 2
+
+
+def test_a_dropped_row_is_in_no_table(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "one"}, {"id": "a", "text": "two"}])
+    output = {"format": ["csv", "txt"], "to": "sqlite://data/out.db?table=results"}
+    project.workflow(defaults=ECHO, stages=SAY, input={"on_duplicate_id": "last"}, output=output)
+    project.run()
+    assert table(project)[1:] == [["a", "two", "two", ""]]
+    assert raw(project, "results.txt") == "two\n"
+    assert stored(project) == [("a", "two", "two", None)]
+
+
+def test_a_row_that_cannot_be_read_has_its_error_and_nothing_else(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": \n')
+    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output={"format": "csv"})
+    assert project.run().exit_code == 3
+    header, first, second = table(project)
+    assert (header, first) == (["id", "text", "result", "error"], ["a", "one", "one", ""])
+    assert second[:3] == ["", "", ""]
+    assert second[3].startswith("InvalidJSON: data/rows.jsonl:2: ")
+
+
+def test_rows_that_left_the_input_leave_the_files_and_stay_in_the_table(project: ProjectFolder) -> None:
+    output = {"format": "csv", "to": "sqlite://data/out.db?table=results"}
+    simple(project, **output)
+    project.rows([{"id": "b", "text": "two"}, {"id": "c", "text": "three"}])
+    project.run()
+    assert [row[0] for row in table(project)[1:]] == ["b", "c"]
+    assert stored(project, "SELECT id, result FROM results ORDER BY id") == [("a", "one"), ("b", "two"), ("c", "three")]
+
+
+def test_cells_that_a_spreadsheet_would_run_are_texts_where_that_is_wanted(project: ProjectFolder) -> None:
+    cells = ["=1+1", "+49 30 123", "-5", "@SUM(A1)", "\tx", "\rx", "-1.5e3", "- no", "1=1", "+7", ""]
+    expected = ["'=1+1", "'+49 30 123", "-5", "'@SUM(A1)", "'\tx", "'\rx", "-1.5e3", "'- no", "1=1", "+7", ""]
+    rows = [{"id": str(i), "text": "x", "=cell": cell} for i, cell in enumerate(cells)]
+    project.rows(rows, "data/rows.jsonl")
+    keys: dict[str, Any] = {"path": "data/rows.jsonl", "defaults": ECHO, "stages": SAY}
+    project.workflow(**keys, output={"format": ["csv", "tsv"]})
+    project.run()
+    assert [row[2] for row in table(project)] == ["=cell", *cells]
+    project.workflow(**keys, output={"format": ["csv", "tsv"], "csv_safe": True})
+    assert project.run().invocation["calls"] == 0
+    assert [row[2] for row in table(project)] == ["'=cell", *expected]
+    safe = list(csv.reader(io.StringIO(raw(project, "results.tsv"), newline=""), delimiter="\t", strict=True))
+    assert [row[2] for row in safe] == ["'=cell", *expected]
+    assert [row["result"] for row in project.envelopes()] == ["x"] * len(cells)
+
+
+def test_numbers_below_zero_stay_numbers_in_safe_cells(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "x", "n": -5, "f": -0.5, "l": ["=1"]}], "data/rows.jsonl")
+    output = {"format": "csv", "csv_safe": True}
+    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output)
+    project.run()
+    assert table(project)[1] == ["a", "x", "-5", "-0.5", '["=1"]', "x", ""]
+
+
+def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(
+    project: ProjectFolder, server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("precious")
+    folder = project.root / "output/reviews"
+    folder.mkdir(parents=True)
+    (folder / "results.csv").symlink_to(tmp_path / "precious")
+    with pytest.raises(agac.AgacError, match=r"results\.csv: is a link"):
+        simple(project, format="csv")
+    assert server.account()["requests"] == 0
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_the_command_names_every_file(project: ProjectFolder) -> None:
+    simple(project, format=["csv", "txt"], to="sqlite://data/out.db?table=results")
+    shown = project.agac("export", "-a", "reviews")
+    assert shown.code == 0, shown.err
+    assert [Path(line).name for line in shown.out.splitlines()][-3:] == ["results.csv", "results.txt", "out.db"]

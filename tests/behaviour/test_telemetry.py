@@ -1,0 +1,304 @@
+"""telemetry.jsonl and the timing of summaries: a line an attempted row, and quantiles that agree with every call."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from behaviour.scripted_server import Step, scripted
+from support.processes import kill_at
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+from agac.cli.shown.timing import timing_line
+from agac.engine.quantiles import RELATIVE_ERROR
+
+TWO_STAGES = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
+    {"name": "reply", "prompt": "Answer ${text}, found ${classify.sentiment}"},
+]
+GOOD = '{"sentiment":"positive","reason":"it is"}'
+BAD = '{"sentiment":"excellent","reason":"r"}'
+TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+
+def telemetry(project: ProjectFolder) -> list[dict[str, Any]]:
+    return project.envelopes(file="telemetry.jsonl")
+
+
+def seconds(iso: str) -> float:
+    assert iso.endswith("Z")
+    return datetime.fromisoformat(iso).timestamp()
+
+
+def test_a_line_for_each_row_in_the_order_of_the_input(project: ProjectFolder) -> None:
+    before = time.time()
+    project.rows({"id": f'ü "{i}"\n', "text": f"number {i}"} for i in range(1100))
+    project.workflow(stages=TWO_STAGES)
+    report = project.run(concurrency=64)
+    lines = telemetry(project)
+    assert [line["id"] for line in lines] == [line["id"] for line in project.envelopes()]
+    assert [line["row_number"] for line in lines] == list(range(1, 1101))
+    for line in lines:
+        assert list(line) == ["id", "row_number", "ok", "timing", "usage"]
+        assert line["ok"] is True
+        assert list(line["timing"]) == ["start", "duration_ms", "ttft_ms", "time_to_response_ms"]
+        assert before - 1 <= seconds(line["timing"]["start"]) <= time.time()
+        assert line["timing"]["duration_ms"] > 0
+        assert (line["timing"]["ttft_ms"], line["timing"]["time_to_response_ms"]) == (None, None)
+        assert line["usage"]["schema"] == "agac.usage/v1"
+        assert [a["stage"] for a in line["usage"]["provider_attempts"]] == ["classify", "reply"]
+        assert all(a["simulated"] for a in line["usage"]["provider_attempts"])
+    for name in TOKENS:
+        told = sum(line["usage"]["turn"][name] or 0 for line in lines)
+        assert told == report.summary["calls"][name], name
+
+
+def test_every_attempt_stands_beside_the_sum(project: ProjectFolder) -> None:
+    steps = [Step(status=500, headers={"retry-after-ms": "5"}, body="{}"), Step(BAD), Step(GOOD), Step("fine")]
+    with scripted(*steps) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=TWO_STAGES)
+        project.run()
+    (line,) = telemetry(project)
+    attempts = line["usage"]["provider_attempts"]
+    assert [(a["stage"], a["attempt"], a["purpose"], a["http_status"], a["error"]) for a in attempts] == [
+        ("classify", 1, "ask", 500, "ProviderError"),
+        ("classify", 2, "ask", 200, "SchemaMismatch"),
+        ("classify", 3, "repair", 200, None),
+        ("reply", 1, "ask", 200, None),
+    ]
+    assert {(a["provider"], a["model"], a["simulated"]) for a in attempts[1:]} == {("local", "small-2", False)}
+    assert line["usage"]["turn"]["input_tokens"] == 30
+    assert line["usage"]["turn"]["output_tokens"] == 15
+    assert [a["prompt"]["total"] for a in attempts] == [None, 10, 10, 10]
+    assert [a["completion"]["total"] for a in attempts] == [None, 5, 5, 5]
+    assert line["timing"]["start"] == attempts[0]["start"]
+    assert line["timing"]["duration_ms"] >= sum(a["duration_ms"] for a in attempts) + 5 - 1
+
+
+def test_who_was_not_asked_has_no_line(project: ProjectFolder) -> None:
+    project.rows(
+        [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}, {"id": "a", "text": "again"}, {"id": "c", "text": "y"}]
+    )
+    project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
+    project.run(concurrency=1)
+    assert [line["id"] for line in project.envelopes()] == ["a", "b", "a", "c"]
+    assert [line["id"] for line in telemetry(project)] == ["a", "c"]  # b took a's answer, the second a is no row
+
+
+def test_a_failed_row_has_a_line(project: ProjectFolder) -> None:
+    with scripted(Step(BAD)) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(defaults={"repair": 0})
+        assert project.run().exit_code == 3
+    (line,) = telemetry(project)
+    assert line["ok"] is False
+    assert line["usage"]["provider_attempts"][0]["error"] == "SchemaMismatch"
+
+
+def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.workflow(stages=TWO_STAGES)
+    code = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3").code
+    assert code == 4
+    assert [(line["id"], line["ok"]) for line in telemetry(project)] == [("r-1", True), ("r-2", None)]
+    assert project.run(concurrency=1).exit_code == 0
+    lines = telemetry(project)
+    assert [line["ok"] for line in lines] == [True, True, True]
+    first, second = lines[1]["usage"]["provider_attempts"]
+    assert first["invocation"] < second["invocation"]
+    assert lines[1]["timing"]["start"] == second["start"]  # of the invocation that asked it last
+    assert lines[1]["timing"]["duration_ms"] == second["duration_ms"]
+    assert lines[1]["usage"]["turn"]["input_tokens"] == first["prompt"]["total"] + second["prompt"]["total"]
+
+
+def test_the_tier_that_served_is_told(project: ProjectFolder) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+    body = json.dumps({"model": "m", "choices": [choice], "usage": usage, "service_tier": "flex \ud800"})
+    with scripted(Step(body=body)) as server:
+        project.configure(server.base_url)
+        project.numbered(1)
+        project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
+        project.run()
+    (line,) = telemetry(project)
+    (attempt,) = line["usage"]["provider_attempts"]
+    assert attempt["service_tier"].startswith("flex")
+    assert attempt["prompt"] == {"total": 10, "uncached": 6, "cache_read": 4}
+    assert line["usage"]["turn"]["cached_tokens"] == 4
+    assert project.query("SELECT service_tier FROM attempt")[0][0] == attempt["service_tier"]
+
+
+def test_an_unchanged_run_writes_nothing(project: ProjectFolder, server: Server) -> None:
+    project.numbered(5)
+    project.workflow(telemetry={"ttft": True})
+    project.run()
+    file = project.root / "output/reviews/telemetry.jsonl"
+    before, asked = (file.stat().st_mtime_ns, file.read_bytes()), server.account()["requests"]
+    counted = project.query("SELECT * FROM timing ORDER BY 1, 2, 3, 4")
+    report = project.run()
+    assert (file.stat().st_mtime_ns, file.read_bytes()) == before
+    assert server.account()["requests"] == asked
+    assert project.query("SELECT * FROM timing ORDER BY 1, 2, 3, 4") == counted
+    assert report.summary["timing_ms"]["ttft"]["count"] == 5
+    file.unlink()
+    project.run()
+    assert file.read_bytes() == before[1]  # all of it comes from the store
+
+
+def test_streaming_for_the_first_token_asks_nothing_again(project: ProjectFolder, server: Server) -> None:
+    project.numbered(4)
+    project.workflow(stages=TWO_STAGES)
+    plain = project.run()
+    assert plain.summary["timing_ms"]["ttft"] == {"count": 0, "p50": None, "p95": None}
+    asked = server.account()["requests"]
+    project.workflow(stages=TWO_STAGES, telemetry={"ttft": True})
+    again = project.run()
+    assert server.account()["requests"] == asked
+    assert again.summary["run"] == plain.summary["run"]
+    fresh = project.run(fresh=True)
+    assert fresh.exit_code == 0
+    for line in telemetry(project):
+        calls = line["usage"]["provider_attempts"]
+        assert all(0 < call["ttft_ms"] <= call["time_to_response_ms"] <= call["duration_ms"] for call in calls)
+        times = line["timing"]
+        assert times["ttft_ms"] == calls[0]["ttft_ms"]
+        assert calls[0]["duration_ms"] < times["time_to_response_ms"] <= times["duration_ms"]
+    for stage in fresh.summary["stages"]:
+        assert stage["timing_ms"]["ttft"]["count"] == 4
+        assert 0 < stage["timing_ms"]["ttft"]["p50"] <= stage["timing_ms"]["ttft"]["p95"]
+
+
+def test_the_project_can_ask_for_the_first_token_and_a_workflow_decline(project: ProjectFolder, server: Server) -> None:
+    settings = project.root / "agac.yml"
+    settings.write_text(settings.read_text("utf-8") + "telemetry: {ttft: true}\n", encoding="utf-8")
+    project.numbered(1)
+    project.workflow()
+    assert project.run().summary["timing_ms"]["ttft"]["count"] == 1
+    project.workflow(telemetry={"ttft": False})
+    assert project.run(fresh=True).summary["timing_ms"]["ttft"]["count"] == 0
+
+
+def test_the_file_can_be_left_out(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    project.run()
+    project.workflow(telemetry={"file": False})
+    report = project.run()
+    assert report.summary["run"] == 1
+    names = {file.name for file in (project.root / "output/reviews").iterdir()}
+    assert names == {"results.jsonl", "results.json", "errors.jsonl", "summary.json"}
+    assert {file.name for file in report.files} == names
+    project.workflow(telemetry={"file": True, "ttft": False})
+    project.run()
+    assert len(telemetry(project)) == 2  # the store had it all the time
+
+
+def test_a_file_of_its_name_that_is_not_ours_stays(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow(telemetry={"file": False})
+    project.write("output/reviews/telemetry.jsonl", "mine\n")
+    project.run()
+    assert (project.root / "output/reviews/telemetry.jsonl").read_text("utf-8") == "mine\n"
+
+
+def exact(values: list[float], share: float) -> float:
+    return sorted(values)[math.floor(share * (len(values) - 1))] * 1000
+
+
+def agrees(project: ProjectFolder, summary: dict[str, Any]) -> None:
+    """The histograms say what all answered calls in the store say."""
+    for number, stage in enumerate(summary["stages"]):
+        query = "SELECT duration FROM attempt WHERE status < 400 AND stage = ?"
+        took = [duration for (duration,) in project.query(query, number)]
+        told = stage["timing_ms"]["duration"]
+        assert told["count"] == len(took)
+        for name, share in (("p50", 0.5), ("p95", 0.95)):
+            assert told[name] == pytest.approx(exact(took, share), rel=RELATIVE_ERROR, abs=0.11)
+    everything = [duration for (duration,) in project.query("SELECT duration FROM attempt WHERE status < 400")]
+    told = summary["timing_ms"]["duration"]
+    assert told["count"] == len(everything)
+    assert told["p95"] == pytest.approx(exact(everything, 0.95), rel=RELATIVE_ERROR, abs=0.11)
+
+
+def test_quantiles_agree_with_the_calls_over_several_invocations(
+    project: ProjectFolder, faulty: Callable[..., Server]
+) -> None:
+    server = faulty([{"kind": "server_error", "rate": 0.2}], "--latency", "0.005")
+    project.configure(server.base_url)
+    project.numbered(40)
+    project.workflow(stages=TWO_STAGES)
+    assert project.agac("run", "-a", "reviews", "--budget", "calls=45", "--concurrency", "4").code == 4
+    killed = project.agac("run", "-a", "reviews", "--concurrency", "4", env=kill_at("committed:6"))
+    assert killed.code == -9
+    agrees(project, project.run().summary)
+
+
+def test_dropped_runs_leave_no_histogram(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow()
+    project.run()
+    project.workflow(vars={"more": "1"})
+    project.run(fresh=True)
+    assert {run for (run,) in project.query("SELECT run_id FROM timing")} == {1, 2}
+    assert project.agac("gc", "--keep-runs", "1").code == 0
+    assert {run for (run,) in project.query("SELECT run_id FROM timing")} == {2}
+
+
+def test_times_are_utc_to_the_millisecond(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow()
+    project.run()
+    ((started,),) = project.query("SELECT started_at FROM attempt")
+    (line,) = telemetry(project)
+    assert line["timing"]["start"] == datetime.fromtimestamp(math.floor(started * 1000) / 1000, UTC).isoformat(
+        timespec="milliseconds"
+    ).replace("+00:00", "Z")
+
+
+def test_the_summary_says_how_long_a_call_takes(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.workflow(stages=TWO_STAGES, telemetry={"ttft": True})
+    first = project.agac("run", "-a", "reviews").out
+    (line,) = [line for line in first.splitlines() if line.startswith("Time a call: ")]
+    assert re.fullmatch(r"Time a call: classify \S+ \w+ \(p95 .*; first token .*, p95 .*\), reply .*", line), line
+    assert "Time a call" not in project.agac("run", "-a", "reviews").out  # nothing was asked
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "said"),
+    [
+        (0.2, "under 1 ms"),
+        (7.4, "7 ms"),
+        (412.0, "0.41 s"),
+        (1234.0, "1.2 s"),
+        (12_340.0, "12 s"),
+        (310_000.0, "310 s"),
+    ],
+)
+def test_times_have_two_digits_that_mean_something(milliseconds: float, said: str) -> None:
+    times = {"count": 1, "p50": milliseconds, "p95": milliseconds}
+    stage = {"name": "one", "timing_ms": {"duration": times, "ttft": {"count": 0}}}
+    assert timing_line({"stages": [stage]}) == f"Time a call: one {said} (p95 {said})"
+
+
+def test_of_many_stages_the_slowest_are_named() -> None:
+    def stage(number: int) -> dict[str, Any]:
+        times = {"count": 1, "p50": 1000.0 * number, "p95": 1000.0 * number}
+        return {"name": f"s{number}", "timing_ms": {"duration": times, "ttft": {"count": 0}}}
+
+    line = timing_line({"stages": [stage(number) for number in range(1, 8)]})
+    assert line is not None
+    assert "s1 " not in line
+    assert "s2 " not in line
+    assert line.endswith("s7 7.0 s (p95 7.0 s), and 2 faster ones")
+    assert timing_line({"stages": []}) is None

@@ -1,0 +1,338 @@
+"""What every input promises, whatever it is read from: files, compressed files, several, databases, standard input.
+
+A new source adds one line to `KINDS`. What text formats promise beside this stands in test_sources.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sqlite3
+import tracemalloc
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import duckdb
+import pytest
+import zstandard
+
+from agac.core.errors import Where
+from agac.data.piped import keep
+from agac.data.sources import Source, open_input, read_rows
+from agac.spec.workflow import InputFormat, InputSpec
+
+Rows = list[dict[str, Any]]
+
+
+def spec(path: Path, shown: str, found: InputFormat, **more: Any) -> InputSpec:
+    return InputSpec(path, shown, found, None, "error", Where("w.yml"), **more)
+
+
+def csv_text(rows: Rows) -> str:
+    quoted = ('"' + str(value).replace('"', '""') + '"' for row in rows for value in row.values())
+    width = len(rows[0])
+    cells = list(quoted)
+    lines = [",".join(cells[start : start + width]) for start in range(0, len(cells), width)]
+    return ",".join(rows[0]) + "\n" + "".join(f"{line}\n" for line in lines)
+
+
+def tsv_text(rows: Rows) -> str:
+    return csv_text(rows).replace('","', '"\t"').replace("id,text", "id\ttext")
+
+
+def jsonl_text(rows: Rows) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def whole(name: str, found: InputFormat, pack: Callable[[bytes], bytes], text: Callable[[Rows], str]) -> Any:
+    def make(folder: Path, rows: Rows) -> InputSpec:
+        (folder / name).write_bytes(pack(text(rows).encode()))
+        return spec(folder / name, name, found)
+
+    return make
+
+
+def split(suffix: str, found: InputFormat, text: Callable[[Rows], str]) -> Any:
+    """Three files in two folders, matched by one pattern."""
+
+    def make(folder: Path, rows: Rows) -> InputSpec:
+        third = -(-len(rows) // 3) or 1
+        names = ("a/1", "a/2", "b/1")
+        for number, name in enumerate(names):
+            part = rows[number * third : (number + 1) * third]
+            path = folder / f"{name}{suffix}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text(part) if part else text(rows[:1]).partition("\n")[0] + "\n" if found == "csv" else "")
+        return spec(folder, f"**/*{suffix}", found, patterns=(f"**/*{suffix}",))
+
+    return make
+
+
+def listed(folder: Path, rows: Rows) -> InputSpec:
+    half = len(rows) // 2
+    (folder / "z.jsonl").write_text(jsonl_text(rows[:half]))
+    (folder / "a.jsonl").write_text(jsonl_text(rows[half:]))
+    return spec(folder, "z.jsonl, a.jsonl", "jsonl", patterns=("z.jsonl", "a.jsonl"))
+
+
+def database(folder: Path, rows: Rows) -> InputSpec:
+    columns = list(rows[0])
+    with sqlite3.connect(folder / "rows.db") as connection:
+        connection.execute(f"CREATE TABLE r ({', '.join(columns)})")
+        marks = ", ".join("?" for _ in columns)
+        connection.executemany(f"INSERT INTO r VALUES ({marks})", [tuple(row.values()) for row in rows])
+    connection.close()
+    return spec(folder / "rows.db", "sqlite://rows.db", "sqlite", statement="SELECT * FROM r ORDER BY rowid;")
+
+
+def parquet(folder: Path, rows: Rows) -> InputSpec:
+    source = folder / "rows.jsonl"
+    source.write_text(jsonl_text(rows))
+    types = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE"}
+    columns = ", ".join(f"{name}: '{types[type(value)]}'" for name, value in rows[-1].items() if type(value) in types)
+    told = f"columns={{{columns}}}" if columns.count(":") == len(rows[-1]) else "format='newline_delimited'"
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"COPY (SELECT * FROM read_json('{source}', {told})) TO '{folder / 'rows.parquet'}' (ROW_GROUP_SIZE 2048)"
+        )
+    source.unlink()
+    return spec(folder / "rows.parquet", "rows.parquet", "parquet")
+
+
+def piped(folder: Path, rows: Rows) -> InputSpec:
+    return spec(keep(io.BytesIO(jsonl_text(rows).encode()), folder), "-", "jsonl")
+
+
+def text_file(folder: Path, rows: Rows) -> InputSpec:
+    (folder / "rows.txt").write_text("\n".join(row["text"] for row in rows), newline="")
+    return spec(folder / "rows.txt", "rows.txt", "txt")
+
+
+def whole_files(folder: Path, rows: Rows) -> InputSpec:
+    for number, row in enumerate(rows, start=1):
+        path = folder / f"{number // 1000:03}" / f"{number:06}.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(row["text"], newline="")
+    return spec(folder, "**/*.md", "files", patterns=("**/*.md",))
+
+
+def as_lines(rows: Rows) -> Rows:
+    return [{"line_number": number, "content": row["text"]} for number, row in enumerate(rows, start=1)]
+
+
+def as_files(rows: Rows) -> Rows:
+    return [
+        {"path": f"{n // 1000:03}/{n:06}.md", "name": f"{n:06}.md", "content": row["text"]}
+        for n, row in enumerate(rows, start=1)
+    ]
+
+
+def same(rows: Rows) -> Rows:
+    return rows
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input, how one is made of rows, and what of them it gives back. `nulls`, `nested`, `typed`: whether it
+    can hold null, lists and objects, numbers; `lines`: a text is a line. `most`: rows enough to show what grows."""
+
+    name: str
+    format: InputFormat
+    make: Callable[[Path, Rows], InputSpec]
+    gives: Callable[[Rows], Rows] = same
+    nulls: bool = True
+    nested: bool = True
+    typed: bool = True
+    lines: bool = False
+    most: int = 30_000
+
+
+def plain(content: bytes) -> bytes:
+    return content
+
+
+KINDS = [
+    Kind("csv", "csv", whole("rows.csv", "csv", plain, csv_text), nulls=False, nested=False, typed=False),
+    Kind("tsv", "tsv", whole("rows.tsv", "tsv", plain, tsv_text), nulls=False, nested=False, typed=False),
+    Kind("json", "json", whole("rows.json", "json", plain, lambda rows: json.dumps(rows, ensure_ascii=False))),
+    Kind("jsonl", "jsonl", whole("rows.jsonl", "jsonl", plain, jsonl_text)),
+    Kind("csv.gz", "csv", whole("rows.csv.gz", "csv", gzip.compress, csv_text), nulls=False, nested=False, typed=False),
+    Kind("jsonl.gz", "jsonl", whole("rows.jsonl.gz", "jsonl", gzip.compress, jsonl_text)),
+    Kind("jsonl.zst", "jsonl", whole("rows.jsonl.zst", "jsonl", zstandard.compress, jsonl_text)),
+    Kind("pattern of csv", "csv", split(".csv", "csv", csv_text), nulls=False, nested=False, typed=False),
+    Kind("pattern of jsonl", "jsonl", split(".jsonl", "jsonl", jsonl_text)),
+    Kind("list", "jsonl", listed),
+    Kind("standard input", "jsonl", piped),
+    Kind("sqlite", "sqlite", database, nested=False),
+    Kind("parquet", "parquet", parquet),
+    Kind("txt", "txt", text_file, as_lines, nulls=False, nested=False, typed=False, lines=True),
+    Kind("files", "files", whole_files, as_files, nulls=False, nested=False, typed=False, most=3_000),
+]  # fmt: skip
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+def numbered(count: int) -> Rows:
+    return [{"id": f"r{number}", "text": f"text {number}"} for number in range(1, count + 1)]
+
+
+def opened(kind: Kind, folder: Path, rows: Rows) -> Source:
+    folder.mkdir(exist_ok=True)
+    return open_input(kind.make(folder, rows))
+
+
+def data(source: Source) -> Iterable[Any]:
+    return [record.data for record in source.records()]
+
+
+def test_every_format_is_in_this_suite() -> None:
+    assert {kind.format for kind in KINDS} == set(get_args(InputFormat))
+
+
+def test_rows_come_in_order_and_ordinals_count_from_one(kind: Kind, tmp_path: Path) -> None:
+    records = list(opened(kind, tmp_path, numbered(7)).records())
+    assert [record.ordinal for record in records] == [1, 2, 3, 4, 5, 6, 7]
+    assert [record.data for record in records] == kind.gives(numbered(7))
+    assert [record.error for record in records] == [None] * 7
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "ünïcödé 日本語 🦊 e\u0301",
+        "line\u2028and\u2029paragraph\x85next\x0bline\x0c",
+        "a NUL \x00 inside",
+        'quotes " and "" and \\ and \\n',
+        "two\nlines, and, commas\tand tabs\r\nand CRLF\rand CR",
+        "  spaces around  ",
+        "\ufeffa byte order mark inside",
+        "${not.a.placeholder}",
+        "]}],{",
+        "0012",
+        "2024-01-31",
+        "NaN",
+        "1e5",
+    ],
+)
+def test_text_arrives_as_it_was_written(kind: Kind, tmp_path: Path, value: str) -> None:
+    if kind.lines and ("\n" in value or "\r" in value):
+        pytest.skip("a line holds no line end")
+    if kind.format == "files" and value.startswith("\ufeff"):
+        pytest.skip("a mark at the beginning of a file is no part of it")
+    rows = [{"id": "before", "text": f"x{value}"}, {"id": "here", "text": value}, {"id": "last", "text": "after"}]
+    assert data(opened(kind, tmp_path, rows)) == kind.gives(rows)
+
+
+def test_an_empty_text_is_no_null(kind: Kind, tmp_path: Path) -> None:
+    if kind.lines:
+        pytest.skip("blank lines are no rows")
+    rows = [{"id": "a", "text": ""}, {"id": "b", "text": "x"}]
+    assert data(opened(kind, tmp_path, rows)) == kind.gives(rows)
+
+
+def test_a_null_is_a_null(kind: Kind, tmp_path: Path) -> None:
+    if not kind.nulls:
+        pytest.skip("it has none, or it is left out at the end of a record: test_sources.py")
+    rows = [{"id": "a", "text": None}, {"id": "b", "text": "x"}]
+    assert data(opened(kind, tmp_path, rows)) == rows
+
+
+def test_integers_keep_all_their_digits_and_numbers_their_value(kind: Kind, tmp_path: Path) -> None:
+    if not kind.typed:
+        pytest.skip("cells are text")
+    rows = [
+        {"id": 2**63 - 1, "text": "largest", "f": 0.1},
+        {"id": -(2**63), "text": "smallest", "f": -1e300},
+        {"id": 2**53 + 1, "text": "no double", "f": 0.5},
+    ]
+    found = data(opened(kind, tmp_path, rows))
+    assert found == rows
+    assert [type(row["id"]) for row in found] == [int, int, int]
+
+
+def test_nested_values_keep_their_shape(kind: Kind, tmp_path: Path) -> None:
+    if not kind.nested:
+        pytest.skip("cells are plain values")
+    rows = [{"id": "a", "deep": {"list": [1, 2, None], "inner": {"ok": True, "text": "ü"}}, "texts": ["x", None]}]
+    assert data(opened(kind, tmp_path, rows)) == rows
+
+
+def test_starting_later_gives_the_same_records_without_the_first(kind: Kind, tmp_path: Path) -> None:
+    source = opened(kind, tmp_path, numbered(7))
+    every = list(source.records())
+    for start in range(9):
+        assert list(source.records(start)) == every[start:]
+
+
+def test_two_readings_at_once_do_not_disturb_each_other(kind: Kind, tmp_path: Path) -> None:
+    source = opened(kind, tmp_path, numbered(5))
+    pairs = zip(source.records(), source.records(), strict=True)
+    assert all(left == right for left, right in pairs)
+
+
+def test_one_reading_may_be_gone_on_with_by_other_threads(kind: Kind, tmp_path: Path) -> None:
+    """As the engine does: each chunk is read in whatever thread is free."""
+    records = opened(kind, tmp_path, numbered(5)).records()
+    found = []
+    for _ in range(5):
+        with ThreadPoolExecutor(1) as threads:
+            found.append(threads.submit(next, records).result().data)
+    records.close()  # type: ignore[attr-defined]
+    assert found == kind.gives(numbered(5))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
+def test_a_reading_that_is_given_up_closes_its_files(kind: Kind, tmp_path: Path) -> None:
+    source = opened(kind, tmp_path, numbered(3))
+    next(records := source.records())
+    records.close()  # type: ignore[attr-defined]  # what a library opens once is open from here on
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    next(records := source.records())
+    records.close()  # type: ignore[attr-defined]
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_memory_does_not_grow_with_the_number_of_rows(kind: Kind, tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        chance = Random(count)
+        rows = [{**row, "text": chance.randbytes(50).hex()} for row in numbered(count)]  # more than buffers hold
+        source = opened(kind, tmp_path / str(count), rows)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in read_rows(source, None)) == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    third = kind.most // 3
+    peak(third)  # what is made once (compiled patterns, decoders) is not counted
+    # a block more or less of a library's is no growth; rows that were held would be megabytes
+    assert peak(kind.most) < peak(third + 1) * 1.1 + 300_000
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes read are counted in /proc")
+def test_the_first_row_comes_before_the_rest_is_read(kind: Kind, tmp_path: Path) -> None:
+    chance = Random(1)
+    rows = [
+        {"id": f"r{n}", "text": chance.randbytes(300).hex()}
+        for n in range(1, 2_000 if kind.format == "files" else 40_000)
+    ]
+    ready = kind.make(tmp_path, rows)
+    total = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    next(opened(kind, tmp_path.with_name("warm"), numbered(2)).records())  # libraries are loaded once
+    before = bytes_read()
+    assert next(open_input(ready).records()).data == kind.gives(rows[:1])[0]
+    assert bytes_read() - before < total * 0.6  # duckdb reads some row groups ahead

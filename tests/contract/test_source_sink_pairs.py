@@ -1,0 +1,336 @@
+"""Every source with every output: what a row and a result hold arrives, in whatever way each format can hold it.
+
+The model says each row back as its result, so that every value goes both ways: as the row's own and as the result's.
+A new source or output adds one entry to `SOURCES` or `SINKS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from support.mirror import mirror
+from support.project import ProjectFolder
+
+from agac.data.outputs.tables import TABLES
+from agac.data.sources import FORMATS, open_input, read_rows
+from agac.spec.load import load_project, load_workflow
+from agac.spec.workflow import InputFormat, OutputFormat
+
+duckdb = pytest.importorskip("duckdb")
+
+Values = dict[str, Any]
+
+TEXTS = {
+    "unicode": "ünïcödé 日本語 🦊 e\u0301 \u2028 \x85 ﷽",
+    "punctuation": 'quotes " and "", commas, semicolons; and \\ and \\n and \'',
+    "lines": "two\nlines\r\nand three\rand a\ttab",
+    "formula": '=HYPERLINK("http://x","y")',
+    "zeros": "007",
+    "decimal": "19.990",
+    "date": "2024-02-29",
+    "not a number": "NaN",
+    "empty": "",
+    'Ünï, column "x"': "  spaces  ",
+}  # fmt: skip
+TYPED = {
+    "null": None,
+    "true": True,
+    "small": 7,
+    "long": 2**63 - 1,
+    "longest": -(2**63),
+    "exact": 2**53 + 1,
+    "double": 0.1,
+    "large": 1e300,
+    "whole": 3.0,
+    "nested": {"list": [1, 2.5, True, None, {"x": []}], "big": 2**62, "ünï": "日本\n"},
+    "list": ["a", "b, c", '"'],
+}
+MIXED: list[Values] = [
+    {"mixed": 1, "number": 1, "wide": 2**70, "a": "x", "sometimes": [1]},
+    {"mixed": "1", "number": 2.5, "wide": 1, "A": "y"},
+    {"mixed": [1, "1"], "number": None, "wide": -(2**64), "": "no name"},
+    {"mixed": None, "number": 2**53, "wide": None},
+]
+
+
+def text_rows() -> list[Values]:
+    return [{"id": f"r{i}", **TEXTS, "n": str(i)} for i in range(3)]
+
+
+def typed_rows() -> list[Values]:
+    """Rows whose columns have a type each; one of them is all null."""
+    rows = [{"id": f"r{i}", **TEXTS, **TYPED} for i in range(2)]
+    return [*rows, {"id": "none", **dict.fromkeys([*TEXTS, *TYPED])}]
+
+
+def loose_rows() -> list[Values]:
+    """Rows as JSON lets them be: each with fields and types of its own."""
+    return [*typed_rows(), *({"id": f"m{i}", **row} for i, row in enumerate(MIXED))]
+
+
+def delimited(rows: list[Values], delimiter: str) -> str:
+    target = io.StringIO(newline="")
+    writer = csv.writer(target, delimiter=delimiter, lineterminator="\r\n")
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    return target.getvalue()
+
+
+def json_lines(rows: list[Values]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def write(project: ProjectFolder, name: str, text: str) -> Values:
+    project.write(f"data/{name}", text)
+    return {"path": f"data/{name}", "id_field": "id"}
+
+
+def packed(project: ProjectFolder, name: str, data: bytes) -> Values:
+    (project.root / "data").mkdir(exist_ok=True)
+    (project.root / "data" / name).write_bytes(data)
+    return {"path": f"data/{name}", "id_field": "id"}
+
+
+def plain_lines(project: ProjectFolder) -> Values:
+    lines = [value for value in TEXTS.values() if value.strip() and len(value.splitlines()) == 1]
+    return {"path": write(project, "rows.txt", "\n".join(lines) + "\n")["path"]}
+
+
+def whole_files(project: ProjectFolder) -> Values:
+    for place, value in enumerate(TEXTS.values()):
+        project.write(f"data/files/ü {place}.md", value)
+    return {"path": "data/files", "format": "files"}
+
+
+def two_files(project: ProjectFolder) -> Values:
+    for place, row in enumerate(loose_rows()):
+        project.write(f"data/parts/{place}.jsonl", json_lines([row]))
+    return {"path": "data/parts/*.jsonl", "id_field": "id"}
+
+
+def parquet(project: ProjectFolder) -> Values:
+    """Types that only parquet has, beside those of `TYPED`."""
+    (project.root / "data").mkdir(exist_ok=True)
+    with duckdb.connect() as connection:
+        columns = ", ".join(f'? AS "{name}"' for name in ("unicode", "lines", "empty"))
+        connection.execute(
+            f"""CREATE TABLE rows AS SELECT 'r1' AS id, {columns}, 9223372036854775807::BIGINT AS long,
+            18446744073709551615::UBIGINT AS wider, 170141183460469231731687303715884105727::HUGEINT AS widest,
+            12345678901234567890.123456789::DECIMAL(38, 9) AS decimal, DATE '2024-02-29' AS date,
+            TIMESTAMP '2024-02-29 23:59:59.123456' AS moment, TIMESTAMPTZ '2024-02-29 12:00:00+02' AS zoned,
+            TIME '23:59:59' AS hour, 0.1::FLOAT AS single, 0.1::DOUBLE AS double, 'NaN'::DOUBLE AS nan, true AS flag,
+            [1, 2, NULL] AS list, {{'a': 1, 'b': {{'c': 'ü'}}}} AS nested, MAP {{'k': 1.5}} AS map, NULL AS nothing""",
+            [TEXTS["unicode"], TEXTS["lines"], TEXTS["empty"]],
+        )
+        connection.execute("INSERT INTO rows (id) VALUES ('none')")
+        connection.execute(f"COPY rows TO '{project.root}/data/rows.parquet' (FORMAT parquet)")
+    return {"path": "data/rows.parquet", "id_field": "id"}
+
+
+def database(project: ProjectFolder) -> Values:
+    (project.root / "data").mkdir(exist_ok=True)
+    connection = sqlite3.connect(project.root / "data/rows.db")
+    connection.execute(
+        "CREATE TABLE rows (id INTEGER PRIMARY KEY, u TEXT, l TEXT, e TEXT, long, small, r REAL, nan, n)"
+    )
+    values = (1, TEXTS["unicode"], TEXTS["lines"], "", 2**63 - 1, -5, 0.1, math.nan, None)
+    connection.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    connection.execute("INSERT INTO rows (id, small) VALUES (2, 'text in a column of numbers')")
+    connection.commit()
+    connection.close()
+    return {"path": "sqlite://data/rows.db?query=SELECT * FROM rows ORDER BY id", "id_field": "id"}
+
+
+SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
+    "csv": lambda project: write(project, "rows.csv", delimited(text_rows(), ",")),
+    "tsv": lambda project: write(project, "rows.tsv", delimited(text_rows(), "\t")),
+    "json": lambda project: write(project, "rows.json", json.dumps(loose_rows())),
+    "jsonl": lambda project: write(project, "rows.jsonl", json_lines(loose_rows())),
+    "txt": plain_lines,
+    "parquet": parquet,
+    "sqlite": database,
+    "files": whole_files,
+    "glob": two_files,
+    "csv.gz": lambda project: packed(project, "rows.csv.gz", gzip.compress(delimited(text_rows(), ",").encode())),
+    "numbered": lambda project: {"path": write(project, "rows.jsonl", json_lines(loose_rows()))["path"]},
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run: its project, and its rows as the source gave them."""
+
+    project: ProjectFolder
+    rows: list[Values]
+    ids: list[str | int]
+
+    @property
+    def folder(self) -> Path:
+        return self.project.root / "output/reviews"
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of tables: the rows' fields, then the results', then the error."""
+        fields = list(dict.fromkeys(name for row in self.rows for name in row))
+        return [*fields, *(f"say.{name}" for name in fields), "error"]
+
+    def cells(self, row: Values) -> list[Any]:
+        record = {**row, **{f"say.{name}": value for name, value in row.items()}}
+        return [record.get(name) for name in self.names]
+
+
+STAGES = [{"name": "say", "prompt": "${row_json}", "output_schema": {"type": "object"}}]
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    with mirror() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def ran(base_url: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """Runs a source once, with all outputs at a time."""
+    finished: dict[str, Ran] = {}
+
+    def run(source: str) -> Ran:
+        if source not in finished:
+            project = ProjectFolder(tmp_path_factory.mktemp("pairs") / "project")
+            project.configure(base_url, structured="none")
+            keys = SOURCES[source](project)
+            output = {"format": list(get_args(OutputFormat)), "to": "sqlite://data/out.db?table=results"}
+            project.write(
+                "workflows/reviews.yml",
+                json.dumps({"input": keys, "stages": STAGES, "output": {**output, "include_input": True}}),
+            )
+            report = project.run()
+            assert report.exit_code == 0, report.summary["errors"]
+            finished[source] = _ran(project)
+        return finished[source]
+
+    return run
+
+
+def _ran(project: ProjectFolder) -> Ran:
+    spec, _ = load_project(project.root, {})
+    assert spec is not None
+    workflow, _ = load_workflow(spec, "reviews")
+    assert workflow is not None
+    rows = list(read_rows(open_input(workflow.input), workflow.input.id_field))
+    assert all(row.data is not None for row in rows)
+    return Ran(project, [row.data for row in rows if row.data is not None], [row.id for row in rows])
+
+
+def as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def check_delimited(suffix: str, delimiter: str) -> Callable[[Ran], None]:
+    def check(ran: Ran) -> None:
+        raw = (ran.folder / f"results.{suffix}").read_bytes()
+        assert not raw.startswith(b"\xef\xbb\xbf")
+        header, *rows = csv.reader(io.StringIO(raw.decode(), newline=""), delimiter=delimiter, strict=True)
+        assert header == ran.names
+        assert rows == [[as_text(cell) for cell in ran.cells(row)] for row in ran.rows]
+
+    return check
+
+
+def check_txt(ran: Ran) -> None:
+    lines = (ran.folder / "results.txt").read_bytes().decode().split("\n")
+    assert lines.pop() == ""
+    assert lines == [as_text(row) for row in ran.rows]
+
+
+def same(stored: Any, value: Any) -> bool:
+    """Whether a typed cell holds the value: as it is, or as JSON text where the column has no type for it."""
+    if type(stored) is type(value) and stored == value:
+        return True
+    if isinstance(value, bool) or stored is None or value is None:
+        return isinstance(value, bool) and stored == int(value)
+    if isinstance(value, int | float) and isinstance(stored, float):
+        return stored == value
+    return isinstance(stored, str) and json.loads(stored) == value
+
+
+def check_cells(ran: Ran, rows: list[tuple[Any, ...]], names: list[str], ids: int = 0) -> None:
+    """`ids` columns stand before those of the layout."""
+    told = [name.lower() for name in names]
+    assert len(set(told)) == len(told), "a database tells no upper case from lower"
+    assert len(rows) == len(ran.rows)
+    for stored, row in zip(rows, ran.rows, strict=True):
+        for name, cell, value in zip(ran.names, stored[ids:], ran.cells(row), strict=True):
+            assert same(cell, value), (name, cell, value)
+
+
+def check_parquet(ran: Ran) -> None:
+    with duckdb.connect() as connection:
+        table = connection.read_parquet(str(ran.folder / "results.parquet"))
+        names = [name for name in ran.names if name and name.isidentifier() and name.lower() != "a"]
+        assert [name for name in table.columns if name in names] == names
+        check_cells(ran, table.fetchall(), table.columns)
+
+
+def check_table(ran: Ran) -> None:
+    connection = sqlite3.connect(ran.project.root / "data/out.db")
+    cursor = connection.execute("SELECT * FROM results ORDER BY rowid")
+    names, rows = [column[0] for column in cursor.description], cursor.fetchall()
+    connection.close()
+    if not isinstance(ran.ids[0], str):
+        assert names[0] == "row_number"
+        assert [row[0] for row in rows] == ran.ids
+        check_cells(ran, rows, names, ids=1)
+    else:
+        assert [str(row[0]) for row in rows] == ran.ids
+        check_cells(ran, [_by_name(ran, row) for row in rows], names)
+
+
+def _by_name(ran: Ran, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The id, which stands first as text, is an integer again where the row has one."""
+    value = ran.rows[ran.ids.index(str(row[0]))][ran.names[0]]
+    return (value if str(value) == row[0] else row[0], *row[1:])
+
+
+def check_array(ran: Ran) -> None:
+    assert ran.project.output() == ran.rows
+
+
+def check_envelopes(ran: Ran) -> None:
+    found = ran.project.envelopes()
+    assert [envelope["result"] for envelope in found] == ran.rows
+    assert [envelope["input"] for envelope in found] == ran.rows
+    assert [envelope["id"] for envelope in found] == ran.ids
+
+
+SINKS: dict[str, Callable[[Ran], None]] = {
+    "csv": check_delimited("csv", ","),
+    "tsv": check_delimited("tsv", "\t"),
+    "txt": check_txt,
+    "parquet": check_parquet,
+    "sqlite": check_table,
+    "json": check_array,
+    "jsonl": check_envelopes,
+}
+
+
+def test_every_source_and_every_output_is_in_this_suite() -> None:
+    assert {*FORMATS, *get_args(InputFormat)} <= SOURCES.keys()
+    assert {*TABLES, *get_args(OutputFormat)} <= SINKS.keys()
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_values_arrive(ran: Callable[[str], Ran], source: str, sink: str) -> None:
+    SINKS[sink](ran(source))

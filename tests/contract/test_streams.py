@@ -1,0 +1,163 @@
+"""What every stream promises: put together, its events say what the same answer says when it is not streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.redact import Redactor
+from agac.core.types import Fault, Reply
+from agac.providers.base import encode
+from agac.providers.dialects import DIALECTS
+from agac.providers.sse import Events, GarbledStream
+from agac.providers.streams import STREAMS, Assembly, asking
+from agac.providers.table import Provider
+from agac.simulator.asks import Answer, Ask, Message
+from agac.simulator.outlets import CHAT, RESPONSES, Api
+
+DELTAS: dict[str, Callable[[str], Any]] = {
+    "openai-chat": lambda text: {"choices": [{"index": 0, "delta": {"content": text}}]},
+    "openai-responses": lambda text: {"type": "response.output_text.delta", "delta": text},
+}
+THOUGHTS: dict[str, Callable[[str], Any]] = {
+    "openai-chat": lambda text: {"choices": [{"index": 0, "delta": {"reasoning_content": text}}]},
+    "openai-responses": lambda text: {"type": "response.reasoning_summary_text.delta", "delta": text},
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    api: Api
+
+    def assembly(self) -> Assembly:
+        return STREAMS[self.name].assembly()
+
+    def parse(self, body: bytes) -> Reply | Fault:
+        provider = Provider(name="local", dialect=self.name, base_url="http://127.0.0.1/v1")
+        return DIALECTS[self.name].parse(200, {}, body, provider=provider, model="small", redactor=Redactor([]))
+
+
+MEMBERS = [Member("openai-chat", CHAT), Member("openai-responses", RESPONSES)]
+members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+
+
+def ask_for(text: str = "hello") -> Ask:
+    messages = (("user", text),)
+    return Ask("small", messages, digest=b"0" * 16, prompt_tokens=3, stream=True, include_usage=True)
+
+
+def assembled(member: Member, stream: bytes, sizes: list[int]) -> tuple[Assembly, bytes]:
+    """The stream, read in chunks of these sizes and then whole."""
+    assembly, events = member.assembly(), Events()
+    for size in [*sizes, len(stream)]:
+        for event in events.feed(stream[:size]):
+            assembly.take(event)
+        stream = stream[size:]
+    return assembly, encode(assembly.result()[2]) if assembly.finish() else b""
+
+
+answers = st.one_of(
+    st.builds(Answer, content=st.text(), finish=st.sampled_from(["stop", "length", "content_filter"])),
+    st.builds(Answer, content=st.none(), refusal=st.text(min_size=1)),
+    st.builds(
+        Answer,
+        content=st.text(),
+        earlier=st.lists(st.builds(Message, text=st.text(), cut=st.booleans()), max_size=2).map(tuple),
+    ),
+)
+
+
+@members
+@given(answers, st.lists(st.integers(1, 200), max_size=20), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_the_same_reply_streamed_or_not(member: Member, answer: Answer, sizes: list[int], ending: bytes) -> None:
+    ask = ask_for()
+    whole = member.parse(member.api.body(ask, answer))
+    stream = b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending)
+    assembly, body = assembled(member, stream, sizes)
+    assert assembly.done
+    assert member.parse(body) == whole
+    told = answer.messages if member.name == "openai-responses" else answer.messages[-1:]
+    assert assembly.begun == assembly.answering == any(message.text or message.refusal for message in told)
+
+
+@members
+@given(st.text(min_size=1), st.integers(0))
+def test_a_stream_that_is_cut_is_not_whole(member: Member, text: str, where: int) -> None:
+    events = list(member.api.chunks(ask_for(), Answer(text)))
+    # a completion's last two say the usage and that it is over; without them its reason to stop is its end
+    end = len(events) - (3 if member.name == "openai-chat" else 1)
+    assembly, _ = assembled(member, b"".join(events[: where % (end + 1)]), [])
+    assert not assembly.finish()
+
+
+@members
+def test_the_first_token_may_be_one_of_thinking(member: Member) -> None:
+    assembly = member.assembly()
+    assembly.take(DELTAS[member.name](""))
+    assembly.take(THOUGHTS[member.name](""))
+    assert (assembly.begun, assembly.answering) == (False, False)
+    assembly.take(THOUGHTS[member.name]("hm"))
+    assert (assembly.begun, assembly.answering) == (True, False)
+    assembly.take(DELTAS[member.name]("42"))
+    assert (assembly.begun, assembly.answering) == (True, True)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "error", "response", "item", "choices", "delta", "index", "status", "headers"])
+            | st.text(max_size=3),
+            inner | st.sampled_from(["error", "response.completed", "response.output_item.done"]),
+            max_size=5,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@members
+@given(st.lists(json_values, max_size=5))
+def test_no_event_makes_it_stumble(member: Member, events: list[Any]) -> None:
+    assembly = member.assembly()
+    for event in events:
+        assembly.take(event)
+    if assembly.finish():
+        status, headers, body = assembly.result()
+        assert 200 <= status < 600
+        assert all(isinstance(value, str) for value in headers.values())
+        member.parse(encode(body))
+
+
+@members
+def test_what_asks_for_a_stream_leaves_the_body_a_body(member: Member) -> None:
+    streaming = STREAMS[member.name]
+    asked = json.loads(asking(b'{"model":"m","n":[1]}', streaming.asks))
+    assert asked["stream"] is True
+    assert (asked["model"], asked["n"]) == ("m", [1])
+    if streaming.socket_asks is not None:
+        created = json.loads(asking(b'{"model":"m"}', streaming.socket_asks))
+        assert created == {"type": "response.create", "model": "m"}
+
+
+def test_every_dialect_says_how_it_streams() -> None:
+    assert {member.name for member in MEMBERS} == set(DIALECTS) == set(STREAMS)
+    assert {name for name, how in STREAMS.items() if how.socket_asks} == {n for n, d in DIALECTS.items() if d.websocket}
+
+
+def test_an_event_may_take_several_lines_and_comments_between_them() -> None:
+    stream = b': hello\nid: 7\nevent: x\ndata: {"a":\ndata:1}\n\n: ping\n\ndata: [DONE]\n\ndata: {"lost": 1}\n'
+    assert list(Events().feed(stream)) == [{"a": 1}, None]
+
+
+def test_an_event_that_is_no_json_ends_the_stream() -> None:
+    with pytest.raises(GarbledStream):
+        list(Events().feed(b"data: <html>\n\n"))

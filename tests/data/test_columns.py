@@ -1,0 +1,162 @@
+"""Columns of tables: their kinds, their names, and the order in which they stand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.errors import AgacError
+from agac.data.outputs.kinds import Kind, bits_of, declared_fields, kind_of
+from agac.data.outputs.layout import MAX_COLUMNS, Observed, distinct
+from agac.data.outputs.records import Merger
+
+
+def kind(*values: Any) -> Kind:
+    bits = 0
+    for value in values:
+        bits |= bits_of(value)
+    return kind_of(bits)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], Kind.NOTHING),
+        ([None], Kind.NOTHING),
+        ([math.nan, math.inf, None], Kind.NOTHING),
+        (["a", None], Kind.TEXT),
+        ([True, None], Kind.BOOLEAN),
+        ([1, -(2**63), 2**63 - 1], Kind.INTEGER),
+        ([1, 2**63], Kind.MIXED),
+        ([1, 0.5, math.nan], Kind.NUMBER),
+        ([2**53, 0.5], Kind.NUMBER),
+        ([2**53 + 1, 0.5], Kind.MIXED),
+        ([-(2**53) - 1, 0.5], Kind.MIXED),
+        ([{}, []], Kind.NESTED),
+        ([1, "1"], Kind.MIXED),
+        ([True, 1], Kind.MIXED),
+        (["a", []], Kind.MIXED),
+    ],
+)
+def test_the_kind_of_a_column(values: list[Any], expected: Kind) -> None:
+    assert kind(*values) is expected
+
+
+numbers = st.integers(min_value=-(2**70), max_value=2**70) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(numbers, min_size=1))
+def test_a_column_of_numbers_changes_none_of_them(values: list[Any]) -> None:
+    found = kind(*values)
+    if found is Kind.NUMBER:
+        assert [float(value) for value in values] == values
+    elif found is Kind.INTEGER:
+        assert all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
+    else:
+        assert found is Kind.MIXED
+
+
+def declared(*properties: Any) -> list[Kind]:
+    body = {f"p{place}": value for place, value in enumerate(properties)}
+    schema = {"type": "object", "properties": body, "$defs": {"n": {"type": "number"}, "r": {"$ref": "#/$defs/r"}}}
+    return [kind_of(bits) for bits in declared_fields(schema).values()]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"type": "string"}, Kind.TEXT),
+        ({"type": ["string", "null"]}, Kind.TEXT),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, Kind.INTEGER),
+        ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, Kind.NUMBER),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, Kind.MIXED),
+        ({"enum": ["a", None]}, Kind.TEXT),
+        ({"const": 3}, Kind.INTEGER),
+        ({"type": "array"}, Kind.NESTED),
+        ({"type": "object"}, Kind.NESTED),
+        ({"$ref": "#/$defs/n"}, Kind.NUMBER),
+        ({"$ref": "#/$defs/r"}, Kind.NOTHING),
+        ({"$ref": "#/nowhere"}, Kind.NOTHING),
+        ({"$ref": "elsewhere.json"}, Kind.NOTHING),
+        ({}, Kind.NOTHING),
+        (True, Kind.NOTHING),
+    ],
+)
+def test_what_a_schema_says_of_a_field(body: Any, expected: Kind) -> None:
+    assert declared(body) == [expected]
+
+
+def test_a_schema_of_no_object_has_no_fields() -> None:
+    assert declared_fields(None) == {}
+    assert declared_fields({"type": "string"}) == {}
+    assert declared_fields({"type": "object", "properties": ["x"]}) == {}
+    assert list(declared_fields({"$ref": "#/$defs/o", "$defs": {"o": {"properties": {"b": {}, "a": {}}}}})) == [
+        "b",
+        "a",
+    ]
+
+
+def columns(observed: Observed, merge: Any = "extend", id_field: str | None = None) -> dict[str, tuple[Kind, bool]]:
+    found = observed.layout(merge, "say", id_field).columns
+    return {column.name: (column.kind, column.declared) for column in found}
+
+
+def test_a_number_stays_one_where_this_time_all_are_whole() -> None:
+    observed = Observed({"properties": {"score": {"type": "number"}}})
+    observed.result({"score": 1, "more": 2})
+    assert columns(observed) == {
+        "score": (Kind.NUMBER, True), "more": (Kind.INTEGER, False), "error": (Kind.TEXT, False),
+    }  # fmt: skip
+
+
+def test_fields_stand_in_the_order_in_which_rows_bring_them() -> None:
+    observed = Observed(None)
+    for row in ({"b": 1}, {"a": 1, "b": 2}, {"c": 1}):
+        observed.row(row)
+    assert list(columns(observed)) == ["b", "a", "c", "result", "error"]
+
+
+def test_an_updated_field_may_hold_what_the_row_or_the_result_has() -> None:
+    observed = Observed({"properties": {"score": {"type": "integer"}}})
+    observed.row({"score": "5"})
+    observed.result({"score": 5})
+    assert columns(observed, "update") == {"score": (Kind.MIXED, False), "error": (Kind.TEXT, False)}
+
+
+def test_the_id_has_a_column_although_no_row_has_one() -> None:
+    assert list(columns(Observed(None), "extend", "id")) == ["id", "result", "error"]
+
+
+def test_fields_that_are_data_are_refused() -> None:
+    observed = Observed(None)
+    observed.row({f"2024-{number}": 1 for number in range(MAX_COLUMNS)})
+    with pytest.raises(AgacError, match="more than 10,000 different fields") as caught:
+        observed.row({"one more": 1})
+    assert caught.value.remedy is not None
+    assert "results.jsonl holds rows of any form" in caught.value.remedy
+
+
+@given(st.lists(st.sampled_from(["a", "A", "a_2", "A_2", "", "\0", "ß", "ẞ", "column", "İ"]), unique=True))
+def test_names_for_databases_differ_in_more_than_their_case(names: list[str]) -> None:
+    found = distinct(names)
+    assert len({name.lower() for name in found}) == len(names)
+    assert all(found)
+    assert found[:1] == (names[:1] if names and names[0] not in ("", "\0") else ["column"] if names else [])
+
+
+fields = st.dictionaries(st.sampled_from(["a", "b", "say", "say.a", "say.say.a", "result"]), st.integers(), max_size=4)
+
+
+@given(fields, fields | st.text(), st.sampled_from(["extend", "append"]))
+def test_nothing_is_lost_where_the_row_keeps_its_fields(row: dict[str, Any], value: Any, merge: Any) -> None:
+    result = value if isinstance(value, dict) else {"result": value}
+    merger = Merger(merge, "say", row, result)
+    record = merger.record(row, value)
+    assert record.items() >= row.items()
+    added = {merger.origin[name]: record[name] for name in record if name not in row}
+    assert added == ({"say": value} if merge == "append" else result)
+    assert set(record) == set(merger.fields)

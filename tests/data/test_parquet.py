@@ -1,0 +1,118 @@
+"""What becomes of the kinds of values that parquet has and JSON has not, and files that are no parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from agac.core.errors import ErrorType, UsageError
+from agac.data.sources import open_source
+
+
+def written(path: Path, select: str) -> Path:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'Europe/Paris'")
+        table = connection.sql(select)
+        table.write_parquet(str(path))
+    return path
+
+
+def values(tmp_path: Path, select: str) -> list[dict[str, Any] | None]:
+    path = written(tmp_path / "rows.parquet", f"SELECT {select}")
+    return [record.data for record in open_source(path, None, "data/rows.parquet").records()]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("true", True),
+        ("9223372036854775807::BIGINT", 2**63 - 1),
+        ("18446744073709551615::UBIGINT", 2**64 - 1),
+        ("(-128)::TINYINT", -128),
+        ("12345678901234567890.123456789::DECIMAL(38, 9)", "12345678901234567890.123456789"),
+        ("1.50::DECIMAL(9, 2)", "1.50"),
+        ("0.1::DOUBLE", 0.1),
+        ("0.1::FLOAT", 0.1),
+        ("'NaN'::DOUBLE", None),
+        ("'NaN'::FLOAT", None),
+        ("DATE '2024-02-29'", "2024-02-29"),
+        ("TIMESTAMP '2024-02-29 12:30:00'", "2024-02-29T12:30:00"),
+        ("TIMESTAMP '2024-02-29 12:30:00.000125'", "2024-02-29T12:30:00.000125"),
+        ("TIMESTAMP_NS '2024-02-29 12:30:00.000000125'", "2024-02-29T12:30:00.000000125"),
+        ("TIMESTAMPTZ '2024-02-29 12:30:00+02'", "2024-02-29T10:30:00+00:00"),
+        ("TIME '12:30:01'", "12:30:01"),
+        ("UUID '00000000-0000-0000-0000-0000000000ff'", "00000000-0000-0000-0000-0000000000ff"),
+        ("encode('grün')", "grün"),
+        ("'\\xFF'::BLOB", "\ufffd"),
+        ("[1, 2, NULL]", [1, 2, None]),
+        ("[DATE '2024-01-01', NULL]", ["2024-01-01", None]),
+        ("[0.5::FLOAT, 'NaN'::FLOAT]", [0.5, None]),
+        ("{'a': 1.10::DECIMAL(4, 2), 'b': {'c': TIMESTAMP '2024-01-01 00:00:00'}}",
+         {"a": "1.10", "b": {"c": "2024-01-01T00:00:00"}}),
+        ("[{'x y': 1}, NULL]", [{"x y": 1}, None]),
+        ("MAP {'k': DATE '2024-01-01'}", {"k": "2024-01-01"}),
+        ("MAP {7: [1]}", {"7": [1]}),
+        ("NULL::VARCHAR", None),
+        ("NULL::STRUCT(a DATE)", None),
+        ("'a NUL ' || chr(0) || ' inside'", "a NUL \x00 inside"),
+    ],
+)  # fmt: skip
+def test_a_value_of_parquet_as_json(tmp_path: Path, expression: str, expected: Any) -> None:
+    [row] = values(tmp_path, f"{expression} AS v")
+    assert row is not None
+    assert row == {"v": expected}
+    assert type(row["v"]) is type(expected)
+
+
+def test_an_infinity_costs_its_row_and_says_which(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", "SELECT * FROM (VALUES (1.0::DOUBLE), ('inf'::DOUBLE), (2.0)) AS t(x)")
+    records = list(open_source(path, None, "data/rows.parquet").records())
+    assert [record.data for record in records] == [{"x": 1.0}, None, {"x": 2.0}]
+    assert records[1].error is not None
+    assert records[1].error.type is ErrorType.INVALID_ROW
+    assert records[1].error.message == (
+        "data/rows.parquet: row 2: the column 'x' holds an infinity, which JSON cannot hold; write null"
+    )
+
+
+def test_names_of_columns_and_files_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path / "it's [1] * ?.parquet", """SELECT 1 AS "a b", 2 AS "q""uote", 3 AS "select" """)
+    written(tmp_path / "it's 1 * ?.parquet", "SELECT 0 AS other")
+    source = open_source(path, None, "x")
+    assert source.columns() == ("a b", 'q"uote', "select")
+    assert [record.data for record in source.records()] == [{"a b": 1, 'q"uote': 2, "select": 3}]
+
+
+def test_a_file_without_rows_has_columns(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", "SELECT 1 AS id WHERE false")
+    source = open_source(path, None, "x")
+    assert source.columns() == ("id",)
+    assert list(source.records()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"id,text\n1,x\n", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1"])
+def test_what_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"^data/rows\.parquet: cannot be read as parquet: ") as caught:
+        open_source(path, None, "data/rows.parquet")
+    assert caught.value.remedy
+    assert str(tmp_path) not in caught.value.message
+
+
+def test_a_torn_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", "SELECT i FROM range(1000) t(i)")
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    with pytest.raises(UsageError, match="cannot be read as parquet"):
+        open_source(path, None, "rows.parquet")
+
+
+def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "rows.parquet", "SELECT 1 AS id")
+    monkeypatch.setattr("agac.data.formats.parquet.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet wants a library: pip install 'agac\[data\]'"):
+        open_source(path, None, "rows.parquet")

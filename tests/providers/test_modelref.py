@@ -1,0 +1,345 @@
+"""Model strings as AgentCards hold them: providers, routes, every query key, short names. Each line an example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.providers.aliases import ALIASES, MODELS, VERSION
+from agac.providers.elsewhere import ELSEWHERE
+from agac.providers.modelkeys import NO_EFFECT, NOT_HERE, READERS, SPELLINGS
+from agac.providers.modelref import ModelRef, alias_problem, parse_model
+from agac.providers.table import SHIPPED, Provider
+
+OWN = Provider("own", "openai-chat", "http://127.0.0.1:8000/v1")
+PROVIDERS = {**SHIPPED, "own": OWN}
+
+
+def read(text: str, aliases: Mapping[str, str] | None = None) -> ModelRef:
+    found, messages = parse_model(text, PROVIDERS, aliases)
+    assert messages == []
+    assert found is not None
+    return found
+
+
+def refused(text: str, aliases: Mapping[str, str] | None = None) -> str:
+    found, messages = parse_model(text, PROVIDERS, aliases)
+    assert found is None
+    [message] = messages
+    return message
+
+
+FLEX = ModelRef("responses", "gpt-5.4-mini", {"reasoning": "low", "service_tier": "flex"}, transport="auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("responses.gpt-5.4-mini?reasoning=low&service_tier=flex&transport=auto", FLEX),
+        ("responses/gpt-5.4-mini?reasoning=low&service_tier=flex&transport=auto", FLEX),
+        (
+            "kimi26instant",
+            ModelRef(
+                "hf", "moonshotai/Kimi-K2.6", {"temperature": 0.6, "top_p": 0.95, "reasoning": "off"}, route="novita"
+            ),
+        ),
+        ("hf.moonshotai/Kimi-K2.6:novita", ModelRef("hf", "moonshotai/Kimi-K2.6", route="novita")),
+        ("hf/moonshotai/Kimi-K2.6", ModelRef("hf", "moonshotai/Kimi-K2.6")),
+        ("openrouter/google/x:free", ModelRef("openrouter", "google/x:free")),
+        ("own/a/b:c", ModelRef("own", "a/b:c")),
+        ("gpt-5.4-mini", ModelRef("responses", "gpt-5.4-mini", {"reasoning": "medium"})),
+        ("gpt54-mini", ModelRef("responses", "gpt-5.4-mini")),
+        ("gpt-4.1", ModelRef("openai", "gpt-4.1")),
+        ("gpt-4.1-mini", ModelRef("openai", "gpt-4.1-mini")),
+        ("deepseek", ModelRef("deepseek", "deepseek-v4-flash")),
+        ("deepseek.deepseek-chat", ModelRef("deepseek", "deepseek-chat")),
+        ("gpt-4o", ModelRef("openai", "gpt-4o")),
+        ("o3?reasoning=high", ModelRef("responses", "o3", {"reasoning": "high"})),
+        ("generic.llama3.2:1b", ModelRef("generic", "llama3.2:1b")),
+        ("azure/my-deployment", ModelRef("azure", "my-deployment")),
+    ],
+)
+def test_a_string_means(text: str, expected: ModelRef) -> None:
+    assert read(text) == expected
+    assert read(read(text).text) == expected
+
+
+def test_the_route_after_a_short_name_takes_the_place_of_its_own() -> None:
+    assert read("kimi26").route == "novita"
+    assert read("kimi26:groq").route == "groq"
+    assert read("kimi26:groq").wire == "moonshotai/Kimi-K2.6:groq"
+    assert read("kimi26:groq").params == read("kimi26").params
+
+
+def test_what_the_user_writes_beats_what_a_short_name_holds() -> None:
+    found = read("kimi26instant?temp=1&reasoning=on")
+    assert found.params == {"temperature": 1.0, "top_p": 0.95, "reasoning": "on"}
+
+
+@pytest.mark.parametrize(
+    ("query", "values"),
+    [
+        *((f"reasoning={effort}", {"reasoning": effort}) for effort in ("none", "minimal", "low", "medium", "high")),
+        ("reasoning=xhigh", {"reasoning": "xhigh"}),
+        ("reasoning=max", {"reasoning": "max"}),
+        ("reasoning=auto", {"reasoning": None}),  # said, and nothing is sent
+        *((f"reasoning={off}", {"reasoning": "none"}) for off in ("off", "false", "0", "OFF")),
+        ("service_tier=fast", {"service_tier": "priority"}),
+        ("service_tier=flex", {"service_tier": "flex"}),
+        ("temperature=0.5", {"temperature": 0.5}),
+        ("temp=0.5", {"temperature": 0.5}),
+        ("top_p=0.5", {"top_p": 0.5}),
+        ("topP=0.5", {"top_p": 0.5}),
+        ("top_k=40", {"top_k": 40}),
+        ("topK=40", {"top_k": 40}),
+        ("min_p=0.1", {"min_p": 0.1}),
+        ("minP=0.1", {"min_p": 0.1}),
+        ("presence_penalty=1.5", {"presence_penalty": 1.5}),
+        ("presencePenalty=1.5", {"presence_penalty": 1.5}),
+        ("frequencyPenalty=1.5", {"frequency_penalty": 1.5}),
+        ("repetition_penalty=1.1", {"repetition_penalty": 1.1}),
+        ("repetitionPenalty=1.1", {"repetition_penalty": 1.1}),
+        ("max_tokens=7", {"max_tokens": 7}),
+        ("maxTokens=7", {"max_tokens": 7}),
+        *((f"{key}={off}", {}) for key in ("web_search", "x_search", "web_fetch") for off in ("off", "false", "0")),
+        ("structured_tools=auto", {}),
+        ("structured_tool_policy=no_tools", {}),
+        ("structuredToolPolicy=auto", {}),
+        ("long_context=off", {}),
+    ],
+)
+def test_keys_that_become_parameters_or_change_nothing(query: str, values: dict[str, Any]) -> None:
+    found = read(f"own/m?{query}")
+    assert dict(found.params) == values
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "value"),
+    [
+        ("transport=sse", "transport", "sse"),
+        ("transport=ws", "transport", "ws"),
+        ("transport=websocket", "transport", "ws"),
+        ("transport=auto", "transport", "auto"),
+        ("streaming_timeout=30", "idle_timeout", 30.0),
+        ("streaming_timeout=none", "idle_timeout", math.inf),
+        ("idle_timeout=0.5", "idle_timeout", 0.5),
+        ("structured=json", "schema_mode", "json_schema"),
+        ("schema_mode=json_object", "schema_mode", "json_object"),
+        ("schema_mode=none", "schema_mode", "none"),
+    ],
+)
+def test_keys_that_say_how_a_model_is_asked_are_no_parameters(query: str, field: str, value: Any) -> None:
+    found = read(f"responses/m?{query}")
+    assert getattr(found, field) == value
+    assert found.params == {}
+    assert read(found.text) == found
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["task_budget=20k", "taskBudget=off", "poll_period=60", "lite=on", "compaction=native", "compact_at=190k"],
+)
+def test_keys_of_other_programs_without_a_meaning_here_are_said_to_have_none(query: str) -> None:
+    found = read(f"own/m?{query}")
+    key = query.partition("=")[0]
+    assert found.params == {}
+    [warning] = found.warnings
+    assert warning.startswith(f"{key} has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("openai.", "'openai.' names no model; write openai/<model>"),
+        ("gpt-5.4-mini.high", "'.high' is no part of a model's name; write gpt-5.4-mini?reasoning=high"),
+        ("openai.gpt-5.4.low", "'.low' is no part of a model's name; write openai/gpt-5.4?reasoning=low"),
+        ("openai/m?temp=1&temp=1", "temperature is given twice"),
+        ("openai/m?temp=1&temperature=1", "temperature is given twice, as temp and as temperature"),
+        ("own/m?instant=on&reasoning=off", "reasoning is given twice, as instant and as reasoning"),
+        ("own/m?nonsense=1", "unknown key 'nonsense'. The keys are temperature, "),
+        ("own/m?reasoning=on", "reasoning=on: own/m has no such switch that agac knows; write an effort"),
+        ("own/m?reasoning=8000", "reasoning=8000: no provider that agac speaks to takes a number of tokens; "),
+        ("own/m?reasoning=loud", "reasoning=loud: expected one of none, minimal, low, medium, high, xhigh, max, or"),
+        ("kimi26?reasoning=low", "reasoning=low: hf/moonshotai/Kimi-K2.6 thinks or does not; write reasoning=on or"),
+        ("gpt-4.1?instant=on", "instant: openai/gpt-4.1 has no such switch; write an effort as reasoning"),
+        ("kimi26?instant=perhaps", "instant=perhaps: expected on or off"),
+        ("openai/m?verbosity=low", "verbosity: only the Responses API is asked for it here; write responses/…"),
+        ("responses/m?verbosity=long", "verbosity=long: expected one of low, medium, high"),
+        ("openai/m?transport=ws", "transport=ws: openai is asked over HTTP alone; leave it out"),
+        ("openai/m?transport=auto", "transport=auto: openai is asked over HTTP alone; leave it out"),
+        ("responses/m?transport=pigeon", "transport=pigeon: expected one of sse, ws, auto"),
+        ("responses/m?seed=1", "seed: the Responses API has no such parameter; "),
+        ("responses/m?top_k=1", "top_k: the Responses API has no such parameter; "),
+        ("openai/m?top_k=1", "top_k: openai has no such parameter; leave it out"),
+        ("mistral/m?min_p=0.1", "min_p: mistral has no such parameter; leave it out"),
+        ("own/m?top_k=0", "top_k=0: expected a whole number above 0"),
+        ("own/m?min_p=2", "min_p=2: expected a number from 0 to 1"),
+        ("own/m?repetition_penalty=0", "repetition_penalty=0: expected a number above 0"),
+        ("mistral/m?service_tier=flex", "service_tier=flex: mistral has no such tier; it has no tiers; leave"),
+        ("groq/m?service_tier=priority", "service_tier=priority: groq has no such tier; its tiers are auto, flex"),
+        ("own/m?service_tier=slow", "service_tier=slow: expected one of auto, default, flex, priority"),
+        ("own/m?streaming_timeout=0", "streaming_timeout=0: expected seconds above 0, or none"),
+        ("own/m?streaming_timeout=soon", "streaming_timeout=soon: expected seconds above 0, or none"),
+        ("own/m?structured=tool_use", "structured=tool_use: tool_use is not supported yet: stages call no tools"),
+        ("own/m?structured=xml", "structured=xml: expected one of json_schema, json_object, none"),
+        ("own/m?structured_tools=always", "structured_tools=always: always is not supported yet: stages call no"),
+        ("own/m?structured_tools=maybe", "structured_tools=maybe: expected auto or no_tools"),
+        ("own/m?context=1m", "context=1m: a long context window is Anthropic's, whose API comes in a later version"),
+        ("own/m?long_context=on", "long_context=on: a long context window is Anthropic's"),
+        ("own/m?web_search=on", "web_search=on: tools that a provider runs are not supported yet; leave it out"),
+        ("own/m?x_search=true", "x_search=true: tools that a provider runs are not supported yet; leave it out"),
+        ("own/m?web_fetch=1", "web_fetch=1: tools that a provider runs are not supported yet; leave it out"),
+        ("own/m?web_fetch=perhaps", "web_fetch=perhaps: expected off"),
+        ("hf/a/b:", "'hf/a/b:' ends in a colon without a route; write hf/a/b:<route>"),
+        ("kimi26:", "'kimi26:' ends in a colon without a route; write kimi26, or kimi26:<route>"),
+        ("gpt-4.1:fast", "'gpt-4.1' means openai/gpt-4.1, which has no routes; leave out ':fast'"),
+        ("$system.fast", "'$system.fast' refers to another program's settings; write aliases: {name: provider/model}"),
+        ("passthrough", "'passthrough' is a test model of another program; write simulator/small, which costs nothing"),
+        ("sonet", "'sonet' is no short name of a model; did you mean 'sonnet'?"),
+        ("gpt-5.4-mni", "'gpt-5.4-mni' is no short name of a model; did you mean 'gpt-5.4-mini'?"),
+        ("antropic/x", "unknown provider 'antropic'; did you mean 'anthropic'? The providers are "),
+    ],
+)
+def test_what_is_said_of_what_cannot_be_had(text: str, message: str) -> None:
+    assert refused(text).startswith(message)
+
+
+# fmt: off
+LISTED = [
+    "anthropic", "anthropic-vertex", "openai", "responses", "openresponses", "codexresponses", "google", "googleoai",
+    "deepseek", "zai", "moonshot", "hf", "openrouter", "tensorzero", "azure", "aliyun", "xai", "metaai", "bedrock",
+    "groq", "generic", "fast-agent", "copilot",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_each_provider_can_be_asked_or_says_what_to_write_instead(name: str) -> None:
+    assert (name in SHIPPED) != (name in ELSEWHERE)
+    for mark in "/.":
+        if name in SHIPPED:
+            assert str(read(f"{name}{mark}m")) == f"{name}/m"
+        else:
+            said = refused(f"{name}{mark}m")
+            assert said.startswith(f"provider '{name}' ")
+            assert any(word in said for word in ("write ", "use ", "name ", "openrouter/"))
+            assert "{" not in said
+
+
+def test_a_project_can_take_a_name_that_agac_does_not_reach() -> None:
+    found, messages = parse_model("anthropic/claude", {**PROVIDERS, "anthropic": OWN})
+    assert messages == []
+    assert found == ModelRef("anthropic", "claude")
+
+
+# fmt: off
+CORE = [
+    "sonnet", "opus", "haiku", "claude", "gpt-4.1", "gpt-4.1-mini", "gpt-5.4", "gpt-5.4-mini", "gpt-5.5", "gpt54-mini",
+    "codex", "gemini", "gemini3flash", "grok", "kimi", "kimi26", "kimi26instant", "glm", "minimax", "qwen35",
+    "qwen35instruct", "gpt-oss", "gpt-oss-20b", "deepseek", "deepseek-hf",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_each_short_name_has_a_model_or_a_reason(name: str) -> None:
+    found, messages = parse_model(name, PROVIDERS)
+    if found is None:
+        [message] = messages
+        assert message.startswith(f"'{name}' means {ALIASES[name].target}: provider 'anthropic' is not supported yet")
+    else:
+        assert found.written == name
+        assert read(found.text) == found == read(ALIASES[name].target)
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_the_table_knows_when_each_line_changed(name: str) -> None:
+    assert 1 <= ALIASES[name].since <= VERSION
+    assert bool(ALIASES[name].target) != bool(ALIASES[name].refused)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_without_a_provider_is_its_makers(name: str) -> None:
+    found, messages = parse_model(name, PROVIDERS)
+    assert (str(found) == f"{MODELS[name]}/{name}") or MODELS[name] in ELSEWHERE
+    assert messages == [] or MODELS[name] in messages[0]
+
+
+def test_a_projects_short_name_holds_keys_that_the_user_can_change() -> None:
+    aliases = {"fast": "openai/gpt-5.4-mini?reasoning=low&max_tokens=9"}
+    assert read("fast", aliases).params == {"reasoning": "low", "max_tokens": 9}
+    assert read("fast?reasoning=high", aliases).params == {"reasoning": "high", "max_tokens": 9}
+    assert read("fast?transport=sse", aliases).written == "fast"
+    assert read("fast?temp=1", aliases).written == "fast?temperature=1"
+    assert read("fast", aliases).meaning == "openai/gpt-5.4-mini?max_tokens=9&reasoning=low"
+
+
+def test_a_projects_short_name_comes_before_agacs_and_may_use_it() -> None:
+    assert read("sonnet", {"sonnet": "openrouter/anthropic/claude-sonnet-5"}).provider == "openrouter"
+    assert read("k", {"k": "kimi26:groq?temp=1"}).text.startswith("hf/moonshotai/Kimi-K2.6:groq?temperature=1&")
+    assert read("kimi26", {"kimi26": "kimi26:groq"}).route == "groq"
+
+
+def test_short_names_in_a_circle_end_in_a_sentence() -> None:
+    said = refused("a", {"a": "b", "b": "a"})
+    assert said.startswith("'a' means b: 'b' means a: 'a' names no provider; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fast", None),
+        ("gpt-9.1", None),
+        ("a/b", "'a/b' is no short name; use letters, digits, '.', _ and -"),
+        ("a b", "'a b' is no short name; use letters, digits, '.', _ and -"),
+        ("openai.x", "'openai.x' reads as a model of the provider openai; choose another name"),
+    ],
+)
+def test_names_that_a_short_name_can_have(name: str, message: str | None) -> None:
+    assert alias_problem(name, PROVIDERS) == message
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_other_spelling_is_of_a_key_that_there_is(spelling: str) -> None:
+    assert SPELLINGS[spelling] in {*READERS, *NOT_HERE, *NO_EFFECT}
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(1, 10**6),
+    "min_p": st.floats(0, 1),
+    "max_tokens": st.integers(1, 10**9),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0, 100, exclude_min=True),
+    "seed": st.integers(),
+    "reasoning": st.sampled_from([None, "none", "minimal", "low", "medium", "high", "xhigh", "max"]),
+    "service_tier": st.sampled_from(["auto", "default", "flex", "priority"]),
+}
+
+
+@given(
+    st.text(st.characters(categories=["L", "N"], include_characters="-._:/&="), min_size=1),
+    st.fixed_dictionaries({}, optional=VALUES),
+    st.sampled_from([None, "sse"]),
+    st.none() | st.floats(0, exclude_min=True, allow_nan=False),
+    st.sampled_from([None, "json_schema", "json_object", "none"]),
+)
+def test_what_is_written_out_is_read_again(
+    model: str, params: dict[str, Any], transport: Any, idle: float | None, mode: Any
+) -> None:
+    ref = ModelRef("own", model, params, None, transport, idle, mode)
+    assert read(ref.text) == ref
+
+
+@given(st.text(), st.dictionaries(st.text(min_size=1), st.text(), max_size=3))
+def test_any_text_is_a_model_or_has_a_reason(text: str, aliases: dict[str, str]) -> None:
+    found, messages = parse_model(text, PROVIDERS, aliases)
+    assert (found is None) == bool(messages)

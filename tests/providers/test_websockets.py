@@ -1,0 +1,377 @@
+"""Requests over WebSockets, against real servers on loopback: who has a socket, when it is left, what is named how."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import WSCloseCode, web
+from wire_servers import never, serving
+
+from agac.core.errors import ErrorType
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers import websocket
+from agac.providers.dialects import DIALECTS
+from agac.providers.http import Sender
+from agac.providers.sending import HttpReply
+from agac.providers.streams import STREAMS
+from agac.providers.table import Provider
+from agac.providers.websocket import SocketSender
+from agac.spec.workflow import Timeout
+
+KEY = "sk-1234567890"
+WIRE = b'{"model":"m"}'
+DELTA = {"type": "response.output_text.delta", "delta": "Hi"}
+COMPLETED = {"type": "response.completed", "response": {"status": "completed", "model": "m", "output": []}}
+
+
+@dataclass
+class Seen:
+    """What a server met: keys of upgrades, messages as (socket, JSON), bodies of POSTs."""
+
+    port: int = 0
+    upgrades: list[str] = field(default_factory=list)
+    messages: list[tuple[int, Any]] = field(default_factory=list)
+    posts: list[Any] = field(default_factory=list)
+
+
+Told = Callable[[web.WebSocketResponse, int], Awaitable[bool]]
+"""Answers the message with this number, from 1; False ends the socket."""
+
+
+async def well(ws: web.WebSocketResponse, _number: int) -> bool:
+    await ws.send_json(DELTA)
+    await ws.send_json(COMPLETED)
+    return True
+
+
+@asynccontextmanager
+async def server(told: Told = well, refuse: int = 0, location: str = "") -> AsyncIterator[Seen]:
+    """A server at /v1/responses; with `refuse` its upgrades get that status. POSTs get the same response as events."""
+    seen = Seen()
+
+    async def upgrade(request: web.Request) -> web.StreamResponse:
+        seen.upgrades.append(request.headers.get("authorization", ""))
+        if refuse:
+            return web.Response(status=refuse, headers={"location": location} if location else {})
+        number = len(seen.upgrades)
+        ws = web.WebSocketResponse()
+        await ws.prepare(request)
+        async for message in ws:
+            seen.messages.append((number, json.loads(message.data)))
+            if not await told(ws, len(seen.messages)):
+                break
+        return ws
+
+    async def post(request: web.Request) -> web.Response:
+        seen.posts.append(await request.json())
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in (DELTA, COMPLETED))
+        return web.Response(text=text, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/v1/responses", upgrade)
+    app.router.add_post("/v1/responses", post)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    seen.port = runner.addresses[0][1]
+    try:
+        yield seen
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def sockets(port: int, *, fallback: bool = False, **options: Any) -> AsyncIterator[SocketSender]:
+    at = f"http://127.0.0.1:{port}/v1"
+    provider = Provider(name="local", dialect="openai-responses", base_url=at, api_key=KEY, key_variable="LOCAL_KEY")
+    http = Sender(provider, Redactor([KEY]), env={}, stream=True, **options)
+    sender = SocketSender(http, STREAMS["openai-responses"], fallback=fallback)
+    try:
+        yield sender
+    finally:
+        await sender.close()
+
+
+def test_a_call_is_one_message_and_its_events_one_body() -> None:
+    async def check() -> None:
+        async with server() as seen, sockets(seen.port) as sender:
+            reply = await sender.send(WIRE)
+        assert isinstance(reply, HttpReply)
+        assert (reply.status, json.loads(reply.body)) == (200, COMPLETED["response"])
+        assert seen.upgrades == [f"Bearer {KEY}"]
+        assert seen.messages == [(1, {"type": "response.create", "model": "m"})]
+        assert reply.ttft is not None
+        assert reply.started <= reply.first_byte <= reply.ended
+
+    asyncio.run(check())
+
+
+def test_calls_in_turn_share_a_socket_and_calls_at_once_have_their_own() -> None:
+    both = asyncio.Event()
+
+    async def together(ws: web.WebSocketResponse, number: int) -> bool:
+        if number > 3:
+            both.set()
+        if number > 2:
+            await both.wait()
+        return await well(ws, number)
+
+    async def check() -> None:
+        async with server(together) as seen, sockets(seen.port) as sender:
+            await sender.send(WIRE)
+            await sender.send(WIRE)
+            await asyncio.gather(sender.send(WIRE), sender.send(WIRE))
+            await sender.send(WIRE)
+        assert len(seen.upgrades) == 2
+        assert [number for number, _ in seen.messages[:2]] == [1, 1]
+        assert sorted(number for number, _ in seen.messages[2:4]) == [1, 2]
+
+    asyncio.run(check())
+
+
+def test_an_error_is_the_answer_and_the_next_call_has_a_new_socket() -> None:
+    async def limited(ws: web.WebSocketResponse, number: int) -> bool:
+        if number > 1:
+            return await well(ws, number)
+        error = {"code": "rate_limit_exceeded", "message": "Slow.", "headers": {"Retry-After": "3"}}
+        await ws.send_json({"type": "error", "status": 429, "error": error})
+        return True
+
+    async def check() -> None:
+        async with server(limited) as seen, sockets(seen.port) as sender:
+            refused = await sender.send(WIRE)
+            reply = await sender.send(WIRE)
+        assert isinstance(refused, HttpReply)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "3")
+        assert isinstance(reply, HttpReply)
+        assert [number for number, _ in seen.messages] == [1, 2]
+
+    asyncio.run(check())
+
+
+async def drop(ws: web.WebSocketResponse, _number: int) -> bool:
+    await ws.send_json(DELTA)
+    return False
+
+
+async def garble(ws: web.WebSocketResponse, _number: int) -> bool:
+    await ws.send_str("<html>")
+    return True
+
+
+async def keep_silent(_ws: web.WebSocketResponse, _number: int) -> bool:
+    return True
+
+
+BROKEN: dict[str, tuple[Told, Timeout, str, ErrorType]] = {
+    "closed amid the answer": (drop, Timeout(), "lost before the answer was complete", ErrorType.PROVIDER_ERROR),
+    "not JSON": (garble, Timeout(), "streamed an event that is not JSON", ErrorType.PROVIDER_ERROR),
+    "silence": (keep_silent, Timeout(first_byte=0.05), "sent nothing for 0.05 s", ErrorType.TIMEOUT),
+    "too long": (keep_silent, Timeout(total=0.05), "did not finish within 0.05 s", ErrorType.TIMEOUT),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_after_sending_may_have_been_billed(name: str) -> None:
+    told, timeout, words, kind = BROKEN[name]
+
+    async def once(ws: web.WebSocketResponse, number: int) -> bool:
+        return await (told if number == 1 else well)(ws, number)
+
+    async def check() -> None:
+        async with server(once) as seen, sockets(seen.port) as sender:
+            fault = await sender.send(WIRE, timeout)
+            reply = await sender.send(WIRE)
+        assert isinstance(fault, Fault)
+        assert words in fault.message
+        assert (fault.kind, fault.type, fault.ambiguous) == (FaultKind.RETRY, kind, True)
+        assert isinstance(reply, HttpReply)
+        assert len(seen.messages) == 2  # nothing was sent twice by the sender
+        assert len(seen.upgrades) == 2
+
+    asyncio.run(check())
+
+
+def test_a_call_is_bound_by_what_its_row_has_left() -> None:
+    async def check() -> None:
+        async with server(keep_silent) as seen, sockets(seen.port) as sender:
+            fault = await sender.send(WIRE, within=0.05)
+        assert isinstance(fault, Fault)
+        assert fault.type is ErrorType.TIMEOUT
+
+    asyncio.run(check())
+
+
+def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> None:
+    left = asyncio.Event()
+
+    async def say_goodbye(ws: web.WebSocketResponse, number: int) -> bool:
+        await well(ws, number)
+        if number == 1:
+            await ws.close(code=WSCloseCode.GOING_AWAY)
+            left.set()
+            return False
+        return True
+
+    async def check() -> None:
+        async with server(say_goodbye) as seen, sockets(seen.port) as sender:
+            first = await sender.send(WIRE)
+            await asyncio.sleep(0)
+            leaving = asyncio.create_task(left.wait())
+            second = await sender.send(WIRE)
+            await leaving
+        assert isinstance(first, HttpReply)
+        assert isinstance(second, HttpReply)
+        assert [number for number, _ in seen.messages] == [1, 2]
+
+    asyncio.run(check())
+
+
+def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with server() as seen, sockets(seen.port) as sender:
+            await sender.send(WIRE)
+            monkeypatch.setattr(websocket, "LONGEST_LIFE", -1.0)
+            await sender.send(WIRE)
+        assert len(seen.upgrades) == 2
+
+    asyncio.run(check())
+    monkeypatch.undo()
+    assert websocket.LONGEST_LIFE < 60 * 60
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
+def test_without_websockets_auto_goes_on_by_events_and_asks_no_more(status: int) -> None:
+    async def check() -> None:
+        async with server(refuse=status) as seen, sockets(seen.port, fallback=True) as sender:
+            replies = [await sender.send(WIRE) for _ in range(3)]
+        assert [reply.status for reply in replies if isinstance(reply, HttpReply)] == [200] * 3
+        assert len(seen.upgrades) == 1
+        assert seen.posts == [{"stream": True, "model": "m"}] * 3
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
+def test_without_websockets_ws_says_what_to_write(status: int) -> None:
+    async def check() -> None:
+        async with server(refuse=status) as seen, sockets(seen.port) as sender:
+            fault = await sender.send(WIRE)
+        assert isinstance(fault, Fault)
+        assert fault.message == (
+            f"local accepts no WebSocket at http://127.0.0.1:{seen.port}/v1 ({status}). "
+            "Write transport=auto or transport=sse in the model."
+        )
+        assert (fault.kind, fault.ambiguous, seen.posts) == (FaultKind.FATAL, False, [])
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, FaultKind.FATAL), (429, FaultKind.PAUSE), (503, FaultKind.PAUSE), (502, FaultKind.RETRY)]
+)
+def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_means(status: int, kind: FaultKind) -> None:
+    async def check() -> None:
+        async with server(refuse=status) as seen, sockets(seen.port) as sender:
+            answer = await sender.send(WIRE)
+        assert isinstance(answer, HttpReply)
+        provider = Provider(name="local", dialect="openai-responses", base_url="http://127.0.0.1/v1")
+        fault = DIALECTS["openai-responses"].parse(
+            answer.status, answer.headers, answer.body, provider=provider, model="m", redactor=Redactor([])
+        )
+        assert isinstance(fault, Fault)
+        assert fault.kind is kind
+
+    asyncio.run(check())
+
+
+def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
+    async def check() -> None:
+        async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
+            for _ in range(websocket.STRIKES + 2):
+                assert isinstance(await sender.send(WIRE), HttpReply)
+        assert len(seen.upgrades) == websocket.STRIKES
+        assert len(seen.posts) == websocket.STRIKES + 2
+
+    asyncio.run(check())
+
+
+def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
+    async def hang_up(_ws: web.WebSocketResponse, _number: int) -> bool:
+        return False
+
+    async def check() -> None:
+        async with server(hang_up) as seen, sockets(seen.port, fallback=True) as sender:
+            faults = [await sender.send(WIRE) for _ in range(websocket.STRIKES)]
+            assert all(isinstance(fault, Fault) and fault.ambiguous for fault in faults)
+            assert isinstance(await sender.send(WIRE), HttpReply)
+        assert len(seen.posts) == 1
+
+    asyncio.run(check())
+
+
+def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_may() -> None:
+    async def check() -> None:
+        async with serving(never) as silent, sockets(silent.port) as sender:
+            fault = await sender.send(WIRE, Timeout(connect=0.05))
+        assert isinstance(fault, Fault)
+        assert "no connection to local" in fault.message
+        assert (fault.type, fault.ambiguous) == (ErrorType.TIMEOUT, False)
+
+    asyncio.run(check())
+
+
+def test_an_upgrade_is_not_followed_to_another_address() -> None:
+    async def check() -> None:
+        async with server() as elsewhere:
+            at = f"http://localhost:{elsewhere.port}/v1/responses"
+            async with server(refuse=307, location=at) as seen, sockets(seen.port) as sender:
+                fault = await sender.send(WIRE)
+        assert isinstance(fault, Fault)
+        assert (fault.kind, fault.status) == (FaultKind.FATAL, 307)
+        assert "points to localhost" in fault.message
+        assert elsewhere.upgrades == []
+
+    asyncio.run(check())
+
+
+def test_nobody_listening_was_never_billed() -> None:
+    async def check() -> None:
+        async with server() as seen:
+            port = seen.port
+        async with sockets(port) as sender:
+            fault = await sender.send(WIRE)
+        assert isinstance(fault, Fault)
+        assert "cannot be reached" in fault.message
+        assert not fault.ambiguous
+
+    asyncio.run(check())
+
+
+def test_a_call_that_is_given_up_leaves_its_socket() -> None:
+    async def check() -> None:
+        begun = asyncio.Event()
+
+        async def wait(ws: web.WebSocketResponse, number: int) -> bool:
+            if number == 1:
+                begun.set()
+                return True
+            return await well(ws, number)
+
+        async with server(wait) as seen, sockets(seen.port) as sender:
+            call = asyncio.create_task(sender.send(WIRE))
+            await begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert isinstance(await sender.send(WIRE), HttpReply)
+        assert len(seen.upgrades) == 2
+
+    asyncio.run(check())
