@@ -23,6 +23,8 @@ from agac.plan.plan import Plan
 from agac.spec.root import find_project
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
+from agac.store.earlier import near_ids
+from agac.store.history import rows_with_ids
 from agac.store.retries import chosen_counts
 
 
@@ -135,7 +137,23 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
         stages = [stage["name"] for stage in (await runs.definition_of(database, record.id))["stages"]]
         _check(choice, stages)
         counts = await chosen_counts(database, record.id, replace(choice, run=record.id))
+        if not counts and choice.rows:
+            await _refuse_rows(database, record, choice)
     return _as_choice(record, choice, stages, counts), record
+
+
+async def _refuse_rows(database: Database, record: runs.RunRecord, choice: Retry) -> None:
+    """Says why none of the named rows is chosen: there is no such row, or none that failed so."""
+    found = await rows_with_ids(database, record.id, list(choice.rows))
+    named = ", ".join(dict.fromkeys(str(row_id) for row_id in choice.rows))
+    if not found:
+        some = ", ".join(map(str, await near_ids(database, record.id, 5)))
+        raise UsageError(f"run {record.id} has no row {named}", remedy=f"Its first rows are: {some}.")
+    filtered = " in that way" if choice.stage or choice.error else ""
+    raise UsageError(
+        f"row {named} of run {record.id} did not fail{filtered}",
+        remedy=f"Look at it with: agac inspect {record.id} {named}. Ask done rows anew with --from STAGE.",
+    )
 
 
 def _as_choice(

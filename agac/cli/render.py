@@ -23,6 +23,7 @@ import click
 from agac import __version__
 from agac.cli.shown import plan as shown_plan
 from agac.cli.shown.limits import limit_lines
+from agac.cli.shown.words import without
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -91,21 +92,18 @@ def command_as_typed() -> str:
     return shlex.join(["agac", *sys.argv[1:]])
 
 
-def command_to_run() -> str:
-    """`agac plan …` as the `agac run …` that does it."""
-    words = iter(sys.argv[1:])
-    kept = []
-    for word in words:
-        if word == "--show":
-            next(words, None)
-        elif word != "--json" and not word.startswith("--show="):
-            kept.append("run" if word == "plan" and "run" not in kept else word)
-    return shlex.join(["agac", *kept])
+def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
+    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
+    words = shlex.split(without(command_to_go_on(workflow, workflows, keep=("--fresh",)), "--show"))
+    kept = [word for word in words if word not in ("--json", "--dry-run")]
+    if "run" not in kept:
+        kept[kept.index("plan")] = "run"
+    return shlex.join(kept)
 
 
-def command_to_go_on(workflow: str, workflows: Sequence[str]) -> str:
+def command_to_go_on(workflow: str, workflows: Sequence[str], keep: Sequence[str] = ()) -> str:
     """The command as it was typed, without what would begin anew instead of going on; for one of its workflows."""
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    words = [word for word in sys.argv[1:] if word != "--fresh" or word in keep]
     if len(workflows) > 1:
         others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
         pairs = zip(["", *words], words, strict=False)
@@ -247,7 +245,8 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
     if invocation["rows_parked"]:
         parked = _counted(invocation["rows_parked"], "row")
-        lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with `agac run -a` alone")
+        whole = without(command, "--stage", "--from", "--until")
+        lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with: {whole}")
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
 
@@ -300,12 +299,15 @@ def _error_lines(
         lines.append(f"    {first_line(example['message'])}")
     if errors_file is not None:
         lines.append(f"  All of them, with their input: {from_here(errors_file)}")
-    if invocation["rows_left_failed"]:
-        left = _counted(invocation["rows_left_failed"], "row")
+    left = invocation["rows_left_failed"]
+    if left:
         lines.append(
-            f"  {left} failed in three runs and are left as they are: change the prompt, or ask all anew with --fresh"
+            f"  {_counted(left, 'row')} failed too often to be tried again by itself: change the prompt, "
+            f"or try all the same with: agac retry {summary['run']}"
         )
-    if can_be_retried(summary, invocation["rows_left_failed"]):
+    if invocation["stopped_at_limit"]:
+        return lines  # what to do next was said with the limit
+    if can_be_retried(summary, left):
         lines.append(f"  Try the failed rows again with: {command}")
     elif not any(error["stage"] for error in summary["errors"]):
         lines.append(f"  Mend these rows in the input, then run again: {command}")
@@ -329,17 +331,23 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def print_plan(report: PlanReport, command: str, *, as_json: bool) -> None:
-    """What a run would do, and what it takes."""
-    for warning in report.warnings:
-        say(str(warning))
+def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:
+    """What runs of these workflows would do, and what they take."""
+    for report in reports:
+        for warning in report.warnings:
+            say(str(warning))
     if as_json:
-        print_json(report.as_json())
+        found = [report.as_json() for report in reports]
+        print_json(found if len(found) > 1 else found[0])
         return
-    print_text(shown_plan.head_line(report) + "\n")
-    print_text(table(shown_plan.HEADER, shown_plan.plan_rows(report)) + "\n")
-    lines = [*shown_plan.reason_lines(report), *shown_plan.total_lines(report, command)]
-    print_text("\n".join([*lines, *shown_plan.prompt_lines(report)]))
+    print_text("\n\n".join("\n".join(_plan_lines(one, workflows)) for one in reports))
+
+
+def _plan_lines(report: PlanReport, workflows: Sequence[str]) -> list[str]:
+    stages = table(shown_plan.HEADER, shown_plan.plan_rows(report))
+    total = shown_plan.total_lines(report, command_to_run(report.workflow, workflows))
+    head = [shown_plan.head_line(report), "", stages, ""]
+    return [*head, *shown_plan.reason_lines(report), *total, *shown_plan.prompt_lines(report)]
 
 
 def print_card(card: CardReport) -> None:

@@ -42,13 +42,18 @@ class Budgets:
         Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
         every budget that it may belong to.
         """
+        run, stages = self.pots(counts, lost_calls)
+        return Purse(control, run=run, stages=stages, row=self.row)
+
+    def pots(self, counts: Iterable[Count], lost_calls: int) -> tuple[list[Pot], dict[int, Pot]]:
+        """The run's pots, and the stages' by index, each with what was spent of it before."""
         counts = [count for count in counts if count.outcome == "call"]
         run = [_loaded(Pot(name, budget), counts, lost_calls) for name, budget in self.run]
         stages = {}
         for index, name, budget in self.stages:
             own = [count for count in counts if count.stage == name]
             stages[index] = _loaded(Pot(f"budget of stage {name!r}", budget, name), own, lost_calls)
-        return Purse(control, run=run, stages=stages, row=self.row)
+        return run, stages
 
 
 def _loaded(pot: Pot, counts: Iterable[Count], lost_calls: int) -> Pot:

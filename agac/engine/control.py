@@ -61,6 +61,11 @@ class Control:
         """Nobody pays for a million rows to learn of a typo; `reason` says what fails."""
         self._end(Stop.LOSS, reason)
 
+    @property
+    def why(self) -> str:
+        """Why the run stops, in words; empty for a Ctrl-C."""
+        return self.fault.message if self.fault and self.stop is Stop.FATAL else self.reason
+
     def when_stopped(self, tell: Callable[[], None]) -> None:
         """`tell` is called once, when the run is to stop."""
         self._tell.append(tell)

@@ -50,7 +50,7 @@ class Invocation:
 
     `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
     `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
-    what it takes to ask for the same run again.
+    what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +65,7 @@ class Invocation:
     complete: bool = False
     purse: Purse | None = None
     retry: Retry | None = None
+    chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -159,15 +160,23 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
         "tasks_reused": totals.tasks_reused,
         "calls": totals.calls,
         "given_up": totals.given_up,
-        "rows_left_failed": totals.left_failed,
+        "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "rows_parked": totals.rows_parked,
         "retries": totals.retries,
         "cost_usd": totals.cost,
+        **_why_stopped(invocation),
     }
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
     await ledger.end(*statements)
+
+
+def _why_stopped(invocation: Invocation) -> dict[str, Any]:
+    control = invocation.control
+    if invocation.ended or control.stop is None:
+        return {}
+    return {"stop": control.stop.value, "stopped": control.why}
 
 
 async def _work(

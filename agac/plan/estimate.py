@@ -61,12 +61,14 @@ def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
     calls = sum(c.tasks for c in answered)
     if not calls:
         return None
-    done = sum(c.tasks for c in own if c.outcome == "done") or calls
+    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
+    held = sum(c.tasks for c in answered if not c.error_type)
+    ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
     return History(
         calls,
         sum(c.input_tokens for c in answered) / calls,
         sum(c.output_tokens for c in answered) / calls,
-        max(calls / done, 1.0),
+        max(calls / ended, 1.0),
     )
 
 

@@ -180,7 +180,8 @@ class TestStatusOfARun:
         project.numbered(9)
         assert project.run(project.workflow(budget={"calls": 3})).exit_code == 4
         out = project.agac("status", "last").out
-        assert "Run 1 met a limit (budget or max_errors). Raise it, then go on with: agac run -a reviews\n" in out
+        assert "Run 1 met a limit: the budget of the run is used up" in out
+        assert "\nRaise it, then go on with: agac run -a reviews\n" in out
         assert " stopped at a limit " in out
 
     def test_rows_that_are_left_failed_are_forced_with_retry(self, project: ProjectFolder, faulty: Faulty) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 _UNSAFE = re.compile(
@@ -40,6 +41,18 @@ def selection_words(selection: dict[str, Any]) -> str:
     words = f"{many} from row {offset + 1:,}" if offset else many
     others = [f"{name} {value}" for name, value in selection.items() if name not in ("limit", "offset") and value]
     return ", ".join([words, *others])
+
+
+def without(command: str, *flags: str) -> str:
+    """A command without these flags and their values."""
+    words = iter(shlex.split(command))
+    kept = []
+    for word in words:
+        if word in flags:
+            next(words, None)
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def indented(text: str, by: str = "  ") -> str:
