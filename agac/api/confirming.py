@@ -12,8 +12,8 @@ from agac.store import runs
 from agac.store.db import Database
 from agac.store.retries import chosen_counts
 
-Confirm = Callable[[str], bool]
-"""Asks the user a question. May block: nothing else goes on yet."""
+Confirm = Callable[[str], bool | None]
+"""Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
 
 
 async def confirm_cost(
@@ -39,13 +39,26 @@ async def confirm_cost(
     if usd <= bound and not unknown:
         return
     mark = "simulated " if all(stage.provider.simulated for stage in plan.stages) else ""
-    more = f" and what {', '.join(unknown)} cost, whose price is not known" if unknown else ""
-    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{more}; confirm_above is {_dollars(bound)}"
-    if confirm is None or not confirm(f"{said}. Go on?"):
+    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{_and_more(unknown)}; {bound_words(bound)}"
+    answer = confirm(f"{said}. Go on?") if confirm is not None else None
+    if not answer:
         raise UsageError(
-            f"nothing was asked: {said}",
+            f"nothing was asked: {said}" if answer is None else "nothing was asked",
             remedy=f"Add --yes to go on; `agac plan -a {plan.workflow}` shows what it is made of.",
         )
+
+
+def _and_more(unknown: Sequence[str]) -> str:
+    models = list(dict.fromkeys(unknown))
+    if not models:
+        return ""
+    whose = f"{models[0]} costs" if len(models) == 1 else f"{', '.join(models)} cost"
+    return f", and on top what {whose}, whose price is not known"
+
+
+def bound_words(bound: float) -> str:
+    """`confirm_above is $10.00`."""
+    return f"confirm_above is {_dollars(bound)}"
 
 
 def _dollars(usd: float) -> str:
@@ -57,7 +70,7 @@ def tasks_of_retry(plan: Plan, retry: Retry, chosen: Sequence[tuple[str | None, 
     tasks = dict.fromkeys((stage.name for stage in plan.stages), 0)
     names = list(tasks)
     for failed_at, _, rows in chosen:
-        first = retry.from_stage or failed_at
+        first = retry.from_stage or (names[0] if failed_at == "" else failed_at)
         for name in names[names.index(first) :] if first else []:
             tasks[name] += rows
     return tasks

@@ -27,6 +27,7 @@ from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
 from agac.plan.estimate import Estimate, estimate, history
 from agac.plan.plan import Plan, PlannedStage, Selection, make_plan
+from agac.plan.reasons import OTHER_TEXT
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 
@@ -68,7 +69,7 @@ class PlanReport:
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
 
     `segments` are stages that a row walks through in one go, by name. `budgets`: each with what this run has spent of
-    it, and in `enough` whether what is expected fits.
+    it, and in `enough` whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first.
     """
 
     workflow: str
@@ -79,6 +80,13 @@ class PlanReport:
     forecast: Forecast
     warnings: list[Problem]
     budgets: list[dict[str, Any]] = field(default_factory=list)
+    confirm_above: float | None = None
+
+    @property
+    def wants_yes(self) -> bool:
+        """Whether the run would ask before its first call: it costs more than `confirm_above`, or nobody knows."""
+        known = sum(stage.estimate.usd or 0.0 for stage in self.stages)
+        return self.confirm_above is not None and (self.usd is None or known > self.confirm_above)
 
     @property
     def usd(self) -> float | None:
@@ -111,6 +119,8 @@ class PlanReport:
             "usd": None if self.usd is None else round(self.usd, 6),
             "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
             "budgets": self.budgets,
+            "confirm_above": self.confirm_above,
+            "wants_yes": self.wants_yes,
             "prompts": [
                 {
                     "row": prompt.row_id,
@@ -173,7 +183,8 @@ async def _report(
     compared = before.record.id if before else None
     segments = [[stage.name for stage in made.stages]]
     budgets = await _budgets(database, made, continues, stages)
-    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings, budgets)
+    bound = made.rules.confirm_above
+    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings, budgets, bound)
 
 
 async def _budgets(
@@ -206,7 +217,7 @@ def _planned(stage: PlannedStage, found: StageForecast, counts: list[runs.Count]
     if characters is not None and stage.schema is not None:
         characters += len(str(stage.schema.body))
     tasks = found.run - found.collapsed
-    same = "prompt changed" not in " ".join(found.reasons)
+    same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
     past = history(counts, stage.name, stage.lane)
     return PlannedTasks(stage, found, estimate(stage, tasks, characters, past, same_prompt=same))
 

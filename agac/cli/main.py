@@ -69,9 +69,9 @@ def in_front(words: list[str]) -> list[str]:
     return [*ours, *others]
 
 
-def refuse_repeated(command: click.Command, words: list[str]) -> None:
+def refuse_repeated(ctx: click.Context, command: click.Command, words: list[str]) -> None:
     """Raises UsageError for an option that takes one value and is given two: the first one would be lost unseen."""
-    context = click.Context(command, resilient_parsing=True)
+    context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
     try:
         _, _, given = command.make_parser(context).parse_args(list(words))
     except click.UsageError:
@@ -107,7 +107,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            refuse_repeated(command, rest)
+            refuse_repeated(ctx, command, rest)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

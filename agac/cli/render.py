@@ -22,7 +22,9 @@ import click
 
 from agac import __version__
 from agac.cli.shown import plan as shown_plan
+from agac.cli.shown.failed import remedy_lines
 from agac.cli.shown.limits import limit_lines
+from agac.cli.shown.parked import parked_line
 from agac.cli.shown.words import without
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from agac.api.planning import PlanReport
     from agac.api.running import RunReport
     from agac.api.showing import CardReport
+    from agac.engine.scope import Scope
 
 
 def prepare_streams() -> None:
@@ -114,10 +117,18 @@ def command_to_go_on(workflow: str, workflows: Sequence[str], keep: Sequence[str
     return shlex.join(["agac", *words])
 
 
-def agreed(question: str) -> bool:
-    """Whether the user says yes. Without a terminal nobody is there to say it. Ctrl-C ends the command at once."""
+def say_not_run(stopped: str, left: Sequence[str], workflows: Sequence[str]) -> None:
+    """Which of the command's workflows it did not get to, because one `stopped`, and the command that runs them."""
+    words = shlex.split(command_to_go_on(left[0], workflows, keep=("--fresh",)))
+    words += [word for name in left[1:] for word in ("-a", name)]
+    say(f"Not run, since {stopped} stopped before: {', '.join(left)}")
+    say(f"  Run with: {shlex.join(words)}")
+
+
+def agreed(question: str) -> bool | None:
+    """Whether the user says yes; None when nobody is there to say it. Ctrl-C ends the command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
+        return None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
         return click.confirm(question, err=True)
@@ -198,17 +209,16 @@ def money(calls: dict[str, Any]) -> str:
     return f"{text} and {without}" if calls["cost_usd"] else without
 
 
-def print_run(report: RunReport, command: str, *, quiet: bool) -> None:
-    """The end of a run: what became of the rows, what it cost, what to do next."""
+def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
+    """The end of a run: what became of the rows, what it cost, what to do next. `scope`: the stages that were asked."""
     _say_how_it_ended(report, command)
     if not quiet:
-        _print_summary(report, command)
+        _print_summary(report, command, scope)
 
 
-def _print_summary(report: RunReport, command: str) -> None:
-    print_text(
-        "\n".join(run_lines(report.summary, report.invocation, command, report.files[2] if report.files else None))
-    )
+def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None:
+    errors_file = report.files[2] if report.files else None
+    print_text("\n".join(run_lines(report.summary, report.invocation, command, errors_file, scope)))
     if report.files:
         names = ", ".join(file.name for file in report.files[1:])
         print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
@@ -230,7 +240,9 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         say(f"  Go on with: {command}")
 
 
-def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None) -> list[str]:
+def run_lines(
+    summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None, scope: Scope | None
+) -> list[str]:
     """The summary of a run as lines of text."""
     rows = summary["rows"]
     parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
@@ -244,9 +256,7 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
         same = _counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
     if invocation["rows_parked"]:
-        parked = _counted(invocation["rows_parked"], "row")
-        whole = without(command, "--stage", "--from", "--until")
-        lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with: {whole}")
+        lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
 
@@ -299,25 +309,8 @@ def _error_lines(
         lines.append(f"    {first_line(example['message'])}")
     if errors_file is not None:
         lines.append(f"  All of them, with their input: {from_here(errors_file)}")
-    left = invocation["rows_left_failed"]
-    if left:
-        lines.append(
-            f"  {_counted(left, 'row')} failed too often to be tried again by itself: change the prompt, "
-            f"or try all the same with: agac retry {summary['run']}"
-        )
-    if invocation["stopped_at_limit"]:
-        return lines  # what to do next was said with the limit
-    if can_be_retried(summary, left):
-        lines.append(f"  Try the failed rows again with: {command}")
-    elif not any(error["stage"] for error in summary["errors"]):
-        lines.append(f"  Mend these rows in the input, then run again: {command}")
-    return lines
-
-
-def can_be_retried(summary: dict[str, Any], left: int) -> bool:
-    """Whether a further run would ask any failed row again: what the input lacks no run can mend."""
-    asked: int = sum(error["rows"] for error in summary["errors"] if error["stage"])
-    return asked > left
+    left, at_limit = invocation["rows_left_failed"], invocation["stopped_at_limit"]
+    return [*lines, *remedy_lines(summary, command, left, at_limit=at_limit)]
 
 
 def from_here(path: Path) -> str:

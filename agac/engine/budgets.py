@@ -58,20 +58,25 @@ class Budgets:
 
 def _loaded(pot: Pot, counts: Iterable[Count], lost_calls: int) -> Pot:
     """The pot with what was spent before."""
-    known = unsure = Amount()
+    known = unsure = priced = Amount()
     for c in counts:
-        known = known.plus(Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks))
-        unsure = unsure.plus(Amount(c.held_cost, c.held_tokens))
-    unsure = unsure.plus(_lost(known.plus(unsure), lost_calls))
+        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
+        known, held = known.plus(one), Amount(c.held_cost, c.held_tokens)
+        unsure = unsure.plus(held)
+        if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
+            priced = priced.plus(one).plus(held)
+    unsure = unsure.plus(_lost(priced, lost_calls))
     pot.spent, pot.unsure = known.plus(unsure), unsure
+    pot.unpriced = 0 if priced.calls else lost_calls
     return pot
 
 
-def _lost(spent: Amount, calls: int) -> Amount:
-    if not spent.calls:
+def _lost(priced: Amount, calls: int) -> Amount:
+    """What lost calls may have cost: the mean of those whose cost is known."""
+    if not priced.calls:
         return Amount(0.0, 0, calls)
-    share = calls / spent.calls
-    return Amount(spent.usd * share, math.ceil(spent.tokens * share), calls)
+    share = calls / priced.calls
+    return Amount(priced.usd * share, math.ceil(priced.tokens * share), calls)
 
 
 def facts(pots: Iterable[Pot]) -> list[dict[str, object]]:

@@ -188,8 +188,8 @@ class Caller:
     async def _wait(self, asking: Asking, fault: Fault, delay: float, lane: bool) -> None:
         row_id, stage = asking.flight.new.row.id, asking.line.stage.name
         _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay)
-        if lane:
-            asking.line.lane.pause(delay)
+        if lane and asking.line.lane.pause(delay):
+            _log.warning("%s: %s; it is asked again in %.0f s", asking.line.model.lane, fault.message, delay)
         if not asking.flight.patience.outlasts(delay):
             raise OutOfTime
         await self._control.sleep(delay)
@@ -221,11 +221,15 @@ class Caller:
         self._settler.call(asking.flight, stage, asking.fingerprint, call)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
+                "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, tokens in %s, out %s, %s",
                 asking.flight.new.row.id, stage.name, call.number, call.purpose, asking.line.model.lane, call.status,
-                call.duration * 1000, call.usage.input_tokens, call.usage.output_tokens,
+                call.duration * 1000, _told(call.usage.input_tokens), _told(call.usage.output_tokens),
                 call.error.message if call.error else "ok",
             )  # fmt: skip
+
+
+def _told(tokens: int | None) -> str:
+    return "not told" if tokens is None else str(tokens)
 
 
 def _with_wait(fault: Fault) -> Fault:

@@ -63,8 +63,10 @@ class Control:
 
     @property
     def why(self) -> str:
-        """Why the run stops, in words; empty for a Ctrl-C."""
-        return self.fault.message if self.fault and self.stop is Stop.FATAL else self.reason
+        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is told with it."""
+        if self.fault is None or self.stop is Stop.FATAL:
+            return self.fault.message if self.fault else self.reason
+        return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""
 
     def when_stopped(self, tell: Callable[[], None]) -> None:
         """`tell` is called once, when the run is to stop."""

@@ -154,10 +154,15 @@ def _short(message: str, most: int = 300) -> str:
 
 def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
-    complaint = (
-        "Your reply does not have the form that was asked for. What is wrong:\n- "
-        + error.message.replace("; ", "\n- ")
-        + ("\nReply again with the corrected JSON only." if request.schema else "\nReply again.")
-    )
-    messages = (*request.messages, Message.of("assistant", reply.text), Message.of("user", complaint))
+    said = complaint(error.message, wants_json=request.schema is not None)
+    messages = (*request.messages, Message.of("assistant", reply.text), Message.of("user", said))
     return Request(messages, request.schema, request.params)
+
+
+def complaint(errors: str, *, wants_json: bool) -> str:
+    """What a re-ask says of the last reply, by the message of its error."""
+    return (
+        "Your reply does not have the form that was asked for. What is wrong:\n- "
+        + errors.replace("; ", "\n- ")
+        + ("\nReply again with the corrected JSON only." if wants_json else "\nReply again.")
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from inspect import signature
@@ -23,11 +23,12 @@ _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in 
 
 
 def resolve_models(
-    workflow: Workflow, providers: Mapping[str, Provider], *, broken: bool = False
+    workflow: Workflow, providers: Mapping[str, Provider], *, broken: bool = False, lost: Collection[str] = ()
 ) -> tuple[dict[str, ResolvedModel], list[Problem]]:
     """Each stage's provider, model and parameters, by the stage's name.
 
-    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said.
+    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said. `lost`:
+    providers of agac.yml that could not be made, which is said there.
     """
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
@@ -36,20 +37,26 @@ def resolve_models(
             if not broken:
                 problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
+        if _names(stage.model, lost):
+            continue
         ref, messages = parse_model(stage.model, providers)
         problems += [Problem(stage.at("model"), message, _model_key(stage)) for message in messages]
         if ref is None:
             continue
         params, found = _params(stage, ref)
         problems += found
-        fallbacks, found = _fallbacks(stage, params, providers)
+        fallbacks, found = _fallbacks(stage, params, providers, lost)
         problems += found
         resolved[stage.name] = ResolvedModel(providers[ref.provider], ref, params, fallbacks)
     return resolved, problems
 
 
+def _names(model: str, providers: Collection[str]) -> bool:
+    return any(model.strip().startswith((f"{name}/", f"{name}.")) for name in providers)
+
+
 def _fallbacks(
-    stage: Stage, params: Params, providers: Mapping[str, Provider]
+    stage: Stage, params: Params, providers: Mapping[str, Provider], lost: Collection[str]
 ) -> tuple[tuple[ResolvedModel, ...], list[Problem]]:
     """The models after the first: asked with the stage's parameters, and their own string's over them.
 
@@ -59,6 +66,8 @@ def _fallbacks(
     problems: list[Problem] = []
     common = _keys_alone(stage, params)
     for text in stage.fallback:
+        if _names(text, lost):
+            continue
         ref, messages = parse_model(text, providers)
         problems += [Problem(stage.at("fallback"), message, f"{stage.path}.fallback") for message in messages]
         if ref is not None:

@@ -33,7 +33,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     problems = _mapping_problems(document, empty_is_fine=True)
     if document.data is not None and not isinstance(document.data, dict):
         return None, problems
-    file, found = validate(ProjectFile, document)
+    file, found = validate(ProjectFile, document, hints={"": _misplaced(ProjectFile, "`defaults`")})
     if file is None:
         return None, in_order([*problems, *found])
     defaults, unset = _expanded_model(file.defaults, document, env)
@@ -47,6 +47,12 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
             where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
     project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env)
     return project, in_order([*problems, *found, *unset, *outside])
+
+
+def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
+    """Sentences for the keys that stages share, where they stand at the top of a file."""
+    keys = DefaultsFile.model_fields.keys() - model.model_fields.keys()
+    return {key: f"unknown key here; {key} belongs into {where}" for key in keys}
 
 
 def _expanded_model(
@@ -135,7 +141,7 @@ def load_workflow(
     problems = _mapping_problems(document)
     if not isinstance(document.data, dict):
         return None, in_order(problems)
-    file, found = validate(WorkflowFile, document)
+    file, found = validate(WorkflowFile, document, hints={"": _misplaced(WorkflowFile, "`defaults` or a stage")})
     if file is None:
         return None, in_order([*problems, *found])
     workflow, more = _resolved(file, document, project, path.stem, overrides)

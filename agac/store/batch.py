@@ -77,7 +77,7 @@ class Call:
 
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
-    what an ambiguous call may have cost at most.
+    what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
     """
 
     number: int
@@ -95,12 +95,13 @@ class Call:
     mended: bool = False
     held_usd: float = 0.0
     held_tokens: int = 0
+    refused: bool = False
 
     @property
     def free(self) -> bool:
-        """A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something, also
-        that of a gateway (504)."""
-        answered = self.status is not None and self.status < 400
+        """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A
+        time-out may have cost something, also that of a gateway (504)."""
+        answered = self.status is not None and self.status < 400 and not self.refused
         return self.cost is None and not answered and not self.ambiguous
 
 

@@ -54,22 +54,36 @@ def command(
         return 0
     run = api.run_several  # loads the engine
     garbage.from_here_on()
-    ended: list[Any] = []
+    ended: list[api.RunReport] = []
 
     def tell(report: api.RunReport) -> None:
-        name = report.summary["workflow"]
-        render.print_run(report, render.command_to_go_on(name, workflows), quiet=settings.quiet or as_json)
-        ended.append(report.as_json())
+        scope = options.scope([stage["name"] for stage in report.summary["stages"]])
+        again = render.command_to_go_on(report.summary["workflow"], workflows)
+        render.print_run(report, again, quiet=settings.quiet or as_json, scope=scope)
+        ended.append(report)
 
-    code = run(
-        workflows,
-        options,
-        tell=tell,
-        project=settings.project_dir,
-        watch=progress(settings.quiet),
-        confirm=render.agreed,
-        handle_signals=True,
-    )
-    if as_json:
-        render.print_json(ended if len(workflows) > 1 else ended[0])
+    raised = True
+    try:
+        code = run(
+            workflows,
+            options,
+            tell=tell,
+            project=settings.project_dir,
+            watch=progress(settings.quiet),
+            confirm=render.agreed,
+            handle_signals=True,
+        )
+        raised = False
+    finally:
+        _print_ended(ended, workflows, len(ended) if raised else len(ended) - 1, as_json=as_json)
     return code
+
+
+def _print_ended(ended: list[api.RunReport], workflows: tuple[str, ...], last: int, *, as_json: bool) -> None:
+    """What came to an end, also when the one after it raised, and which workflows nobody got to after the `last`."""
+    left = workflows[last + 1 :]
+    if ended and left:  # else it was refused as a whole
+        render.say_not_run(workflows[last], left, workflows)
+    if as_json and ended:
+        found = [report.as_json() for report in ended]
+        render.print_json(found if len(workflows) > 1 else found[0])

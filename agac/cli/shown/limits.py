@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.shown.words import without
+from agac.cli.shown.words import counted, without
 
 if TYPE_CHECKING:
     from agac.api.finishing import Finishing
@@ -27,7 +27,17 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
     lines += [f"  {spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
     if report.finishing is not None:
         lines += [f"  {_needs(report.finishing, simulated)}", f"  {_next(report.finishing, command)}"]
-    return lines
+    return lines + _held(report)
+
+
+def _held(report: RunReport) -> list[str]:
+    """How much of the input the results hold now that they were replaced."""
+    rows = report.summary["rows"]
+    written = rows["done"] + rows["failed"]
+    whole = max(rows["total"] - rows["dropped"], written + (report.finishing.rows if report.finishing else 0))
+    if not report.files or written >= whole:
+        return []
+    return [f"  {report.files[0].name} now holds {written:,} of {counted(whole, 'row')}"]
 
 
 def spent_line(budget: dict[str, Any], simulated: bool) -> str:

@@ -87,7 +87,16 @@ def total_lines(report: PlanReport, command: str) -> list[str]:
         lines.append(f"  {spent_line(budget, simulated)}")
         if not budget["enough"]:
             lines.append("    not enough for what is expected: the run would stop at this limit, with exit code 4")
+    if report.wants_yes:
+        lines.append(
+            f"  above confirm_above ({_bound(report)}): the run would ask before its first call, or want --yes"
+        )
     return [*lines, f"Run it with: {command}"]
+
+
+def _bound(report: PlanReport) -> str:
+    usd = report.confirm_above or 0.0
+    return f"${usd:,.2f}" if round(usd, 2) == usd else f"${usd:,.4f}"
 
 
 def prompt_lines(report: PlanReport) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.render import can_be_retried, first_line, from_here, money, table
+from agac.cli.render import first_line, from_here, money, table
+from agac.cli.shown.failed import status_remedy
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 from agac.core.errors import ExitCode
 
@@ -152,7 +153,5 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
         return [*stopped, f"Run {number} is not finished. Go on with: {again}"]
     if run["rows"]["failed"]:
         failed = counted(run["rows"]["failed"], "row")
-        then = f", then: {again}" if can_be_retried(run, left) else ""
-        then = then or (f"; try them again all the same with: agac retry {number}" if left else "")
-        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{then}"]
+        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{status_remedy(run, left)}"]
     return [f"Results of run {number}: {folder}/results.jsonl"]

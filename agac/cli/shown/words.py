@@ -55,6 +55,11 @@ def without(command: str, *flags: str) -> str:
     return shlex.join(kept)
 
 
+def without_switch(command: str, switch: str) -> str:
+    """A command without a flag that takes no value."""
+    return shlex.join(word for word in shlex.split(command) if word != switch)
+
+
 def indented(text: str, by: str = "  ") -> str:
     """Every line of `text` further to the right."""
     return "\n".join(f"{by}{line}".rstrip() for line in text.split("\n"))
