@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import shlex
 import signal
 import sys
@@ -131,9 +132,21 @@ def agreed(question: str) -> bool | None:
         return None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
-        return click.confirm(question, err=True)
+        while True:
+            print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+            said = _typed().strip().lower()
+            if said in ("y", "yes", "n", "no", ""):
+                return said in ("y", "yes")
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _typed() -> str:
+    """A line from the terminal. Waits in short steps: a Ctrl-C just before a blocking read would be seen only after
+    it, when a key is pressed."""
+    while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
+    return sys.stdin.readline()
 
 
 def show_error(error: AgacError) -> None:

@@ -74,7 +74,7 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreError(
             f"{path} cannot be opened for writing: {text}",
-            remedy="check that the folder exists and that you may write to it",
+            remedy="check that the folder exists, that its disk is not read-only, and that you may write to it",
         )
     return StoreError(f"{path}: {text}", remedy="run the same command again; if it stays, check the disk")
 

@@ -96,8 +96,7 @@ SELECT id FROM event
 WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL LIMIT 1;
 
 -- name: lost_calls
--- What was lost with a run's killed invocations, and what a second Ctrl-C cut off. One that was never buried, since the
--- next was killed at once, may have lost twice its concurrency.
+-- What was lost with a run's killed invocations (twice the concurrency of one never buried) and cut off by Ctrl-C twice.
 SELECT sum(coalesce(json_extract(body, '$.lost'), 0) + coalesce(json_extract(body, '$.given_up'), 0)
     + CASE WHEN ended_at IS NULL THEN 2 * json_extract(body, '$.concurrency') ELSE 0 END) FROM event
 WHERE run_id = ? AND kind = 'invocation' AND id <> ?;
@@ -392,8 +391,7 @@ DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
 UPDATE lease SET holder = '';
 
 -- name: rows_chosen
--- Rows to take up again, a range at a time: failed ones, those that the same retry opened before it was broken off, and
--- all where everything is asked anew.
+-- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
 SELECT key, id, occurrence, ordinal, hash, data, state, error_type FROM row
 WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
     AND (:done_too

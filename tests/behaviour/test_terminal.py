@@ -114,4 +114,4 @@ def test_a_run_above_confirm_above_is_asked_about_on_a_terminal(
     assert "Traceback" not in seen
     if code == 2:
         assert seen.count("is expected to cost") == 1
-        assert "error: nothing was asked\r\n  Add --yes to go on; " in seen
+        assert "nothing was asked\r\n  Add --yes to go on; " in seen
