@@ -324,7 +324,7 @@ def test_the_command_says_what_it_left(project: ProjectFolder, faulty: Faulty) -
     said = project.agac("run", "-a", "reviews")
     assert said.code == 3
     assert "1 row failed too often to be tried again by itself" in said.out
-    assert "--fresh" in said.out
+    assert "agac retry 1" in said.out
 
 
 def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFolder, faulty: Faulty) -> None:
