@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -59,13 +59,14 @@ class Checked:
     warnings: list[Problem]
 
 
-def validate(workflow: str | None = None, *, project: Path | str | None = None) -> CheckReport:
-    """Checks one workflow, or all of the project, and agac.yml."""
+def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str | None = None) -> CheckReport:
+    """Checks one workflow, several, or all of the project, and agac.yml."""
     try:
         opened = open_project(project)
     except SpecError as error:
         return CheckReport([], error.problems)
-    names = [workflow] if workflow else workflow_names(opened.spec)
+    wanted = [workflow] if isinstance(workflow, str) else list(dict.fromkeys(workflow or ()))
+    names = wanted or workflow_names(opened.spec)
     problems = list(opened.problems)
     if not names:
         folder = Where(opened.spec.shown(opened.spec.paths.workflows) + "/")
@@ -91,7 +92,8 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     if workflow is None:
         return None, problems
     broken = any_error([*project.problems, *problems])
-    models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken)
+    lost = _lost_providers(project)
+    models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken, lost=lost)
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     source, found = _open_input(workflow)
     problems += found
@@ -101,6 +103,12 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     if source is None or any_error(problems):
         return None, problems
     return Checked(workflow, models, source, problems), problems
+
+
+def _lost_providers(project: Project) -> set[str]:
+    """Providers of agac.yml that have a problem and are therefore not there."""
+    told = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
+    return told - project.providers.keys()
 
 
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,4 +56,17 @@ def _stage(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield f"model of {name}: {old['model']} → {new['model']}"
     for key in sorted((old.keys() | new.keys()) - {"name", "model"}):
         if old.get(key) != new.get(key):
-            yield f"{_NAMES.get(key, key)} of {name}"
+            which = f": {', '.join(_params(old[key], new[key]))}" if key == "params" else ""
+            yield f"{_NAMES.get(key, key)} of {name}{which}"
+
+
+def _params(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield f"{name} {_shown(old.get(name))} → {_shown(new.get(name))}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agac.api.checking import Checked
 from agac.core.errors import UsageError
@@ -12,8 +12,8 @@ from agac.store import runs
 from agac.store.db import Database
 from agac.store.retries import chosen_counts
 
-Confirm = Callable[[str], bool]
-"""Asks the user a question. May block: nothing else goes on yet."""
+Confirm = Callable[[str], bool | None]
+"""Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
 
 
 async def confirm_cost(
@@ -39,12 +39,41 @@ async def confirm_cost(
     if usd <= bound and not unknown:
         return
     mark = "simulated " if all(stage.provider.simulated for stage in plan.stages) else ""
-    more = f" and what {', '.join(unknown)} cost, whose price is not known" if unknown else ""
-    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{more}; confirm_above is ${bound:,.2f}"
-    if confirm is None or not confirm(f"{said}. Go on?"):
+    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{_and_more(unknown)}; {bound_words(bound)}"
+    answer = confirm(f"{said}. Go on?") if confirm is not None else None
+    if not answer:
         raise UsageError(
-            f"nothing was asked: {said}", remedy="Nobody said yes. Add --yes; `agac plan` shows what it is made of."
+            f"nothing was asked: {said}" if answer is None else "nothing was asked",
+            remedy=f"Add --yes to go on; `agac plan -a {plan.workflow}` shows what it is made of.",
         )
+
+
+def _and_more(unknown: Sequence[str]) -> str:
+    models = list(dict.fromkeys(unknown))
+    if not models:
+        return ""
+    whose = f"{models[0]} costs" if len(models) == 1 else f"{', '.join(models)} cost"
+    return f", and on top what {whose}, whose price is not known"
+
+
+def bound_words(bound: float) -> str:
+    """`confirm_above is $10.00`."""
+    return f"confirm_above is {_dollars(bound)}"
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:,.2f}" if usd >= 0.01 and round(usd, 2) == usd else f"${usd:,.4f}"
+
+
+def tasks_of_retry(plan: Plan, retry: Retry, chosen: Sequence[tuple[str | None, str | None, int]]) -> dict[str, int]:
+    """How many tasks of each stage a retry asks at most; `chosen` as `chosen_counts` gives it."""
+    tasks = dict.fromkeys((stage.name for stage in plan.stages), 0)
+    names = list(tasks)
+    for failed_at, _, rows in chosen:
+        first = retry.from_stage or (names[0] if failed_at == "" else failed_at)
+        for name in names[names.index(first) :] if first else []:
+            tasks[name] += rows
+    return tasks
 
 
 async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[float, list[str]]:
@@ -54,12 +83,7 @@ async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[
     """
     from agac.plan.estimate import estimate, history
 
-    tasks = dict.fromkeys((stage.name for stage in plan.stages), 0)
-    names = list(tasks)
-    for failed_at, _, rows in await chosen_counts(database, retry.run, retry):
-        first = retry.from_stage or failed_at
-        for name in names[names.index(first) :] if first else []:
-            tasks[name] += rows
+    tasks = tasks_of_retry(plan, retry, await chosen_counts(database, retry.run, retry))
     counts = await runs.counters(database, retry.run)
     usd, unknown = 0.0, []
     for stage in plan.stages:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agac.api.askings import Again, again, asked, why_anew
 from agac.api.options import position_of
 from agac.api.reading import database_path
 from agac.api.retrying import find_run, row_ids
 from agac.core.errors import UsageError
 from agac.core.keys import digest
-from agac.core.types import Message, RowId
+from agac.core.types import Message, Outcome, RowId
 from agac.engine.summary import iso
 from agac.plan.prepare import reuse_salt
 from agac.plan.recorded import RecordedStage, recorded_stages
@@ -23,19 +24,26 @@ from agac.spec.root import find_project
 from agac.spec.template import MissingField
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
-from agac.store.earlier import StoredTask, near_ids, result_values, runs_before, stored_task
+from agac.store.earlier import Asking, StoredTask, askings_of_row, near_ids, runs_before, stored_task
+from agac.store.history import TaskRecord, rows_with_ids, tasks_of_row
+from agac.store.runs import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`."""
+    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
+
+    `tasks` are all of its row, by stage; `made` is the fingerprint of what would be asked now.
+    """
 
     run: int
     stage: RecordedStage
     task: StoredTask
+    tasks: Mapping[int, TaskRecord]
     row_id: RowId
     messages: tuple[Message, ...] | None
     missing: str | None
+    made: bytes | None = None
 
     def components(self) -> dict[str, Any]:
         """What goes into the fingerprint."""
@@ -74,7 +82,10 @@ def _hash(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WhyReport:
-    """A task, the last one of the same row and stage before it, and what differs: lines of words and of diffs."""
+    """A task, the last one of the same row and stage in an earlier run, and what differs: lines of words and of diffs.
+
+    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs from the earlier run.
+    """
 
     workflow: str
     row_id: RowId
@@ -82,6 +93,8 @@ class WhyReport:
     now: Asked
     before: Asked | None
     differences: list[dict[str, Any]]
+    again: Again | None = None
+    anew: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -92,6 +105,8 @@ class WhyReport:
             **self.now.as_json(),
             "before": self.before.as_json() if self.before else None,
             "differences": self.differences,
+            "asked_before_in_this_run": self.again.as_json() if self.again else None,
+            "asked_anew_because": self.anew,
         }
 
 
@@ -113,7 +128,21 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
             some = ", ".join(map(str, await near_ids(database, record.id, 5)))
             raise UsageError(f"run {record.id} has no row {row!r}", remedy=f"Its first rows are: {some}.")
         before = await _before(database, record.id, now.row_id, stage)
-    return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before))
+        askings = await askings_of_row(database, now.task.row_key)
+    fingerprint = now.task.fingerprint or now.made
+    earlier = again(stages, position, fingerprint, now.tasks, askings)
+    present = asked(askings, position, now.tasks.get(position)).present
+    anew = _anew(record, now, before, present)
+    return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before), earlier, anew)
+
+
+def _anew(record: RunRecord, now: Asked, before: Asked | None, present: Asking | None) -> str | None:
+    """Why a question was asked that an earlier run had asked already; None when it was not."""
+    if before is None or present is None or now.task.fingerprint != before.task.fingerprint:
+        return None
+    if record.fresh_since is not None and present.retry_from is None:
+        return "--fresh reuses nothing"
+    return why_anew(present, answered=before.task.outcome != Outcome.FAILED)
 
 
 async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Asked | None:
@@ -133,21 +162,55 @@ async def _asked(
 ) -> Asked | None:
     for row_id in ids:
         task = await stored_task(database, run, row_id, position)
-        if task is None:
-            continue
-        values = await result_values(database, task.row_key)
-        results = {stages[i].name: json.loads(value) for i, value in values.items() if i < position}
-        stage = stages[position]
-        try:
-            messages = stage.messages(json.loads(task.data) or {}, results)
-        except MissingField as field:
-            return Asked(run, stage, task, row_id, None, str(field))
-        made = stage.fingerprint(messages, row_id, run)
-        if task.fingerprint is not None and made != task.fingerprint:
-            missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
-            return Asked(run, stage, task, row_id, None, missing)
-        return Asked(run, stage, task, row_id, messages, None)
+        if task is not None:
+            tasks = {one.stage: one for one in await tasks_of_row(database, task.row_key)}
+            errors = {row.key: row.error_type for row in await rows_with_ids(database, run, [row_id])}
+            messages, missing = _rebuilt(stages, position, task, tasks, errors[task.row_key])
+            return _as_asked(run, stages[position], task, tasks, row_id, messages, missing)
     return None
+
+
+def _rebuilt(
+    stages: Sequence[RecordedStage],
+    position: int,
+    task: StoredTask,
+    tasks: Mapping[int, TaskRecord],
+    error: str | None,
+) -> tuple[tuple[Message, ...] | None, str | None]:
+    """The messages of a task, or why there are none."""
+    values = {stages[i].name: json.loads(one.value) for i, one in tasks.items() if i < position and one.value}
+    if task.outcome is None and error is not None:
+        failed = [stage.name for stage in stages[:position] if _failed(tasks.get(stage.index))]
+        what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({error})"
+        return None, f"{what}, so this one was not asked"
+    try:
+        return stages[position].messages(json.loads(task.data) or {}, values), None
+    except MissingField as field:
+        head = field.name.partition(".")[0]
+        if head in {stage.name for stage in stages[:position]} - values.keys():
+            return None, f"stage {head} has no answer yet, so this one was not asked"
+        return None, str(field)
+
+
+def _failed(task: TaskRecord | None) -> bool:
+    return task is not None and task.outcome == Outcome.FAILED
+
+
+def _as_asked(
+    run: int,
+    stage: RecordedStage,
+    task: StoredTask,
+    tasks: Mapping[int, TaskRecord],
+    row_id: RowId,
+    messages: tuple[Message, ...] | None,
+    missing: str | None,
+) -> Asked:
+    """The task with its messages, where these are what it was asked with."""
+    made = stage.fingerprint(messages, row_id, run) if messages is not None else None
+    if made is not None and task.fingerprint is not None and made != task.fingerprint:
+        messages = None
+        missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
+    return Asked(run, stage, task, tasks, row_id, messages, missing, made)
 
 
 def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:

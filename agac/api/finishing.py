@@ -1,4 +1,4 @@
-"""What it takes to finish a run that met a limit: an estimate from what its finished rows took."""
+"""What it takes to finish a run that met a limit: each stage's open tasks at what its tasks took before."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agac.engine.budget import Amount, Pot, Purse
+from agac.plan.estimate import CHARACTERS_A_TOKEN, Estimate, History, estimate, history
+from agac.plan.plan import Plan
+from agac.store.runs import Count
 
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
 
+FURTHER_ERRORS = 10
+"""A `max_errors` that is proposed has room for at least so many more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """Rows without an outcome and, estimated, what they need: None where nothing is known yet.
+    """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
 
     What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
     `stage` names it; or `max_errors`.
@@ -23,8 +29,8 @@ class Finishing:
 
     rows: int
     usd: float | None
-    tokens: int | None
-    calls: int | None
+    tokens: int
+    calls: int
     budget: str | None = None
     stage: str | None = None
     max_errors: int | None = None
@@ -34,36 +40,67 @@ class Finishing:
         return asdict(self)
 
 
-def finishing(summary: dict[str, Any], rows: int, purse: Purse | None, failed: int) -> Finishing:
-    """The estimate. `rows` is how many the input has, `failed` how many failed in this invocation."""
-    counts, calls = summary["rows"], summary["calls"]
-    finished = counts["done"] + counts["failed"]
-    left = max(rows - finished - counts["dropped"], 0)
+def finishing(
+    plan: Plan, counts: Sequence[Count], rows: int, tasks: Sequence[int], purse: Purse | None, failed: int
+) -> Finishing:
+    """The estimate. `rows` are open, `tasks` of each stage too; `failed` rows failed in this invocation."""
+    needs = _needs(plan, counts, tasks)
+    whole = _amount(needs)
+    usd = None if any(one.usd is None for one in needs) else round(whole.usd, 6)
     reached = purse.reached if purse else None
-    if not finished:
-        return Finishing(left, None, None, None, stage=reached.stage if reached else None)
-    share = left / finished
-    usd = None if calls["calls_without_price"] else round(calls["cost_usd"] * share, 6)
-    tokens = math.ceil((calls["input_tokens"] + calls["output_tokens"]) * share)
-    more = math.ceil(calls["count"] * share)
     if purse is None or reached is None:
-        return Finishing(left, usd, tokens, more, max_errors=math.ceil(failed * (1 + MARGIN * share)))
-    if reached.stage is not None:
-        return Finishing(left, usd, tokens, more, _enough([reached], share, purse.missed), reached.stage)
-    return Finishing(left, usd, tokens, more, _enough(purse.of_run, share, purse.missed))
+        most = failed + max(failed, FURTHER_ERRORS)
+        return Finishing(rows, usd, whole.tokens, whole.calls, max_errors=most)
+    if reached.stage is None:
+        return Finishing(rows, usd, whole.tokens, whole.calls, _enough(purse.of_run, whole, purse.missed))
+    own = _amount([one for stage, one in zip(plan.stages, needs, strict=True) if stage.name == reached.stage])
+    return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, purse.missed), reached.stage)
 
 
-def _enough(pots: Sequence[Pot], share: float, last: Amount) -> str:
+def open_tasks(summary: dict[str, Any], rows: int) -> tuple[int, list[int]]:
+    """The rows of an input of `rows` that have no outcome, and for each stage those of them that have not passed it."""
+    settled, stages = summary["rows"], summary["stages"]
+    left = max(rows - settled["done"] - settled["failed"] - settled["dropped"], 0)
+    tasks = []
+    for place, stage in enumerate(stages):
+        ended = settled["done"] + sum(later["failed"] for later in stages[place + 1 :])
+        tasks.append(min(max(left - max(stage["done"] + stage["reused"] - ended, 0), 0), left))
+    return left, tasks
+
+
+def _needs(plan: Plan, counts: Sequence[Count], tasks: Sequence[int]) -> list[Estimate]:
+    """A stage that was not asked yet is taken to read as much a call as the others."""
+    past = [history(counts, stage.name, stage.lane) for stage in plan.stages]
+    known = [one for one in past if one is not None]
+    characters = _mean_input(known) * CHARACTERS_A_TOKEN if known else None
+    return [
+        estimate(stage, count, characters, one, same_prompt=True)
+        for stage, count, one in zip(plan.stages, tasks, past, strict=True)
+    ]
+
+
+def _mean_input(known: Sequence[History]) -> float:
+    return sum(one.input_tokens for one in known) / len(known)
+
+
+def _amount(needs: Sequence[Estimate]) -> Amount:
+    total = Amount()
+    for one in needs:
+        total = total.plus(Amount(one.usd or 0.0, one.input_tokens + one.output_tokens, one.calls))
+    return total
+
+
+def _enough(pots: Sequence[Pot], need: Amount, last: Amount) -> str:
     """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run.
 
     `last` is the worst case of a call: it has to fit before the last one is made.
     """
     parts = []
     for unit, spent in pots[0].spent._asdict().items():
-        need = spent * (1 + MARGIN * share) + getattr(last, unit)
+        wanted = spent + MARGIN * getattr(need, unit) + getattr(last, unit)
         caps = [cap for pot in pots if (cap := getattr(pot.budget, unit)) is not None]
         if caps:
-            enough = max(min(caps), need)
+            enough = max(min(caps), wanted)
             parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else math.ceil(enough)}")
     return ",".join(parts)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.comparing import definition_changes
+from agac.api.options import position_of
 from agac.api.reading import database_bytes, database_path, workflow_files
 from agac.api.reports import find_run, full_report, last_invocation, refuse_unknown, state_of, workflow_name
 from agac.core.errors import UsageError
 from agac.engine.summary import calls_of, iso
 from agac.spec.root import find_project
-from agac.spec.suggest import did_you_mean
 from agac.store import history
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
@@ -138,7 +138,8 @@ async def _inspect(root: Path, run: int | str, row: int | str | None, stage: str
         record = await find_run(database, None, run)
         assert database is not None
         definition = await definition_of(database, record.id)
-        _refuse_unknown_stage(stage, definition)
+        if stage is not None:
+            position_of(stage, [body["name"] for body in definition["stages"]], "--stage")
         report = await full_report(database, record)
         report["definition"] = definition
         if row is None:
@@ -147,12 +148,6 @@ async def _inspect(root: Path, run: int | str, row: int | str | None, stage: str
 
         found = await _find_rows(database, record, row)
         return InspectReport(root, report, await row_reports(database, record, definition, found, stage))
-
-
-def _refuse_unknown_stage(stage: str | None, definition: dict[str, Any]) -> None:
-    names = [body["name"] for body in definition["stages"]]
-    if stage is not None and stage not in names:
-        raise UsageError(f"--stage {stage}: no such stage; {did_you_mean(stage, names, 'there are')}")
 
 
 def _of_stage(report: dict[str, Any], stage: str | None) -> dict[str, Any]:

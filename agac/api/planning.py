@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ from agac.api.reading import database_path
 from agac.api.selecting import selected_rows
 from agac.api.shortnames import meant_before
 from agac.core.errors import Problem
+from agac.engine.budget import Amount
+from agac.engine.budgets import Budgets
+from agac.engine.budgets import facts as budget_facts
 from agac.engine.forecast import Before, Forecast, Forecaster, Reason, StageForecast
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
 from agac.plan.estimate import Estimate, estimate, history
 from agac.plan.plan import Plan, PlannedStage, Selection, make_plan
+from agac.plan.reasons import OTHER_TEXT
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 
@@ -72,7 +76,8 @@ def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
 class PlanReport:
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
 
-    `segments` are stages that a row walks through in one go, by name.
+    `segments` are stages that a row walks through in one go, by name. `budgets`: each with what this run has spent of
+    it, and in `enough` whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first.
     """
 
     workflow: str
@@ -82,6 +87,14 @@ class PlanReport:
     stages: list[PlannedTasks]
     forecast: Forecast
     warnings: list[Problem]
+    budgets: list[dict[str, Any]] = field(default_factory=list)
+    confirm_above: float | None = None
+
+    @property
+    def wants_yes(self) -> bool:
+        """Whether the run would ask before its first call: it costs more than `confirm_above`, or nobody knows."""
+        known = sum(stage.estimate.usd or 0.0 for stage in self.stages)
+        return self.confirm_above is not None and (self.usd is None or known > self.confirm_above)
 
     @property
     def usd(self) -> float | None:
@@ -113,6 +126,9 @@ class PlanReport:
             "output_tokens": sum(stage.estimate.output_tokens for stage in self.stages),
             "usd": None if self.usd is None else round(self.usd, 6),
             "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
+            "budgets": self.budgets,
+            "confirm_above": self.confirm_above,
+            "wants_yes": self.wants_yes,
             "prompts": [
                 {
                     "row": prompt.row_id,
@@ -171,7 +187,34 @@ async def _report(
     continues = before.record.id if before and before.continued and not fresh else None
     compared = before.record.id if before else None
     segments = [[stage.name for stage in made.stages]]
-    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings)
+    budgets = await _budgets(database, made, continues, stages)
+    bound = made.rules.confirm_above
+    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings, budgets, bound)
+
+
+async def _budgets(
+    database: Database | None, made: Plan, run: int | None, stages: list[PlannedTasks]
+) -> list[dict[str, Any]]:
+    """Every budget that bounds the run, in the form of a run's summary."""
+    budgets = Budgets.of(made)
+    if budgets is None:
+        return []
+    counts = await runs.counters(database, run) if database and run else []
+    lost = await runs.lost_calls(database, run) if database and run else 0
+    whole, own = budgets.pots(counts, lost)
+    found = []
+    for pot in [*whole, *own.values()]:
+        need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
+        (told,) = budget_facts([pot])
+        found.append({**told, "enough": not pot.lacks(need)})
+    return found
+
+
+def _needed(stages: list[PlannedTasks]) -> Amount:
+    total = Amount()
+    for one in (stage.estimate for stage in stages):
+        total = total.plus(Amount(one.usd or 0.0, one.input_tokens + one.output_tokens, one.calls))
+    return total
 
 
 def _planned(
@@ -181,7 +224,7 @@ def _planned(
     if characters is not None and stage.schema is not None:
         characters += len(str(stage.schema.body))
     tasks = found.run - found.collapsed
-    same = "prompt changed" not in " ".join(found.reasons)
+    same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
     past = history(counts, stage.name, stage.lane)
     expected = estimate(stage, tasks, characters, past, same_prompt=same)
     return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)))

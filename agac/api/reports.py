@@ -138,6 +138,8 @@ async def find_run(
     if number is None:
         number = next(iter(ids), None)
     record = await runs.read_run(database, number) if database and number is not None and number in ids else None
+    if record is None and not ids and workflow is None:
+        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
     if record is None:
         of = f" of workflow {workflow!r}" if workflow else ""
         what = f"no run {run}" if run not in (None, "last") else "no run"

@@ -24,12 +24,15 @@ from agac.plan.plan import Plan
 from agac.spec.root import find_project
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
+from agac.store.earlier import near_ids
+from agac.store.history import rows_with_ids
 from agac.store.retries import chosen_counts
 
 
 @dataclass(frozen=True, slots=True)
 class RetryChoice:
-    """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones.
+    """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones, `open`
+    ones the same retry opened before it was broken off.
 
     `calls_at_least` counts one call for each row and stage that is surely asked.
     """
@@ -38,6 +41,7 @@ class RetryChoice:
     workflow: str
     rows: int
     done: int
+    open: int
     by_error: list[dict[str, Any]]
     stages: list[str]
     calls_at_least: int
@@ -49,6 +53,7 @@ class RetryChoice:
             "workflow": self.workflow,
             "rows": self.rows,
             "done": self.done,
+            "open": self.open,
             "by_error": self.by_error,
             "stages": self.stages,
             "calls_at_least": self.calls_at_least,
@@ -88,8 +93,8 @@ async def _retry(
     handle_signals: bool,
 ) -> RunReport:
     opened = open_project(project)
-    found, record = await _chosen(opened.root, run, choice)
-    if not found.rows:
+    found, record, due = await _chosen(opened.root, run, choice)
+    if not found.rows and not _goes_on(record, choice):
         raise UsageError(
             f"nothing of run {found.run} is to be tried again",
             remedy=f"See what failed with: agac inspect {found.run}. Ask done rows anew with --from STAGE.",
@@ -98,7 +103,6 @@ async def _retry(
     merged = replace(RunOptions.of_given(given), budget=options.budget, max_errors=options.max_errors, yes=options.yes)
     if options.concurrency is not None:
         merged = replace(merged, concurrency=options.concurrency)
-    due = replace(choice, rows=choice.rows, run=record.id, since=_since(record, choice))
 
     async def agree(database: Database, plan: Plan) -> None:
         if canonical(await runs.definition_of(database, record.id)) != canonical(plan.body):
@@ -122,22 +126,44 @@ async def _retry(
 
 def _since(record: runs.RunRecord, choice: Retry) -> float:
     """From when on answers count: from now, or from the beginning of the same retry that did not come to its end."""
-    last = record.invocation
-    earlier = last.body.get("retry") if last else None
-    if last and earlier and last.exit_code not in (0, 3) and choice.same_choice(earlier):
-        return float(earlier["since"])
+    if _goes_on(record, choice) and record.invocation:
+        return float(record.invocation.body["retry"]["since"])
     return time.time()
 
 
-async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord]:
+def _goes_on(record: runs.RunRecord, choice: Retry) -> bool:
+    """Whether the run's last invocation was the same retry, and did not come to its end."""
+    last = record.invocation
+    earlier = last.body.get("retry") if last else None
+    return bool(last and earlier and last.exit_code not in (0, 3) and choice.same_choice(earlier))
+
+
+async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord, Retry]:
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
         record = await find_run(database, run)
         stages = [stage["name"] for stage in (await runs.definition_of(database, record.id))["stages"]]
         _check(choice, stages)
-        counts = await chosen_counts(database, record.id, replace(choice, run=record.id))
-    return _as_choice(record, choice, stages, counts), record
+        due = replace(choice, run=record.id, since=_since(record, choice))
+        counts = await chosen_counts(database, record.id, due)
+        if not counts and choice.rows:
+            await _refuse_rows(database, record, choice)
+    return _as_choice(record, choice, stages, counts), record, due
+
+
+async def _refuse_rows(database: Database, record: runs.RunRecord, choice: Retry) -> None:
+    """Says why none of the named rows is chosen: there is no such row, or none that failed so."""
+    found = await rows_with_ids(database, record.id, list(choice.rows))
+    named = ", ".join(dict.fromkeys(str(row_id) for row_id in choice.rows))
+    if not found:
+        some = ", ".join(map(str, await near_ids(database, record.id, 5)))
+        raise UsageError(f"run {record.id} has no row {named}", remedy=f"Its first rows are: {some}.")
+    filtered = " in that way" if choice.stage or choice.error else ""
+    raise UsageError(
+        f"row {named} of run {record.id} did not fail{filtered}",
+        remedy=f"Look at it with: agac inspect {record.id} {named}. Ask done rows anew with --from STAGE.",
+    )
 
 
 def _as_choice(
@@ -147,8 +173,9 @@ def _as_choice(
     done = sum(count for stage, _, count in counts if stage is None)
     again = stages[stages.index(choice.from_stage) :] if choice.from_stage else []
     at_least = rows * len(again) if again else rows - done
-    by_error = [{"stage": s, "type": e, "rows": n} for s, e, n in counts if s is not None]
-    return RetryChoice(record.id, record.workflow, rows, done, by_error, again, at_least)
+    opened = sum(count for stage, _, count in counts if stage == "")
+    by_error = [{"stage": s, "type": e, "rows": n} for s, e, n in counts if s]
+    return RetryChoice(record.id, record.workflow, rows, done, opened, by_error, again, at_least)
 
 
 def _check(choice: Retry, stages: list[str]) -> None:

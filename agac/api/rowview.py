@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from agac.core.errors import ErrorType
 from agac.core.types import Message, Outcome
 from agac.engine.summary import iso
+from agac.engine.validate import complaint
 from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.spec.template import MissingField
 from agac.store import history
@@ -106,8 +108,23 @@ def _stage_report(stage: RecordedStage, rebuilt: Rebuilt, task: TaskRecord | Non
         if prompt
         else None,
         "prompt_note": STALE if stale else rebuilt.note,
-        "attempts": [_attempt_report(a, rebuilt.fingerprint) for a in asked.attempts.get(stage.index, ())],
+        "attempts": _attempts(stage, rebuilt.fingerprint, asked.attempts.get(stage.index, [])),
     }
+
+
+def _attempts(
+    stage: RecordedStage, fingerprint: bytes | None, attempts: Sequence[AttemptRecord]
+) -> list[dict[str, Any]]:
+    """Each attempt; a re-ask with what it said of the last reply, which it quoted after the prompt."""
+    found, wrong = [], None
+    for attempt in attempts:
+        said = None
+        if attempt.purpose == "repair" and wrong is not None and wrong.invocation == attempt.invocation:
+            said = complaint(wrong.error_message or "", wants_json=stage.schema is not None)
+        found.append(_attempt_report(attempt, fingerprint, said))
+        if attempt.error_type == ErrorType.SCHEMA_MISMATCH:
+            wrong = attempt
+    return found
 
 
 def _task_report(task: TaskRecord, asked: Asked) -> dict[str, Any]:
@@ -142,11 +159,12 @@ def _endpoint(record: TaskRecord | AttemptRecord) -> dict[str, Any]:
     }
 
 
-def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None) -> dict[str, Any]:
+def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str | None) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "invocation": attempt.invocation,
         "purpose": attempt.purpose,
+        "asked_again_with": said,
         "of_earlier_content": attempt.fingerprint != fingerprint,
         "fingerprint": attempt.fingerprint.hex(),
         **_endpoint(attempt),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.checking import Checked
-from agac.api.confirming import Confirm, confirm_cost
+from agac.api.confirming import Confirm, confirm_cost, tasks_of_retry
 from agac.api.counting import estimated_rows
 from agac.api.embedding import embedded
-from agac.api.finishing import Finishing, finishing
+from agac.api.finishing import Finishing, finishing, open_tasks
 from agac.api.options import RunOptions
 from agac.api.piping import ready_workflow
 from agac.api.project import Project, open_project
@@ -33,9 +34,10 @@ from agac.engine.scope import Retry, Scope
 from agac.engine.summary import summarise
 from agac.engine.work import Clocks, Work
 from agac.plan.check import missing_variables
-from agac.plan.plan import Plan, Selection, make_plan
+from agac.plan.plan import Plan, make_plan
 from agac.store import runs
 from agac.store.db import Database, open_database
+from agac.store.retries import chosen_counts
 
 _log = logging.getLogger("agac.api")
 
@@ -136,12 +138,14 @@ async def invoke(
         checked = replace(checked, warnings=[*checked.warnings, *moved])
         if agree is not None:
             await agree(database, plan)
+        if retry is not None:
+            invocation.chosen = await chosen_counts(database, retry.run, retry)
         if not options.yes:
             await confirm_cost(checked, plan, database, scope, fresh=options.fresh, retry=retry, confirm=confirm)
         with _interruptible(invocation) if handle_signals else nullcontext():
             work = _work(opened, checked, plan, options.fresh, scope, retry)
             await _run(database, work, checked, invocation, watch, chosen)
-        return await _report(database, opened, checked, invocation)
+        return await _report(database, opened, checked, plan, retry, invocation)
 
 
 def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Scope, retry: Retry | None) -> Work:
@@ -198,7 +202,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _report(database: Database, project: Project, checked: Checked, invocation: Invocation) -> RunReport:
+async def _report(
+    database: Database, project: Project, checked: Checked, plan: Plan, retry: Retry | None, invocation: Invocation
+) -> RunReport:
     record = await runs.read_run(database, invocation.run)
     assert record is not None
     summary = await summarise(database, record)
@@ -212,24 +218,37 @@ async def _report(database: Database, project: Project, checked: Checked, invoca
     code = invocation.exit_code
     if code is ExitCode.DONE and summary["rows"]["failed"]:
         code = ExitCode.ROWS_FAILED
-    fault = invocation.control.fault
     return RunReport(
         summary,
         _facts(invocation),
         code,
         files if replaced else [],
-        (fault.message if fault else invocation.control.reason or None) if stop else None,
+        invocation.control.why or None if stop else None,
         checked.warnings,
         stop.value if stop else None,
-        await _finishing(checked, record, summary, invocation) if stop is Stop.LIMIT else None,
+        await _finishing(database, checked, plan, retry, summary, invocation) if stop is Stop.LIMIT else None,
     )
 
 
 async def _finishing(
-    checked: Checked, record: runs.RunRecord, summary: dict[str, Any], invocation: Invocation
+    database: Database,
+    checked: Checked,
+    plan: Plan,
+    retry: Retry | None,
+    summary: dict[str, Any],
+    invocation: Invocation,
 ) -> Finishing:
-    rows = await asyncio.to_thread(count_rows, checked, Selection.of(record.selection))
-    return finishing(summary, rows, invocation.purse, invocation.totals.rows_failed)
+    totals = invocation.totals
+    if retry is None:
+        count = await asyncio.to_thread(count_rows, checked, plan.selection)
+        rows, tasks = open_tasks(summary, count)
+    else:
+        chosen = sum(count for _, _, count in invocation.chosen)
+        rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
+        share = rows / chosen if chosen else 0.0
+        tasks = [math.ceil(count * share) for count in tasks_of_retry(plan, retry, invocation.chosen).values()]
+    counts = await runs.counters(database, invocation.run)
+    return finishing(plan, counts, rows, tasks, invocation.purse, totals.rows_failed)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:
@@ -242,7 +261,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "rows_unchanged": totals.unchanged,
         "rows_done": totals.rows_done,
         "rows_failed": totals.rows_failed,
-        "rows_left_failed": totals.left_failed,
+        "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "rows_parked": totals.rows_parked,
         "tasks_asked": totals.tasks_done,
         "tasks_reused": totals.tasks_reused,
@@ -253,6 +272,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "fallbacks": totals.fallbacks,
         "calls_given_up": totals.given_up,
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
+        "stopped_at_limit": invocation.control.stop is Stop.LIMIT and not invocation.ended,
         "cost_usd": round(totals.cost, 6),
         "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agac.api.checking import check_workflow
+from agac.api.checking import Checked, check_workflow
 from agac.api.confirming import Confirm
 from agac.api.options import RunOptions
 from agac.api.project import open_project
@@ -65,6 +65,14 @@ def _check(workflows: Sequence[str], options: RunOptions, project: Path | str | 
         checked, found = check_workflow(opened, workflow, options.overrides())
         problems += found
         if checked is not None:
-            options.scope([stage.name for stage in checked.workflow.stages])
+            _check_scope(options, checked)
     if any_error(problems):
         raise SpecError(in_order(problems))
+
+
+def _check_scope(options: RunOptions, checked: Checked) -> None:
+    workflow = checked.workflow
+    try:
+        options.scope([stage.name for stage in workflow.stages])
+    except UsageError as error:
+        raise UsageError(f"{workflow.name}: {error.message}", remedy=error.remedy) from error

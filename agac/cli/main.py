@@ -74,6 +74,18 @@ def in_front(words: list[str]) -> list[str]:
     return [*ours, *others]
 
 
+def refuse_repeated(ctx: click.Context, command: click.Command, words: list[str]) -> None:
+    """Raises UsageError for an option that takes one value and is given two: the first one would be lost unseen."""
+    context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
+    try:
+        _, _, given = command.make_parser(context).parse_args(list(words))
+    except click.UsageError:
+        return  # click says it, with the usage
+    for option in dict.fromkeys(given):
+        if isinstance(option, click.Option) and not (option.multiple or option.is_flag) and given.count(option) > 1:
+            raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
+
+
 class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
 
@@ -108,7 +120,10 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
             hint = f"Did you mean 'agac {near[0]}'?" if near else f"Commands: {', '.join(COMMANDS)}."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            refuse_repeated(ctx, command, rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

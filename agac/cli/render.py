@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import signal
 import sys
@@ -23,14 +24,18 @@ from agac import __version__
 from agac.cli.live.text import cells, harmless, is_unicode, padded
 from agac.cli.shown import plan as shown_plan
 from agac.cli.shown.advice import advice
+from agac.cli.shown.failed import remedy_lines
 from agac.cli.shown.limits import limit_lines
+from agac.cli.shown.parked import parked_line
 from agac.cli.shown.timing import timing_line
+from agac.cli.shown.words import without
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
     from agac.api.planning import PlanReport
     from agac.api.running import RunReport
     from agac.api.showing import CardReport
+    from agac.engine.scope import Scope
 
 
 def prepare_streams() -> None:
@@ -87,21 +92,18 @@ def command_as_typed() -> str:
     return shlex.join(["agac", *sys.argv[1:]])
 
 
-def command_to_run() -> str:
-    """`agac plan …` as the `agac run …` that does it."""
-    words = iter(sys.argv[1:])
-    kept = []
-    for word in words:
-        if word == "--show":
-            next(words, None)
-        elif word != "--json" and not word.startswith("--show="):
-            kept.append("run" if word == "plan" and "run" not in kept else word)
-    return shlex.join(["agac", *kept])
+def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
+    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
+    words = shlex.split(without(command_to_go_on(workflow, workflows, keep=("--fresh",)), "--show"))
+    kept = [word for word in words if word not in ("--json", "--dry-run")]
+    if "run" not in kept:
+        kept[kept.index("plan")] = "run"
+    return shlex.join(kept)
 
 
-def command_to_go_on(workflow: str, workflows: Sequence[str]) -> str:
+def command_to_go_on(workflow: str, workflows: Sequence[str], keep: Sequence[str] = ()) -> str:
     """The command as it was typed, without what would begin anew instead of going on; for one of its workflows."""
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    words = [word for word in sys.argv[1:] if word != "--fresh" or word in keep]
     if len(workflows) > 1:
         others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
         pairs = zip(["", *words], words, strict=False)
@@ -112,15 +114,35 @@ def command_to_go_on(workflow: str, workflows: Sequence[str]) -> str:
     return shlex.join(["agac", *words])
 
 
-def agreed(question: str) -> bool:
-    """Whether the user says yes. Without a terminal nobody is there to say it. Ctrl-C ends the command at once."""
+def say_not_run(stopped: str, left: Sequence[str], workflows: Sequence[str]) -> None:
+    """Which of the command's workflows it did not get to, because one `stopped`, and the command that runs them."""
+    words = shlex.split(command_to_go_on(left[0], workflows, keep=("--fresh",)))
+    words += [word for name in left[1:] for word in ("-a", name)]
+    say(f"Not run, since {stopped} stopped before: {', '.join(left)}")
+    say(f"  Run with: {shlex.join(words)}")
+
+
+def agreed(question: str) -> bool | None:
+    """Whether the user says yes; None when nobody is there to say it. Ctrl-C ends the command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
+        return None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
-        return click.confirm(question, err=True)
+        while True:
+            print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+            said = _typed().strip().lower()
+            if said in ("y", "yes", "n", "no", ""):
+                return said in ("y", "yes")
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _typed() -> str:
+    """A line from the terminal. Waits in short steps: a Ctrl-C just before a blocking read would be seen only after
+    it, when a key is pressed."""
+    while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
+    return sys.stdin.readline()
 
 
 def show_error(error: AgacError) -> None:
@@ -206,17 +228,16 @@ def money(calls: dict[str, Any]) -> str:
     return f"{text} and {without}" if calls["cost_usd"] else without
 
 
-def print_run(report: RunReport, command: str, *, quiet: bool) -> None:
-    """The end of a run: what became of the rows, what it cost, what to do next."""
+def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
+    """The end of a run: what became of the rows, what it cost, what to do next. `scope`: the stages that were asked."""
     _say_how_it_ended(report, command)
     if not quiet:
-        _print_summary(report, command)
+        _print_summary(report, command, scope)
 
 
-def _print_summary(report: RunReport, command: str) -> None:
-    print_text(
-        "\n".join(run_lines(report.summary, report.invocation, command, report.files[2] if report.files else None))
-    )
+def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None:
+    errors_file = report.files[2] if report.files else None
+    print_text("\n".join(run_lines(report.summary, report.invocation, command, errors_file, scope)))
     if report.files:
         folder = report.files[0].parent
         names = ", ".join(file.name if file.parent == folder else from_here(file) for file in report.files[1:])
@@ -239,7 +260,9 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         say(f"  Go on with: {command}")
 
 
-def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None) -> list[str]:
+def run_lines(
+    summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None, scope: Scope | None
+) -> list[str]:
     """The summary of a run as lines of text."""
     rows = summary["rows"]
     parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
@@ -256,8 +279,7 @@ def run_lines(summary: dict[str, Any], invocation: dict[str, Any], command: str,
         same = _counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
     if invocation["rows_parked"]:
-        parked = _counted(invocation["rows_parked"], "row")
-        lines.append(f"Open: {parked} wait for a stage that was not to be asked; finish them with `agac run -a` alone")
+        lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
 
@@ -322,22 +344,8 @@ def _error_lines(
         lines += [f"    {todo}"] if todo else []
     if errors_file is not None:
         lines.append(f"  All of them, with their input: {from_here(errors_file)}")
-    if invocation["rows_left_failed"]:
-        left = _counted(invocation["rows_left_failed"], "row")
-        lines.append(
-            f"  {left} failed in three runs and are left as they are: change the prompt, or ask all anew with --fresh"
-        )
-    if can_be_retried(summary, invocation["rows_left_failed"]):
-        lines.append(f"  Try the failed rows again with: {command}")
-    elif not any(error["stage"] for error in summary["errors"]):
-        lines.append(f"  Mend these rows in the input, then run again: {command}")
-    return lines
-
-
-def can_be_retried(summary: dict[str, Any], left: int) -> bool:
-    """Whether a further run would ask any failed row again: what the input lacks no run can mend."""
-    asked: int = sum(error["rows"] for error in summary["errors"] if error["stage"])
-    return asked > left
+    left, at_limit = invocation["rows_left_failed"], invocation["stopped_at_limit"]
+    return [*lines, *remedy_lines(summary, command, left, at_limit=at_limit)]
 
 
 def from_here(path: Path) -> str:
@@ -351,19 +359,23 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def print_plan(report: PlanReport, command: str, *, as_json: bool) -> None:
-    """What a run would do, and what it takes."""
-    for warning in report.warnings:
-        say(str(warning))
+def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:
+    """What runs of these workflows would do, and what they take."""
+    for report in reports:
+        for warning in report.warnings:
+            say(str(warning))
     if as_json:
-        print_json(report.as_json())
+        found = [report.as_json() for report in reports]
+        print_json(found if len(found) > 1 else found[0])
         return
-    print_text(shown_plan.head_line(report) + "\n")
-    print_text(table(shown_plan.HEADER, shown_plan.plan_rows(report)) + "\n")
-    lines = [
-        *shown_plan.alias_lines(report), *shown_plan.reason_lines(report), *shown_plan.total_lines(report, command)
-    ]
-    print_text("\n".join([*lines, *shown_plan.prompt_lines(report)]))
+    print_text("\n\n".join("\n".join(_plan_lines(one, workflows)) for one in reports))
+
+
+def _plan_lines(report: PlanReport, workflows: Sequence[str]) -> list[str]:
+    stages = table(shown_plan.HEADER, shown_plan.plan_rows(report))
+    total = shown_plan.total_lines(report, command_to_run(report.workflow, workflows))
+    head = [shown_plan.head_line(report), "", stages, "", *shown_plan.alias_lines(report)]
+    return [*head, *shown_plan.reason_lines(report), *total, *shown_plan.prompt_lines(report)]
 
 
 def print_card(card: CardReport) -> None:

@@ -148,7 +148,7 @@ class Adaptive:
         """The first cut: by what was sent in the last second or two, or by when the server expects the next call."""
         since, before = self._older
         rate = max(self._sent - before - 1, 1) / max(now - since, MEASURED)
-        self._pace.cut(max(rate, 1 / delay if delay else 0.0), GUESS_RECOVERY)
+        self._pace.cut(max(rate, 1 / delay if delay else 0.0, SLOWEST), GUESS_RECOVERY)
         self._newer, self._refused_since = (now, self._sent), 0
 
     def _measure(self, now: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from agac.core.errors import RowError, storable
-from agac.core.types import Fault, Reply, Usage
+from agac.core.types import Fault, FaultKind, Reply, Usage
 from agac.engine.line import Line, Sent
 from agac.providers.prices import cost
 from agac.providers.sending import HttpReply
@@ -61,6 +61,7 @@ def fault_call(line: Line, sent: Sent, fault: Fault, number: int, purpose: str, 
         cost=None,
         body=_body(sent),
         again=again,
+        refused=fault.kind is FaultKind.PAUSE,
     )
 
 

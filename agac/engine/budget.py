@@ -44,6 +44,7 @@ class Pot:
     """A budget under its name, what of it is spent, and what is set aside for calls under way.
 
     `unsure` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
+    `unpriced` calls of them were lost before any call told what one costs: the first that does counts for them too.
     `stage`: the one that it bounds, None for the run's.
     """
 
@@ -52,6 +53,7 @@ class Pot:
     stage: str | None = None
     spent: Amount = NOTHING
     unsure: Amount = NOTHING
+    unpriced: int = 0
     held: Amount = NOTHING
     holds: int = 0
 
@@ -78,6 +80,9 @@ class Pot:
         self.spent = self.spent.plus(real)
         if unsure is not NOTHING:
             self.unsure = self.unsure.plus(unsure)
+        if self.unpriced and (real.usd or real.tokens):
+            lost = Amount(real.usd * self.unpriced, real.tokens * self.unpriced)
+            self.spent, self.unsure, self.unpriced = self.spent.plus(lost), self.unsure.plus(lost), 0
 
 
 class Hold(NamedTuple):

@@ -42,31 +42,41 @@ class Budgets:
         Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
         every budget that it may belong to.
         """
+        run, stages = self.pots(counts, lost_calls)
+        return Purse(control, run=run, stages=stages, row=self.row)
+
+    def pots(self, counts: Iterable[Count], lost_calls: int) -> tuple[list[Pot], dict[int, Pot]]:
+        """The run's pots, and the stages' by index, each with what was spent of it before."""
         counts = [count for count in counts if count.outcome == "call"]
         run = [_loaded(Pot(name, budget), counts, lost_calls) for name, budget in self.run]
         stages = {}
         for index, name, budget in self.stages:
             own = [count for count in counts if count.stage == name]
             stages[index] = _loaded(Pot(f"budget of stage {name!r}", budget, name), own, lost_calls)
-        return Purse(control, run=run, stages=stages, row=self.row)
+        return run, stages
 
 
 def _loaded(pot: Pot, counts: Iterable[Count], lost_calls: int) -> Pot:
     """The pot with what was spent before."""
-    known = unsure = Amount()
+    known = unsure = priced = Amount()
     for c in counts:
-        known = known.plus(Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks))
-        unsure = unsure.plus(Amount(c.held_cost, c.held_tokens))
-    unsure = unsure.plus(_lost(known.plus(unsure), lost_calls))
+        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
+        known, held = known.plus(one), Amount(c.held_cost, c.held_tokens)
+        unsure = unsure.plus(held)
+        if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
+            priced = priced.plus(one).plus(held)
+    unsure = unsure.plus(_lost(priced, lost_calls))
     pot.spent, pot.unsure = known.plus(unsure), unsure
+    pot.unpriced = 0 if priced.calls else lost_calls
     return pot
 
 
-def _lost(spent: Amount, calls: int) -> Amount:
-    if not spent.calls:
+def _lost(priced: Amount, calls: int) -> Amount:
+    """What lost calls may have cost: the mean of those whose cost is known."""
+    if not priced.calls:
         return Amount(0.0, 0, calls)
-    share = calls / spent.calls
-    return Amount(spent.usd * share, math.ceil(spent.tokens * share), calls)
+    share = calls / priced.calls
+    return Amount(priced.usd * share, math.ceil(priced.tokens * share), calls)
 
 
 def facts(pots: Iterable[Pot]) -> list[dict[str, object]]:

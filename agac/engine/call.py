@@ -199,8 +199,9 @@ class Caller:
             status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
         )  # fmt: skip
         _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=told)
-        if lane:
-            asking.line.lane.pause(delay)
+        if lane and asking.line.lane.pause(delay):
+            model = asking.line.model.lane
+            _log.warning("%s: %s; it is asked again in %.0f s", model, fault.message, delay, extra=told)
         if not asking.flight.patience.outlasts(delay):
             raise OutOfTime
         await self._control.sleep(delay)

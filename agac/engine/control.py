@@ -61,6 +61,13 @@ class Control:
         """Nobody pays for a million rows to learn of a typo; `reason` says what fails."""
         self._end(Stop.LOSS, reason)
 
+    @property
+    def why(self) -> str:
+        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is told with it."""
+        if self.fault is None or self.stop is Stop.FATAL:
+            return self.fault.message if self.fault else self.reason
+        return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""
+
     def when_stopped(self, tell: Callable[[], None]) -> None:
         """`tell` is called once, when the run is to stop."""
         self._tell.append(tell)

@@ -19,7 +19,7 @@ from agac.engine.scope import Scope
 from agac.plan import reasons as why
 from agac.plan.distinct import Distinct
 from agac.plan.plan import Plan, PlannedStage
-from agac.plan.prepare import Preparer
+from agac.plan.prepare import Prepared, Preparer
 from agac.plan.standin import stand_in
 from agac.spec.template import VisibleRow
 from agac.store.batch import NewRow
@@ -31,11 +31,6 @@ from agac.store.seen import SeenIds
 
 SAMPLE = 200
 """Rendered requests of a stage that are measured."""
-
-NOT_IN_SCOPE = "not to be asked"
-LEFT = "failed too often"
-MISSING_FIELD = "field missing"
-UNUSABLE = "row unusable"
 
 
 @dataclass(slots=True)
@@ -115,7 +110,10 @@ class Before:
 
 @dataclass(slots=True)
 class _Row:
-    """A row on its way through the stages: `reason` is why the first asked stage is asked, None while none is."""
+    """A row on its way through the stages: `reason` is why the first asked stage is asked, None while none is.
+
+    `blocked`: a stage before cannot be asked.
+    """
 
     new: NewRow
     old: StoredRow | None
@@ -123,6 +121,7 @@ class _Row:
     visible: VisibleRow
     results: dict[str, JSONValue]
     reason: str | None = None
+    blocked: bool = False
 
 
 class Forecaster:
@@ -187,7 +186,7 @@ class Forecaster:
             rows.append(_Row(new, old, {}, self._preparer.visible(new.row.data, results), results))
         await self._learn_tasks(rows)
         for stage in self._plan.stages:
-            rows = await self._stage(stage, rows)
+            await self._stage(stage, rows)
 
     def _reuse_all(self) -> None:
         for found in self._found.stages:
@@ -216,24 +215,30 @@ class Forecaster:
             if row.old is not None:
                 row.tasks = tasks.get(row.old.key, {})
 
-    async def _stage(self, stage: PlannedStage, rows: list[_Row]) -> list[_Row]:
-        """What becomes of a stage's tasks. Gives the rows that get on to the next one."""
-        found, going_on, wanted = self._found.stages[stage.index], [], []
+    async def _stage(self, stage: PlannedStage, rows: list[_Row]) -> None:
+        """What becomes of a stage's tasks: of those whose row was asked before, of those that are left, of the rest."""
+        found, wanted = self._found.stages[stage.index], []
         for row in rows:
-            row_id = row.new.row.id
-            if row.reason is not None:
+            if row.blocked:
+                self._block(stage, row, found, why.upstream_blocked(stage.upstream or ""))
+            elif row.reason is not None:
                 if self._may_ask(stage, row, found):
-                    found.asked(_passed_on(row, stage), row_id)
+                    found.asked(self._passed_on(row.reason, row, stage), row.new.row.id)
                     self._guess_size(stage, found, row)
-                    going_on.append(row)
-                continue
-            prepared = self._preparer.prepare(stage, row.visible, row_id)
-            if isinstance(prepared, RowError):
-                found.block(MISSING_FIELD, row_id)
-            elif self._is_left(stage, row, prepared.fingerprint):
-                found.block(LEFT, row_id)
             else:
-                wanted.append((row, prepared))
+                prepared = self._preparer.prepare(stage, row.visible, row.new.row.id)
+                if isinstance(prepared, RowError):
+                    self._block(stage, row, found, why.MISSING_FIELD)
+                elif left := self._left(stage, row, prepared.fingerprint):
+                    self._block(stage, row, found, left)
+                else:
+                    wanted.append((row, prepared))
+        await self._ask_or_reuse(stage, wanted, found)
+
+    async def _ask_or_reuse(
+        self, stage: PlannedStage, wanted: list[tuple[_Row, Prepared]], found: StageForecast
+    ) -> None:
+        """The tasks whose prompt is known: one look-up for all of them."""
         since = self._since(stage)
         prints = [prepared.fingerprint for _, prepared in wanted]
         earlier = await earlier_results(self._db, prints, since) if self._db and prints and not self._fresh else {}
@@ -243,13 +248,10 @@ class Forecaster:
                 found.reuse += 1
                 if stage.index + 1 < len(self._plan.stages):
                     row.results[stage.name] = json.loads(result.value)
-                going_on.append(row)
             elif self._may_ask(stage, row, found):
                 row.reason = self._reason(stage, row, prepared.fingerprint)
                 found.asked(row.reason, row.new.row.id)
                 self._look_at(stage, found, row, prepared.fingerprint, prepared.request)
-                going_on.append(row)
-        return going_on
 
     def _guess_size(self, stage: PlannedStage, found: StageForecast, row: _Row) -> None:
         """Measures a prompt that names an answer which is not there yet, as if that were of the usual size."""
@@ -265,18 +267,26 @@ class Forecaster:
     def _may_ask(self, stage: PlannedStage, row: _Row, found: StageForecast) -> bool:
         if self._scope.may_ask(stage.name):
             return True
-        found.block(NOT_IN_SCOPE, row.new.row.id)
+        self._block(stage, row, found, why.NOT_IN_SCOPE)
         return False
+
+    def _block(self, stage: PlannedStage, row: _Row, found: StageForecast, reason: str) -> None:
+        """The row's task cannot be asked, and neither can those after it."""
+        row.blocked = True
+        found.block(reason if self._scope.may_ask(stage.name) else why.NOT_IN_SCOPE, row.new.row.id)
 
     def _prior(self, stage: PlannedStage, row: _Row) -> PriorTask | None:
         position = self._position.get(stage.name)
         return None if position is None else row.tasks.get(position)
 
-    def _is_left(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> bool:
+    def _left(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> str | None:
+        """Why a task that failed is not tried again; None when it is, or did not fail."""
         prior = self._prior(stage, row)
         if not self._continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
-            return False
-        return not self._scope.tries_again(stage.name) or is_left(prior)
+            return None
+        if is_left(prior):
+            return why.LEFT
+        return None if self._scope.tries_again(stage.name) else why.NOT_RETRIED
 
     def _since(self, stage: PlannedStage) -> float:
         run = self._before.record.fresh_since if self._before and self._continued else None
@@ -296,6 +306,14 @@ class Forecaster:
         if row.old.hash != row.new.hash:
             return why.ROW_CHANGED
         return self._reason_of_task(stage, self._prior(stage, row), fingerprint)
+
+    def _passed_on(self, reason: str, row: _Row, stage: PlannedStage) -> str:
+        """Why a stage after an asked one is asked: it never was, or what it follows may change."""
+        if reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
+            return reason
+        if self._changes[stage.index] is None:
+            return why.NEW_STAGE
+        return why.NOT_YET if self._prior(stage, row) is None else why.upstream_changed(stage.upstream or "")
 
     def _reason_of_task(self, stage: PlannedStage, prior: PriorTask | None, fingerprint: bytes) -> str:
         if prior is None:
@@ -320,14 +338,6 @@ class Forecaster:
 
 def _characters(request: Request) -> int:
     return sum(len(part.text) for message in request.messages for part in message.parts)
-
-
-def _passed_on(row: _Row, stage: PlannedStage) -> str:
-    """Why a stage after an asked one is asked: its row is new to it too, or what it follows may change."""
-    assert row.reason is not None
-    if row.reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
-        return row.reason
-    return why.upstream_changed(stage.upstream or "")
 
 
 async def _chunks(

@@ -20,7 +20,7 @@ from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places, Repeats
-from agac.engine.scope import Scope
+from agac.engine.scope import Opened, Scope
 from agac.engine.settle import Flight, Settler
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
@@ -46,9 +46,11 @@ class Intake:
         self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
         stops: StopRules, *,
         on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
+        opened: Opened | None = None,
     ) -> None:  # fmt: skip
         """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
-        for the stages that say so, by position."""
+        for the stages that say so, by position. `opened`: how to go on with rows that a retry opened and left."""
+        self._opened = opened
         self._scope, self._cutoffs = scope, cutoffs
         self._db, self._run, self._event = places
         self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
@@ -162,6 +164,9 @@ class Intake:
             self._change(new, old)
             if new.state is State.PENDING:
                 flight = Flight(new, tasks)
+                if self._opened is not None and old.state == State.PENDING and old.seen >= self._opened.first:
+                    flight.forced, flight.again_from = True, self._opened.again_from
+                    flight.since = self._opened.since
                 flights.append(flight)
                 if new.hash == old.hash:
                     self._settler.take_up(flight, State(old.state))

@@ -24,6 +24,10 @@ STEP = 0.01
 """Seconds between looks at whether more may be under way at once."""
 
 
+LONG, SAID_EVERY = 8.0, 60.0
+"""Seconds: a pause that people wonder about, and how often they are told of one."""
+
+
 class Turn(NamedTuple):
     """A call under way: its number in the lane, from 1, when it was sent, and the tokens it was expected to use."""
 
@@ -58,7 +62,7 @@ class Lane:
         self._per_request = 60.0 / rpm if rpm else 0.0
         self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
-        self._paused_until = 0.0
+        self._paused_until, self._said_at = 0.0, -math.inf
         self._sent = self.in_flight = 0
         self._clock, self._control = clock, control
         self._waiting: deque[tuple[asyncio.Future[Turn | None], int]] = deque()
@@ -96,9 +100,14 @@ class Lane:
         if self._waiting:
             self._serve()
 
-    def pause(self, seconds: float) -> None:
-        """Nobody calls for so long."""
-        self._pause_until(self._clock() + min(seconds, LONGEST_WAIT))
+    def pause(self, seconds: float) -> bool:
+        """Nobody calls for so long. Gives whether that is worth a word: it is long, and nothing was said lately."""
+        now = self._clock()
+        worth = seconds >= LONG and now >= self._said_at + SAID_EVERY
+        if worth:
+            self._said_at = now
+        self._pause_until(now + min(seconds, LONGEST_WAIT))
+        return worth
 
     def observe(self, turn: Turn, rates: RateState) -> None:
         """What the headers of its answer say is left."""

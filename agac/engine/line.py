@@ -35,12 +35,16 @@ class Wire:
 
 
 class Sent(NamedTuple):
-    """What came of a call: when it was sent, in seconds since 1970, how many seconds it took, its turn in the lane."""
+    """What came of a call: when it was sent, in seconds since 1970, how many seconds it took, its turn in the lane.
+
+    `cut_by_us`: `row_timeout` ended it, which says nothing about the server.
+    """
 
     answer: HttpReply | Fault
     at: float
     duration: float
     turn: Turn
+    cut_by_us: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,10 @@ class Line:
         finally:
             self.lane.leave()
         if isinstance(http, Fault):
-            if http.type is ErrorType.TIMEOUT and patience.over:
+            cut = http.type is ErrorType.TIMEOUT and patience.over
+            if cut:
                 http = replace(http, message=str(patience))
-            return Sent(http, at, self.wall() - at, turn)
+            return Sent(http, at, self.wall() - at, turn, cut_by_us=cut)
         if (rates := self.dialect.rates(http.headers)) is not None:
             self.lane.observe(turn, rates)
         clean = self.redactor.clean_bytes(http.body)
@@ -128,7 +133,8 @@ class Line:
             )
             if http.ttft is not None and isinstance(answer, Reply):
                 answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
-        self.lane.heard(sent.turn, answer)
+        if not sent.cut_by_us:
+            self.lane.heard(sent.turn, answer)
         return answer
 
     def endpoint(self, reply: Reply | None) -> Endpoint:

@@ -12,6 +12,7 @@ from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.engine.again import Stored
+from agac.engine.before import broken_off_retry, bury, killed_before, opened_by
 from agac.engine.budget import Purse
 from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
@@ -52,7 +53,7 @@ class Invocation:
 
     `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
     `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
-    what it takes to ask for the same run again.
+    what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Invocation:
     complete: bool = False
     purse: Purse | None = None
     retry: Retry | None = None
+    chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -87,17 +89,20 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     plan, now = work.plan, work.clocks.wall
     invocation.retry = work.retry
     async with lease_held(database, plan.workflow, now) as lease:
-        killed, invocation.lost_calls = await _killed(database, plan.workflow)
+        killed = await killed_before(database, plan.workflow)
+        invocation.lost_calls = killed.to_tell if killed else 0
         await _find_run(database, work, invocation)
         told = fields(run=invocation.run, workflow=plan.workflow)
         _log.info("%s run %d", "going on with" if invocation.continued else "beginning", invocation.run, extra=told)
+        if work.retry is None:
+            invocation.retry = await broken_off_retry(database, invocation.run)
         event = await runs.begin_invocation(database, invocation.run, _about(invocation), now())
         exposure = Exposure(2 * plan.concurrency)
         ledger = Ledger(
             database, lease, run=invocation.run, event=event, urge=max(1, plan.concurrency // 2),
             clock=now, released=exposure.leave,
         )  # fmt: skip
-        await _bury(database, killed, now())
+        await bury(database, killed, now())
         await _work(database, work, invocation, ledger, exposure, event)
         await _end(ledger, invocation, event, now())
         if invocation.control.error is not None:
@@ -119,28 +124,6 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     await runs.retarget_run(database, found, where)
 
 
-async def _killed(database: Database, workflow: str) -> tuple[runs.Invocation | None, int]:
-    """The workflow's last invocation if it was killed, and how many calls may have been lost with it.
-
-    The bound is twice its concurrency (`Exposure`), and no more than the calls of rows without an outcome. What it
-    was itself about to say of one that was killed before it comes on top.
-    """
-    found = await runs.last_invocation(database, workflow)
-    if found is None or found[1].ended_at is not None:
-        return None, 0
-    run, last = found
-    pending = runs.row_counts(await runs.counters(database, run))["open"]
-    most = 2 * int(last.body["concurrency"])
-    lost = min(most, pending * int(last.body.get("billed_a_row", most)))
-    return last, lost + int(last.body["lost_calls"])
-
-
-async def _bury(database: Database, killed: runs.Invocation | None, now: float) -> None:
-    """Ends an invocation that could not do it; only once the one that says so is on record."""
-    if killed is not None:
-        await runs.end_invocation(database, killed.id, runs.KILLED, killed.body, now)
-
-
 def _about(invocation: Invocation) -> dict[str, Any]:
     return {
         "concurrency": invocation.concurrency,
@@ -153,8 +136,10 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 
 async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -> None:
     totals, code = invocation.totals, invocation.exit_code
-    told = fields(run=invocation.run, exit_code=int(code))
-    _log.info("run %d ended with exit code %d", invocation.run, code, extra=told)
+    told = fields(run=invocation.run, rows_done=totals.rows_done, rows_failed=totals.rows_failed)
+    why = f"; {invocation.control.why}" if invocation.control.why else ""
+    counts = (invocation.run, totals.rows_done, totals.rows_failed, why)
+    _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=told)
     body = _about(invocation) | {
         "rows_seen": totals.seen,
         "rows_done": totals.rows_done,
@@ -163,15 +148,23 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
         "tasks_reused": totals.tasks_reused,
         "calls": totals.calls,
         "given_up": totals.given_up,
-        "rows_left_failed": totals.left_failed,
+        "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "rows_parked": totals.rows_parked,
         "retries": totals.retries,
         "cost_usd": totals.cost,
+        **_why_stopped(invocation),
     }
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
     await ledger.end(*statements)
+
+
+def _why_stopped(invocation: Invocation) -> dict[str, Any]:
+    control = invocation.control
+    if invocation.ended or control.stop is None:
+        return {}
+    return {"stop": control.stop.value, "stopped": control.why}
 
 
 async def _work(
@@ -189,14 +182,15 @@ async def _work(
     stops = _stop_rules(control, plan, counts)
     budgets = Budgets.of(plan)
     if budgets is not None:
-        lost = await runs.lost_calls(database, invocation.run)
+        lost = await runs.lost_calls(database, invocation.run, event)
         invocation.purse = budgets.purse(control, counts, lost)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
+    opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
     places = Places(database, invocation.run, event)
     intake = Intake(
         places, ledger, settler, control, totals,
         stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
-        scope=work.scope, cutoffs=_cutoffs(work),
+        scope=work.scope, cutoffs=_cutoffs(work), opened=opened,
     )  # fmt: skip
     async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
@@ -250,8 +244,8 @@ def _cutoffs(work: Work) -> dict[int, float]:
     return {stage.index: now - stage.max_age for stage in work.plan.stages if stage.max_age is not None}
 
 
-def _position(plan: Plan, retry: Retry) -> int | None:
-    return next((stage.index for stage in plan.stages if stage.name == retry.from_stage), None)
+def _position(plan: Plan, retry: Retry | None) -> int | None:
+    return next((stage.index for stage in plan.stages if retry and stage.name == retry.from_stage), None)
 
 
 def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopRules:

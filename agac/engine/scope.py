@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.core.types import RowId
 
@@ -49,7 +49,21 @@ class Retry:
         """What was chosen, as an invocation remembers it."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
+    @staticmethod
+    def of_filters(filters: dict[str, Any]) -> Retry:
+        """The retry that `filters` was made of."""
+        return Retry(**{**filters, "rows": tuple(filters["rows"])})
+
     def same_choice(self, filters: dict[str, Any]) -> bool:
         """Whether an earlier retry chose the same rows and stages."""
         own = self.filters()
         return all(filters.get(key) == own[key] for key in own if key not in ("since", "run"))
+
+
+class Opened(NamedTuple):
+    """Rows that a retry opened before it was broken off: those placed from the invocation `first` on. From the stage at
+    `again_from` on they take only answers made at or after `since`."""
+
+    first: int
+    again_from: int | None
+    since: float

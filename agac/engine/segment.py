@@ -6,14 +6,14 @@ import asyncio
 import json
 from collections import OrderedDict
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome
 from agac.engine.call import Answer, Caller
 from agac.engine.control import Halted
 from agac.engine.lookup import Lookup
-from agac.engine.patience import Patience
+from agac.engine.patience import OutOfTime, Patience
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.engine.settle import Flight, Settler
@@ -23,6 +23,8 @@ from agac.plan.plan import PlannedStage
 from agac.plan.prepare import Prepared, Preparer
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
+
+T = TypeVar("T")
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
@@ -99,23 +101,28 @@ class Segment:
         if prior and prior.error and prior.fingerprint == fingerprint and not flight.forced and is_left(prior):
             self._totals.left_failed += 1
             return prior.error
+        while (leader := self._asking.get(fingerprint)) is not None:
+            answer = await self._follow(flight, stage, leader)
+            if answer is not None:
+                return answer
         known = self._failed.get(fingerprint)
-        if known is not None:
-            return known
-        leader = self._asking.get(fingerprint)
-        if leader is not None:
-            return await self._follow(flight, stage, leader)
-        return await self._lead(flight, stage, prepared)
+        return known if known is not None else await self._lead(flight, stage, prepared)
 
     async def _follow(
         self, flight: Flight, stage: PlannedStage, leader: asyncio.Future[Answer | RowError | Parked | None]
-    ) -> Answer | RowError | Parked:
-        answer = await asyncio.shield(leader)
+    ) -> Answer | RowError | Parked | None:
+        """What became of the same task of another row; None: that row had no time or money left, this one may."""
+        try:
+            answer = await flight.patience.wait(_shielded(leader))
+        except OutOfTime:
+            return RowError(ErrorType.TIMEOUT, str(flight.patience))
         if answer is None:
             raise Halted
         if isinstance(answer, Answer):
             self._totals.collapsed += 1
             self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+        elif isinstance(answer, RowError) and self._is_of_its_row(answer):
+            return None
         return answer
 
     async def _lead(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError | Parked:
@@ -164,13 +171,23 @@ class Segment:
     def _forget(self, fingerprint: bytes) -> None:
         self._asking.pop(fingerprint, None)
 
+    def _is_of_its_row(self, error: RowError) -> bool:
+        """The row took too long, or spent too much, before it came here: another one may have its turn."""
+        return error.type is ErrorType.BUDGET_EXCEEDED or (
+            error.type is ErrorType.TIMEOUT and self._row_timeout is not None
+        )
+
     def _remember(self, fingerprint: bytes, error: RowError) -> None:
-        of_the_row = error.type is ErrorType.TIMEOUT and self._row_timeout is not None
-        if of_the_row or error.type is ErrorType.BUDGET_EXCEEDED:
-            return  # the row took too long, or spent too much, before it came here: another one may have its turn
+        if self._is_of_its_row(error):
+            return
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)
+
+
+async def _shielded(leader: asyncio.Future[T]) -> T:
+    """Waits without ending what it waits for."""
+    return await asyncio.shield(leader)
 
 
 class _Unparsed:

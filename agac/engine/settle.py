@@ -14,6 +14,7 @@ from agac.core.errors import ANSWER_FAILURES, RowError
 from agac.core.types import Outcome
 from agac.engine.budget import Pot
 from agac.engine.patience import Patience
+from agac.engine.policy import FURTHER_RUNS
 from agac.engine.quantiles import bucket_of
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
@@ -139,6 +140,7 @@ class Settler:
             self._stops.failed(stage.name, error, flight.new.row.id, fingerprint)
         failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
         failures += error.type in ANSWER_FAILURES
+        self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and error.type in ANSWER_FAILURES
         self._uncount(stage, prior)
         batch.tally((stage.name, Outcome.FAILED.value, error.type.value, "")).count += 1
         task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock())

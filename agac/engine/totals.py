@@ -35,7 +35,8 @@ class StageTotals:
 @dataclass(slots=True)
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_parked`
-    stay open at a stage that was not to be asked.
+    stay open at a stage that was not to be asked; `left_failed` were not tried again, `failed_for_good` will not be by
+    the next ordinary run.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
@@ -53,6 +54,7 @@ class Totals:
     rows_failed: int = 0
     rows_dropped: int = 0
     left_failed: int = 0
+    failed_for_good: int = 0
     rows_parked: int = 0
     tasks_done: int = 0
     tasks_reused: int = 0

@@ -179,11 +179,16 @@ def _short(message: str, most: int = 300) -> str:
 
 def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
-    complaint = (
-        "Your reply does not have the form that was asked for. What is wrong:\n- "
-        + error.message.replace("; ", "\n- ")
-        + ("\nReply again with the corrected JSON only." if request.schema else "\nReply again.")
-    )
+    wrong = complaint(error.message, wants_json=request.schema is not None)
     said = "\n\n".join((reply.text, *reply.others))
-    messages = (*request.messages, Message.of("assistant", said), Message.of("user", complaint))
+    messages = (*request.messages, Message.of("assistant", said), Message.of("user", wrong))
     return Request(messages, request.schema, request.params)
+
+
+def complaint(errors: str, *, wants_json: bool) -> str:
+    """What a re-ask says of the last reply, by the message of its error."""
+    return (
+        "Your reply does not have the form that was asked for. What is wrong:\n- "
+        + errors.replace("; ", "\n- ")
+        + ("\nReply again with the corrected JSON only." if wants_json else "\nReply again.")
+    )

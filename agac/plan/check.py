@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from inspect import signature
@@ -31,10 +31,12 @@ def resolve_models(
     aliases: Mapping[str, str] | None = None,
     *,
     broken: bool = False,
+    lost: Collection[str] = (),
 ) -> tuple[dict[str, ResolvedModel], list[Problem]]:
     """Each stage's provider, model and parameters, by the stage's name. `aliases` are the project's short names.
 
-    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said.
+    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said. `lost`:
+    providers of agac.yml that could not be made, which is said there.
     """
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
@@ -43,6 +45,8 @@ def resolve_models(
             if not broken:
                 problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
+        if _names(stage.model, lost):
+            continue
         ref, messages = parse_model(stage.model, providers, aliases)
         problems += [Problem(stage.at("model"), message, _model_key(stage)) for message in messages]
         if ref is None:
@@ -50,7 +54,7 @@ def resolve_models(
         params, found = _params(stage, ref)
         problems += found
         problems += _cannot(ref, params, providers[ref.provider], stage.at("model"), _model_key(stage))
-        fallbacks, found = _fallbacks(stage, params, providers, aliases)
+        fallbacks, found = _fallbacks(stage, params, providers, aliases, lost)
         problems += found
         resolved[stage.name] = ResolvedModel(_held(providers[ref.provider], ref), ref, params, fallbacks)
     return resolved, problems
@@ -80,8 +84,16 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, pat
     ]
 
 
+def _names(model: str, providers: Collection[str]) -> bool:
+    return any(model.strip().startswith((f"{name}/", f"{name}.")) for name in providers)
+
+
 def _fallbacks(
-    stage: Stage, params: Params, providers: Mapping[str, Provider], aliases: Mapping[str, str] | None
+    stage: Stage,
+    params: Params,
+    providers: Mapping[str, Provider],
+    aliases: Mapping[str, str] | None,
+    lost: Collection[str],
 ) -> tuple[tuple[ResolvedModel, ...], list[Problem]]:
     """The models after the first: asked with the stage's parameters, and their own string's over them.
 
@@ -92,6 +104,8 @@ def _fallbacks(
     common = _keys_alone(stage, params)
     where, path = stage.at("fallback"), f"{stage.path}.fallback"
     for text in stage.fallback:
+        if _names(text, lost):
+            continue
         ref, messages = parse_model(text, providers, aliases)
         problems += [Problem(where, message, path) for message in messages]
         if ref is not None:

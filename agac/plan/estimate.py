@@ -18,6 +18,9 @@ CHARACTERS_A_TOKEN = 4
 WITHOUT_SCHEMA = 250
 """Tokens of a free answer whose length nothing tells."""
 
+COMPLAINT = 300
+"""Tokens of what a re-ask says beside the prompt and the last reply."""
+
 Basis = Literal["history", "sample", "guess"]
 
 
@@ -61,12 +64,14 @@ def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
     calls = sum(c.tasks for c in answered)
     if not calls:
         return None
-    done = sum(c.tasks for c in own if c.outcome == "done") or calls
+    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
+    held = sum(c.tasks for c in answered if not c.error_type)
+    ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
     return History(
         calls,
         sum(c.input_tokens for c in answered) / calls,
         sum(c.output_tokens for c in answered) / calls,
-        max(calls / done, 1.0),
+        max(calls / ended, 1.0),
     )
 
 
@@ -112,13 +117,14 @@ def _tokens_of_shape(body: dict[str, Any]) -> int:
 
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be."""
-    costs = [
-        _dollars(model, tasks * (1 + stage.repair), given, model.params.max_tokens)
-        for model in stage.models
-        if model.params.max_tokens is not None
-    ]
+    costs = []
+    for model in stage.models:
+        most = model.params.max_tokens
+        if most is not None:
+            costs.append(_dollars(model, tasks, given, most))
+            costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most))
     known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(stage.models) else None
+    return sum(known) if len(known) == 2 * len(stage.models) else None
 
 
 def _dollars(model: PlannedModel, calls: int, given: float, made: float) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from agac.spec.template import as_text
 
 FRESH = "--fresh"
 NEW_ROW = "new row"
@@ -14,10 +17,24 @@ FAILED = "failed before"
 TOO_OLD = "too old"
 DROPPED = "answer no longer stored"
 
+PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
+OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
+"""Reasons for which requests are of another length than those before."""
+
+NOT_IN_SCOPE = "not to be asked"
+LEFT = "failed too often"
+NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"
+MISSING_FIELD = "field missing"
+
 
 def upstream_changed(name: str) -> str:
     """The stage before gave, or will give, another answer."""
     return f"upstream {name} changed"
+
+
+def upstream_blocked(name: str) -> str:
+    """The stage before cannot be asked, so that this one has nothing to follow."""
+    return f"upstream {name} blocked"
 
 
 def definition_changes(
@@ -25,8 +42,12 @@ def definition_changes(
 ) -> list[str]:
     """What differs between two definitions of one stage, in words. `variables` are those of both workflows."""
     changes = []
-    if (before["prompt"], before["system"]) != (after["prompt"], after["system"]):
-        changes.append("prompt changed")
+    other_prompt, other_system = before["prompt"] != after["prompt"], before["system"] != after["system"]
+    by_vars = other_system and _differ_by_vars(before["system"], after["system"], variables)
+    if other_prompt:
+        changes.append(PROMPT)
+    if other_system and not by_vars:
+        changes.append(INSTRUCTIONS)
     if before.get("messages") != after.get("messages"):
         changes.append("messages changed")
     if _shape(before) != _shape(after):
@@ -35,9 +56,32 @@ def definition_changes(
         changes.append("model changed")
     if before.get("reuse", "content") != after.get("reuse", "content"):
         changes.append("reuse changed")
-    if not changes and _used(_texts(before), variables[0]) != _used(_texts(after), variables[1]):
-        changes.append("vars changed")
+    if by_vars or (not changes and _used(_texts(before), variables[0]) != _used(_texts(after), variables[1])):
+        changes.append(VARS)
     return changes
+
+
+def _differ_by_vars(
+    before: str | None, after: str | None, variables: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> bool:
+    """Whether the instructions are the same but for values of variables, which are stored as they were filled in."""
+    values = _other_values(*variables)
+    if before is None or after is None or not values or "" in values:
+        return False
+    places = {0}  # in `after`, up to where it is what `before` could have become
+    for part in re.split(f"({'|'.join(map(re.escape, sorted(values, key=len, reverse=True)))})", before):
+        texts = {part, *values.get(part, ())}
+        places = {place + len(text) for place in places for text in texts if after.startswith(text, place)}
+    return len(after) in places
+
+
+def _other_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The texts that variables filled in before and that are others now, with what they may be now."""
+    found: dict[str, set[str]] = {}
+    for name in before.keys() & after.keys():
+        if before[name] != after[name]:
+            found.setdefault(as_text(before[name]), set()).add(as_text(after[name]))
+    return found
 
 
 def _shape(stage: Mapping[str, Any]) -> Any:

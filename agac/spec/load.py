@@ -35,7 +35,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     problems = _mapping_problems(document, empty_is_fine=True)
     if document.data is not None and not isinstance(document.data, dict):
         return None, problems
-    file, found = validate(ProjectFile, document)
+    file, found = validate(ProjectFile, document, hints={"": _misplaced(ProjectFile, "`defaults`")})
     if file is None:
         return None, in_order([*problems, *found])
     defaults, unset = _expanded_model(file.defaults, document, env)
@@ -63,6 +63,12 @@ def _expanded_aliases(
         path = ("aliases", name)
         problems += [Problem(document.where(path), _UNSET.format(unset), key_path(path)) for unset in missing]
     return found, problems
+
+
+def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
+    """Sentences for the keys that stages share, where they stand at the top of a file."""
+    keys = DefaultsFile.model_fields.keys() - model.model_fields.keys()
+    return {key: f"unknown key here; {key} belongs into {where}" for key in keys}
 
 
 def _expanded_model(
@@ -150,7 +156,7 @@ def load_workflow(
     problems = _mapping_problems(document)
     if not isinstance(document.data, dict):
         return None, in_order(problems)
-    file, found = validate(WorkflowFile, document)
+    file, found = validate(WorkflowFile, document, hints={"": _misplaced(WorkflowFile, "`defaults` or a stage")})
     if file is None:
         return None, in_order([*problems, *found])
     workflow, more = _resolved(file, document, project, path.stem, overrides)

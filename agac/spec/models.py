@@ -39,6 +39,7 @@ class FileModel(BaseModel):
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=str | float)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 StageName = Annotated[str, AfterValidator(check.stage_name)]
 ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key)]
@@ -108,7 +109,12 @@ class RunRulesFile(FileModel):
         default=None, description="Stop when over 80 % of a stage's first 20 outcomes fail alike; true when left out."
     )
     max_errors: int | None = Field(default=None, ge=0, description="Stop when more rows than this failed.")
-    row_timeout: Seconds | None = Field(default=None, description="Seconds that one row may take from its first call.")
+    row_timeout: Duration | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="What one row may take from its first call: seconds, or a text as `90s`, `2m`.",
+    )
     keep_replies: Literal["all", "failed"] | None = Field(
         default=None, description="Which raw replies stay in the store; all when left out."
     )
@@ -139,7 +145,7 @@ class DefaultsFile(FileModel):
         default=None,
         description="Whose earlier answers are taken: `content` (the same prompt's), `row` (the same row's), `never`.",
     )
-    max_age: Annotated[float, BeforeValidator(check.duration, json_schema_input_type=str | float)] | None = Field(
+    max_age: Duration | None = Field(
         default=None, gt=0, description="Ask again when an answer is older: seconds, or a text as `12h`, `7d`."
     )
 

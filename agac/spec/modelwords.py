@@ -101,7 +101,8 @@ def _sentence(kind: str, error: Mapping[str, Any]) -> str:
         return f"expected {_EXPECTED[kind]}, got {described(value)}"
     if kind in _BOUNDS:
         words, limit = _BOUNDS[kind]
-        return f"must be {words} {context[limit]:g}, not {value:g}"
+        given = repr(value) if isinstance(value, str) else f"{value:g}"  # a time as `2d`
+        return f"must be {words} {context[limit]:g}, not {given}"
     if kind == "literal_error":
         return _choice(value, str(context["expected"]))
     if kind in ("string_too_short", "too_short"):

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agac.core.errors import StoreCorrupt, StoreError, StoreTooNew
-from agac.store.db import BUSY_SECONDS, translated
+from agac.store.db import BUSY_SECONDS, reading_uri, translated
 from agac.store.sql import migrations, sql
 
 STEP_PAGES = 4096
@@ -28,19 +28,19 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
     invocation that was at work counts as killed there. A crash leaves a target that nobody takes for a backup.
     Raises StoreError.
     """
-    with translated(source), closing(_opened(source, "ro")) as reader:
+    with translated(source), closing(_opened(reading_uri(source))) as reader:
         _refuse_newer(reader, source)
         reader.execute("BEGIN")
         reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment
-        with translated(target), closing(_opened(target, "rw")) as writer:
+        with translated(target), closing(_opened(f"{target.as_uri()}?mode=rw")) as writer:
             reader.backup(writer, pages=STEP_PAGES, progress=lambda *_: step())
             writer.execute("PRAGMA journal_mode = DELETE").fetchone()
             _check(writer, source)
             writer.execute(sql("leases_free"))
 
 
-def _opened(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+def _opened(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
 def _refuse_newer(reader: sqlite3.Connection, path: Path) -> None:

@@ -78,8 +78,9 @@ class Call:
 
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
-    what an ambiguous call may have cost at most. `ttft`, `time_to_response`: of a streamed call, in seconds.
-    `service_tier`: the one that served it, as the provider says.
+    what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
+    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: the one that served it, as the provider
+    says.
     """
 
     number: int
@@ -97,6 +98,7 @@ class Call:
     mended: bool = False
     held_usd: float = 0.0
     held_tokens: int = 0
+    refused: bool = False
     ttft: float | None = None
     time_to_response: float | None = None
     service_tier: str | None = None
@@ -104,12 +106,12 @@ class Call:
     @property
     def answered(self) -> bool:
         """Whether the provider answered, well or not: what such calls took is what its users wait for."""
-        return self.status is not None and self.status < 400
+        return self.status is not None and self.status < 400 and not self.refused
 
     @property
     def free(self) -> bool:
-        """A refused call (429, 500), or one that never left, costs nothing. A time-out may have cost something, also
-        that of a gateway (504)."""
+        """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A
+        time-out may have cost something, also that of a gateway (504)."""
         return self.cost is None and not self.answered and not self.ambiguous
 
 

@@ -6,6 +6,7 @@ SQLite's exceptions are translated here and never seen above `store/`.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -73,7 +74,7 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreError(
             f"{path} cannot be opened for writing: {text}",
-            remedy="check that the folder exists and that you may write to it",
+            remedy="check that the folder exists, that its disk is not read-only, and that you may write to it",
         )
     return StoreError(f"{path}: {text}", remedy="run the same command again; if it stays, check the disk")
 
@@ -123,11 +124,11 @@ async def open_database(path: Path) -> AsyncIterator[Database]:
 @asynccontextmanager
 async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
     """Opens without changing anything; gives None where there is no database yet. An older one is refused."""
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:  # an empty file is a database without anything
         yield None
         return
     with translated(path):
-        async with _connected(f"{path.as_uri()}?mode=ro") as reader:
+        async with _connected(reading_uri(path)) as reader:
             version = await _version(reader, path)
             if version < migrations()[-1][0]:
                 raise StoreOutdated(
@@ -135,6 +136,17 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
                     remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
                 )
             yield Database(path, reader, None)
+
+
+def reading_uri(path: Path) -> str:
+    """The address under which a database is opened for reading alone.
+
+    Readers of a WAL database make files beside it. Where they may not, on a read-only disk, and nobody is at work
+    (there would be a WAL), it is read as a file that does not change.
+    """
+    may_write = os.access(path.parent, os.W_OK)
+    at_work = path.with_name(f"{path.name}-wal").exists()
+    return f"{path.as_uri()}?mode=ro" + ("" if may_write or at_work else "&immutable=1")
 
 
 @asynccontextmanager
@@ -148,7 +160,11 @@ async def _connected(uri: str) -> AsyncIterator[Connection]:
             await connection.execute_fetchall(pragma)
         yield connection
     finally:
-        await to_the_end(_closed(connection, opening))
+        try:
+            await to_the_end(_closed(connection, opening))
+        except BaseException:  # an exception out of the event loop itself cancels even this
+            connection.stop()  # else the thread waits for work, and the process for the thread, for ever
+            raise
 
 
 async def _opened(connection: Connection) -> None:
@@ -157,7 +173,8 @@ async def _opened(connection: Connection) -> None:
 
 async def _closed(connection: Connection, opening: asyncio.Task[None]) -> None:
     """Closes what is open, also when the wait for its opening was cancelled."""
-    await asyncio.wait({opening})
+    if not opening.done():
+        await asyncio.wait({opening})
     if not opening.cancelled() and opening.exception() is None:
         await connection.close()
     await connection.gone()

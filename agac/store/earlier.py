@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from agac.core.types import RowId
@@ -29,6 +30,17 @@ class StoredTask(NamedTuple):
     model: str | None
 
 
+class Asking(NamedTuple):
+    """One question of a stage in one invocation. `at`: its last attempt, in seconds since 1970; `answered`: one of them
+    had a valid answer; `retry_from`: the invocation was a retry that asked from this stage on anew."""
+
+    stage: int
+    fingerprint: bytes
+    at: float
+    answered: bool
+    retry_from: str | None
+
+
 async def stored_task(database: Database, run: int, row_id: RowId, stage: int) -> StoredTask | None:
     """A row's task in a run; None when the run has no such row."""
     with translated(database.path):
@@ -43,11 +55,14 @@ async def runs_before(database: Database, run: int, row_id: RowId) -> list[int]:
     return [row[0] for row in rows]
 
 
-async def result_values(database: Database, row_key: int) -> dict[int, str]:
-    """The results of a row's tasks as JSON texts, by stage."""
+async def askings_of_row(database: Database, row_key: int) -> list[Asking]:
+    """Every question that a row's stages were asked with, once for each invocation, in the order of time."""
     with translated(database.path):
-        found = await database.reader.execute_fetchall(sql("values_of_row"), (row_key,))
-    return {row[0]: row[1] for row in found}
+        found = await database.reader.execute_fetchall(sql("askings_of_row"), (row_key,))
+    return [
+        Asking(stage, fingerprint, at, bool(answered), json.loads(retry)["from_stage"] if retry else None)
+        for stage, fingerprint, at, answered, retry in found
+    ]
 
 
 async def near_ids(database: Database, run: int, limit: int) -> list[RowId]:

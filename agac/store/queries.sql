@@ -104,9 +104,10 @@ SELECT id FROM event
 WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL LIMIT 1;
 
 -- name: lost_calls
--- What a run's invocations found lost, and what a second Ctrl-C cut off; a killed one passed it on to the next.
-SELECT sum(json_extract(body, '$.lost_calls') + coalesce(json_extract(body, '$.given_up'), 0)) FROM event
-WHERE run_id = ? AND kind = 'invocation' AND coalesce(exit_code, 0) <> ?;
+-- What was lost with a run's killed invocations (twice the concurrency of one never buried) and cut off by Ctrl-C twice.
+SELECT sum(coalesce(json_extract(body, '$.lost'), 0) + coalesce(json_extract(body, '$.given_up'), 0)
+    + CASE WHEN ended_at IS NULL THEN 2 * json_extract(body, '$.concurrency') ELSE 0 END) FROM event
+WHERE run_id = ? AND kind = 'invocation' AND id <> ?;
 
 -- name: endpoint_find
 -- The number of an endpoint.
@@ -429,27 +430,35 @@ DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
 UPDATE lease SET holder = '';
 
 -- name: rows_chosen
--- Rows to take up again, a range at a time: failed or open ones, done ones too where everything is asked anew.
+-- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
 SELECT key, id, occurrence, ordinal, hash, data, state, error_type FROM row
-WHERE run_id = :run AND ordinal > :after AND state <> 3 AND (:done_too OR state = 2) AND NOT (state = 2 AND error_stage IS NULL)
-    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
+WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:done_too
+        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
 ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_chosen_count
--- How many these are, by where and how they failed.
-SELECT error_stage, error_type, count(*) FROM row
-WHERE run_id = :run AND ordinal IS NOT NULL AND state <> 3 AND (:done_too OR state = 2)
-    AND NOT (state = 2 AND error_stage IS NULL)
-    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
-GROUP BY error_stage, error_type;
+-- How many these are, by where and how they failed; '' stands for open ones.
+SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) FROM row
+WHERE run_id = :run AND ordinal IS NOT NULL AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:done_too
+        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+GROUP BY failed_at, error_type;
 
 -- name: row_chosen_count
 -- The same among the rows of one id.
-SELECT error_stage, error_type, count(*) FROM row
-WHERE run_id = :run AND id = :id AND ordinal IS NOT NULL AND state <> 3 AND (:done_too OR state = 2)
-    AND NOT (state = 2 AND error_stage IS NULL)
-    AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error)
-GROUP BY error_stage, error_type;
+SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) FROM row
+WHERE run_id = :run AND id = :id AND ordinal IS NOT NULL AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:done_too
+        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+GROUP BY failed_at, error_type;
+
+-- name: first_event_since
+-- The first invocation of a run from a time on.
+SELECT min(id) FROM event WHERE run_id = ? AND at >= ?;
 
 -- name: rows_aged
 -- Which of these rows have a result of a stage that is older than it may be.
@@ -469,10 +478,12 @@ WHERE r.run_id = ? AND r.id = ? ORDER BY r.occurrence LIMIT 1;
 SELECT r.id FROM run r JOIN row w ON w.run_id = r.id AND w.occurrence = 0
 WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id = ? ORDER BY r.id DESC;
 
--- name: values_of_row
--- The results of a row's tasks.
-SELECT t.stage, v.value FROM task t JOIN result v ON v.id = t.result_id WHERE t.row_key = ?;
-
 -- name: some_ids
 -- The first ids of a run.
 SELECT id FROM row WHERE run_id = ? AND ordinal IS NOT NULL ORDER BY ordinal LIMIT ?;
+
+-- name: askings_of_row
+-- When a row's stages were asked, by question and invocation, whether that brought an answer, and of which retry.
+SELECT a.stage, a.fingerprint, max(a.started_at), max(a.error_type IS NULL), json_extract(e.body, '$.retry')
+FROM attempt a JOIN event e ON e.id = a.event_id WHERE a.row_key = ?
+GROUP BY a.stage, a.fingerprint, a.event_id ORDER BY max(a.id);

@@ -12,7 +12,10 @@ from agac.store.sql import sql
 
 
 class Choice(Protocol):
-    """What is chosen: ids (none: all), the stage and the kind of error of failed rows; `from_stage`: done rows too."""
+    """What is chosen: ids (none: all), the stage and the kind of error of failed rows; `from_stage`: done rows too.
+
+    Rows that invocations from `since` on left open are chosen as well: the same retry had opened them.
+    """
 
     @property
     def rows(self) -> tuple[RowId, ...]: ...
@@ -22,6 +25,8 @@ class Choice(Protocol):
     def error(self) -> str | None: ...
     @property
     def from_stage(self) -> str | None: ...
+    @property
+    def since(self) -> float: ...
 
 
 class ChosenRow(NamedTuple):
@@ -35,6 +40,13 @@ class ChosenRow(NamedTuple):
     data: str
     state: int
     error_type: str | None
+
+
+async def first_event_since(database: Database, run: int, since: float) -> int:
+    """The number of a run's first invocation from then on; 0 when there is none."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql("first_event_since"), (run, since))
+    return int(row[0] or 0)
 
 
 async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
@@ -54,7 +66,8 @@ async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIter
 
 
 async def chosen_counts(database: Database, run: int, choice: Choice) -> list[tuple[str | None, str | None, int]]:
-    """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones."""
+    """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones,
+    ("", None, n) open ones."""
     with translated(database.path):
         if choice.rows:
             found: dict[tuple[str | None, str | None], int] = {}
@@ -73,4 +86,5 @@ def _values(run: int, choice: Choice) -> dict[str, object]:
         "done_too": choice.from_stage is not None and choice.stage is None and choice.error is None,
         "stage": choice.stage,
         "error": choice.error,
+        "since": choice.since,
     }

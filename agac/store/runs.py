@@ -178,10 +178,11 @@ async def was_read(database: Database, run: int) -> bool:
         return bool(await database.reader.execute_fetchall(sql("run_was_read"), (run,)))
 
 
-async def lost_calls(database: Database, run: int) -> int:
-    """Calls that killed or cut off invocations of a run may have paid for without leaving a trace, at most."""
+async def lost_calls(database: Database, run: int, at_work: int = 0) -> int:
+    """Calls that killed or cut off invocations of a run, other than `at_work`, may have paid for without leaving a
+    trace, at most."""
     with translated(database.path):
-        (row,) = await database.reader.execute_fetchall(sql("lost_calls"), (run, KILLED))
+        (row,) = await database.reader.execute_fetchall(sql("lost_calls"), (run, at_work))
     return int(row[0] or 0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -50,11 +50,33 @@ class Scripted:
             return self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
 
 
-@contextmanager
-def scripted(*steps: str | Step) -> Iterator[Scripted]:
-    """Serves the steps on loopback for the block."""
-    script = Scripted([Step(step) if isinstance(step, str) else step for step in steps])
+class Answering(Scripted):
+    """Answers by what the user says last. It may be made to wait: each call has a thread of its own."""
 
+    def __init__(self, answer: Callable[[str], Step]) -> None:
+        super().__init__([])
+        self._answer = answer
+
+    def answer(self, body: bytes, headers: dict[str, str]) -> Step:
+        asked = json.loads(body)
+        with self._lock:
+            self.times.append(time.monotonic())
+            self.asked.append(asked)
+        return self._answer(asked["messages"][-1]["content"])
+
+
+def answering(answer: Callable[[str], Step]) -> AbstractContextManager[Scripted]:
+    """Serves what a function says on loopback for the block."""
+    return _served(Answering(answer))
+
+
+def scripted(*steps: str | Step) -> AbstractContextManager[Scripted]:
+    """Serves the steps on loopback for the block."""
+    return _served(Scripted([Step(step) if isinstance(step, str) else step for step in steps]))
+
+
+@contextmanager
+def _served(script: Scripted) -> Iterator[Scripted]:
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

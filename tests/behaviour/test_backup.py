@@ -66,7 +66,7 @@ def test_a_copy_is_one_file_that_needs_nothing_beside_it(finished: ProjectFolder
     report = agac.backup(finished.root / "copy.db", project=finished.root)
     assert files_of(finished) == before | {"copy.db"}
     assert report.bytes == (finished.root / "copy.db").stat().st_size
-    with sqlite3.connect(f"file:{report.file}?mode=ro&immutable=1", uri=True) as copy:
+    with closing(sqlite3.connect(f"file:{report.file}?mode=ro&immutable=1", uri=True)) as copy, copy:
         assert copy.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert copy.execute("PRAGMA auto_vacuum").fetchall() == [(2,)], "space can be given back there too"
         assert copy.execute("PRAGMA application_id").fetchall() == finished.query("PRAGMA application_id")
@@ -285,7 +285,7 @@ def test_who_may_read_the_database_may_read_the_copy_and_nobody_else(finished: P
 
 
 def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
-    with sqlite3.connect(finished.root / ".agac/agac.db") as connection:
+    with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
         connection.execute("PRAGMA user_version = 999")
     connection.close()
     ran = finished.agac("backup", "copy.db")
@@ -295,7 +295,7 @@ def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
 
 
 def test_an_older_database_can_be_copied_before_it_is_brought_up_to_date(finished: ProjectFolder) -> None:
-    with sqlite3.connect(finished.root / ".agac/agac.db") as connection:
+    with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
         connection.execute("PRAGMA user_version = 1")
     connection.close()
     assert finished.agac("status").code == 1

@@ -66,12 +66,13 @@ class TestRuns:
         project.rows([{"id": "r-1", "text": "fine"}], "data/more.csv")
         project.run(project.workflow(stages=third[:1], path="data/more.csv"))
         project.run(project.workflow(stages=TWO, **base))
+        params = "parameters of classify"
         assert changes(project) == [
             (1, []),
             (9, ["input: data/rows.csv → data/more.csv", "vars: shop"]),
             (8, ["--fresh"]),
-            (7, ["model of classify: local/large → local/small", "parameters of classify", "--fresh"]),
-            (6, ["model of classify: local/small → local/large", "parameters of classify"]),
+            (7, ["model of classify: local/large → local/small", f"{params}: temperature 0.5 → none", "--fresh"]),
+            (6, ["model of classify: local/small → local/large", f"{params}: temperature none → 0.5"]),
             (5, ["stage reply is gone"]),
             (4, ["vars: shop"]),
             (3, ["schema of classify", "instructions of classify"]),
@@ -180,7 +181,8 @@ class TestStatusOfARun:
         project.numbered(9)
         assert project.run(project.workflow(budget={"calls": 3})).exit_code == 4
         out = project.agac("status", "last").out
-        assert "Run 1 met a limit (budget or max_errors). Raise it, then go on with: agac run -a reviews\n" in out
+        assert "Run 1 met a limit: the budget of the run is used up" in out
+        assert "\nRaise it, then go on with: agac run -a reviews\n" in out
         assert " stopped at a limit " in out
 
     def test_rows_that_are_left_failed_are_forced_with_retry(self, project: ProjectFolder, faulty: Faulty) -> None:
@@ -209,8 +211,8 @@ class TestStatusOfARun:
             (["inspect", "99999999999999999999"], "error: no run 99999999999999999999\n"),
             (["inspect", "1", "r-9"], "error: run 1 has no row 'r-9'\n  Rows are named by their ids: 'r-1', 'r-2', "),
             (["inspect", "1", "2"], "row 2 of the input has the id 'r-2'."),
-            (["inspect", "1", "--stage", "clasify"], "--stage clasify: no such stage; did you mean 'classify'?"),
-            (["inspect", "1", "r-1", "--stage", "x"], "--stage x: no such stage; there are: classify"),
+            (["inspect", "1", "--stage", "clasify"], "there is no such stage\n  Did you mean 'classify'?"),
+            (["inspect", "1", "r-1", "--stage", "x"], "--stage x: there is no such stage\n  The stages are: classify."),
         ],
     )
     def test_what_does_not_exist_is_told(self, project: ProjectFolder, arguments: list[str], said: str) -> None:
@@ -224,7 +226,7 @@ class TestStatusOfARun:
         for arguments in (["status", "1"], ["inspect", "last"]):
             ran = project.agac(*arguments)
             assert ran.code == 2
-            assert "Runs: none." in ran.err
+            assert ran.err.startswith("error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.")
         assert project.agac("runs").out == "Nothing was run in this project yet. Start with: agac run -a WORKFLOW\n"
 
 

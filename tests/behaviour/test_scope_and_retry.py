@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, fa
         retry(project, error="Refusd")
     with pytest.raises(UsageError, match="no run 9"):
         retry(project, run=9)
-    with pytest.raises(UsageError, match="nothing of run"):
+    with pytest.raises(UsageError, match="row r-5 of run 1 did not fail"):
         retry(project, rows=("r-5",))
     project.assert_sound()
 
@@ -226,7 +227,7 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> N
     project.workflow(stages=[TWO[0] | {"max_age": "7d"}, TWO[1]])
     project.run()
     assert project.run().invocation["calls"] == 0
-    with sqlite3.connect(project.root / ".agac/agac.db") as database:
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
         database.execute("UPDATE result SET created_at = created_at - 8 * 86400 WHERE id % 2 = 0")
     old = {i for (i,) in project.query("SELECT t.row_key FROM task t JOIN result v ON v.id = t.result_id "
                                        "WHERE t.stage = 0 AND v.id % 2 = 0")}  # fmt: skip

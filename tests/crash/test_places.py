@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,30 @@ def test_a_lease_that_came_along_with_a_copy_keeps_nobody_out(project: ProjectFo
     project.numbered(2)
     project.workflow()
     assert project.run().exit_code == 0
-    with sqlite3.connect(project.root / ".agac/agac.db") as database:
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
         database.execute("UPDATE lease SET holder = 'elsewhere boot/pid 4711 1', heartbeat_at = unixepoch('now') - 61")
     assert project.run().exit_code == 0
+
+
+def test_a_project_on_a_read_only_disk_can_be_read_and_copied(small_disk: ProjectFolder, tmp_path: Path) -> None:
+    small_disk.numbered(5)
+    small_disk.workflow()
+    assert small_disk.run().exit_code == 0
+    place = str(small_disk.root.parent)
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True, capture_output=True)
+    copy = tmp_path / "copy.db"
+    reading = (
+        ["status"],
+        ["runs"],
+        ["inspect", "last"],
+        ["why", "last", "r-1", "classify"],
+        ["plan", "-a", "reviews"],
+        ["gc", "--keep-runs", "1", "--dry-run"],
+        ["backup", str(copy)],
+    )
+    for words in reading:
+        ran = small_disk.agac(*words)
+        assert ran.code == 0, (words, ran.err)
+    with closing(sqlite3.connect(copy)) as database:
+        assert database.execute("SELECT count(*) FROM result").fetchone() == (5,)
+    is_explained(small_disk.agac("run", "-a", "reviews", "--fresh"), "read-only")

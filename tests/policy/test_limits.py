@@ -502,3 +502,35 @@ def test_a_cancelled_one_loses_no_place(moment: str) -> None:
         await asyncio.wait_for(exposure.enter(), 5)
 
     run(test())
+
+
+def test_long_pauses_are_told_but_not_time_and_again() -> None:
+    async def pauses() -> None:
+        held = lane()
+        assert [held.pause(seconds) for seconds in (1, 15, 30)] == [False, True, False]
+        await asyncio.sleep(61)
+        assert held.pause(15)
+
+    run(pauses())
+
+
+def test_one_refusal_after_a_long_idle_time_does_not_hold_a_lane_for_hours() -> None:
+    """What was sent in the hour before says nothing of what the server allows."""
+
+    async def refused_after_an_hour() -> None:
+        held = lane()
+        for _ in range(3):
+            turn = await held.enter(1)
+            held.leave()
+            held.heard(turn, reply(1, 1))
+        await asyncio.sleep(3600)
+        turn = await held.enter(1)
+        held.leave()
+        held.heard(turn, Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", status=429))
+        before = loop_time()
+        for _ in range(3):
+            await held.enter(1)
+            held.leave()
+        assert loop_time() - before <= 3 / 0.4
+
+    run(refused_after_an_hour())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_what_was_begun_at_once_runs_to_its_end_when_the_caller_is_cancelled(tmp
             go_on.set()
 
     asyncio.run(cancelled())
-    with sqlite3.connect(tmp_path / "agac.db") as database:
+    with closing(sqlite3.connect(tmp_path / "agac.db")) as database, database:
         assert database.execute("SELECT kind FROM event ORDER BY id").fetchall() == [("first",), ("second",)]
     database.close()
 

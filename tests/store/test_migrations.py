@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def test_after_the_migration_nothing_is_asked_again(old: ProjectFolder) -> None:
         assert refused.code == 1, words
         assert "was written by an older agac" in refused.err
         assert "agac run -a WORKFLOW" in refused.err
-    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (1,)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
     ran = old.agac("run", "-a", "reviews", "--json")
     assert (ran.code, ran.json["run"], ran.json["invocation"]["calls"]) == (3, 1, 0), ran.err
     assert len(old.envelopes()) == 6

@@ -64,7 +64,7 @@ def ended(process: Process, seconds: float = PATIENCE) -> Ran:
 def killed(process: Process) -> None:
     """SIGKILL, to the process alone, and its end."""
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=PATIENCE)
 
 
 def _mask(process: Process, field: str) -> int:

@@ -13,7 +13,10 @@ from agac.cli.options import read_variables
 
 
 @click.command(help="Show what a run would ask, reuse and cost, and why. Asks nothing.")
-@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow: its name, or its file.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
+    help="The workflow: its name, or its file; may be given more than once.",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Only so many rows.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Skip so many rows first.")
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="Only so many rows, drawn by chance.")
@@ -29,8 +32,9 @@ from agac.cli.options import read_variables
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first N rendered prompts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(settings: Globals, /, workflow: str, show: int, as_json: bool, **given: Any) -> None:
+def command(settings: Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
     """Reads files and the store only."""
     given |= {"vars": read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
-    report = api.plan_run(workflow, api.RunOptions(**given), show=show, project=settings.project_dir)
-    render.print_plan(report, render.command_to_run(), as_json=as_json)
+    options = api.RunOptions(**given)
+    plans = [api.plan_run(name, options, show=show, project=settings.project_dir) for name in workflows]
+    render.print_plans(plans, workflows, as_json=as_json)

@@ -72,6 +72,10 @@ def command(
 
 def _agree(found: api.RetryChoice) -> None:
     """Done rows cost again: nobody does that by a slip."""
-    question = f"{found.done:,} done rows of run {found.run} are asked anew. Go on?"
-    if not render.agreed(question):
-        raise api.UsageError(f"{question} Nobody said yes", remedy="Add --yes, or look first with --dry-run.")
+    said = f"{found.done:,} done rows of run {found.run} are asked anew"
+    answer = render.agreed(f"{said}. Go on?")
+    if not answer:
+        raise api.UsageError(
+            f"nothing was asked: {said}" if answer is None else "nothing was asked",
+            remedy="Add --yes to go on, or look first with --dry-run.",
+        )

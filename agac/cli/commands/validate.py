@@ -11,12 +11,15 @@ from agac.core.errors import ExitCode
 
 
 @click.command(help="Check workflows without running them: every problem of every file at once.")
-@click.option("-a", "--workflow", metavar="NAME", help="Only this workflow; otherwise all of the project.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", multiple=True,
+    help="Only this workflow, or several; otherwise all of the project.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(settings: Globals, workflow: str | None, as_json: bool) -> int:
+def command(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> int:
     """Exit 2 when there is an error."""
-    report = api.validate(workflow, project=settings.project_dir)
+    report = api.validate(workflows, project=settings.project_dir)
     if as_json:
         render.print_json(report.as_json())
     else:

@@ -145,6 +145,8 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     yield f"    {', '.join(facts)}"
     if attempt["of_earlier_content"]:
         yield "    asked with another prompt, before the row or an answer before it changed"
+    if attempt["asked_again_with"]:
+        yield from _block("asked again, after the prompt and the last reply, with", attempt["asked_again_with"], "    ")
     if attempt["perhaps_billed"]:
         yield "    no answer came, yet it may have been billed"
     if attempt["error"]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
+
+from agac.cli.shown.words import counted, without
 
 if TYPE_CHECKING:
     from agac.api.finishing import Finishing
@@ -23,14 +24,25 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
         ]
     simulated = report.summary["calls"]["cost_is_simulated"]
     lines = [f"stopped at a limit: {report.stopped}"]
-    lines += [f"  {_spent(budget, simulated)}" for budget in report.invocation["budgets"]]
+    lines += [f"  {spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
     if report.finishing is not None:
         lines += [f"  {_needs(report.finishing, simulated)}", f"  {_next(report.finishing, command)}"]
-    return lines
+    return lines + _held(report)
 
 
-def _spent(budget: dict[str, Any], simulated: bool) -> str:
-    units = [_unit(unit, facts, simulated) for unit, facts in budget.items() if unit != "name"]
+def _held(report: RunReport) -> list[str]:
+    """How much of the input the results hold now that they were replaced."""
+    rows = report.summary["rows"]
+    written = rows["done"] + rows["failed"]
+    whole = max(rows["total"] - rows["dropped"], written + (report.finishing.rows if report.finishing else 0))
+    if not report.files or written >= whole:
+        return []
+    return [f"  {report.files[0].name} now holds {written:,} of {counted(whole, 'row')}"]
+
+
+def spent_line(budget: dict[str, Any], simulated: bool) -> str:
+    """`budget of the run: $0.0051 of $0.0060 spent; 12 of 40 calls spent`."""
+    units = [_unit(unit, facts, simulated) for unit, facts in budget.items() if isinstance(facts, dict)]
     return f"{budget['name']}: {'; '.join(units)}"
 
 
@@ -49,13 +61,11 @@ def _number(unit: str, value: float) -> str:
 
 def _needs(finishing: Finishing, simulated: bool) -> str:
     rows = f"{finishing.rows:,} {'row is' if finishing.rows == 1 else 'rows are'} left"
-    if finishing.calls is None:
-        return f"{rows}; no row was finished, so nothing can be said of what they need"
     if not finishing.rows:
         return "no row is left"
     dollars = f"{'simulated ' if simulated else ''}${finishing.usd:,.4f}, " if finishing.usd is not None else ""
     needed = f"{dollars}{finishing.tokens:,} tokens, {finishing.calls:,} calls"
-    return f"{rows}; estimated from those before, they need {needed}"
+    return f"{rows}; estimated, {'it needs' if finishing.rows == 1 else 'they need'} {needed}"
 
 
 def _next(finishing: Finishing, command: str) -> str:
@@ -68,9 +78,7 @@ def _next(finishing: Finishing, command: str) -> str:
         return f"{kept}. Mend what fails (see errors.jsonl), or allow it: " + _with(
             command, "--max-errors", str(finishing.max_errors)
         )
-    if finishing.budget is not None:
-        return f"{kept}. Go on with: " + _with(command, "--budget", finishing.budget)
-    return f"{kept}. Go on with a larger budget: {command}"
+    return f"{kept}. Go on with: " + _with(command, "--budget", finishing.budget or "")
 
 
 def _to(budget: str | None) -> str:
@@ -79,5 +87,4 @@ def _to(budget: str | None) -> str:
 
 def _with(command: str, flag: str, value: str) -> str:
     """The command with this value of the flag, whatever it said before."""
-    words = shlex.split(re.sub(rf" {flag}[= ]\S+", "", command))
-    return shlex.join([*words, flag, value])
+    return f"{without(command, flag)} {shlex.join([flag, value])}"

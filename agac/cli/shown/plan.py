@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agac.cli.shown.limits import spent_line
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
@@ -92,7 +93,20 @@ def total_lines(report: PlanReport, command: str) -> list[str]:
     guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
     if guessed:
         lines.append(f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}")
+    for budget in report.budgets:
+        lines.append(f"  {spent_line(budget, simulated)}")
+        if not budget["enough"]:
+            lines.append("    not enough for what is expected: the run would stop at this limit, with exit code 4")
+    if report.wants_yes:
+        lines.append(
+            f"  above confirm_above ({_bound(report)}): the run would ask before its first call, or want --yes"
+        )
     return [*lines, f"Run it with: {command}"]
+
+
+def _bound(report: PlanReport) -> str:
+    usd = report.confirm_above or 0.0
+    return f"${usd:,.2f}" if round(usd, 2) == usd else f"${usd:,.4f}"
 
 
 def prompt_lines(report: PlanReport) -> list[str]:

@@ -12,6 +12,8 @@ def choice_lines(found: RetryChoice) -> list[str]:
     """The rows by where and how they failed, and what is asked of them at least."""
     lines = [f"Run {found.run} of {found.workflow}: {_rows(found.rows)} would be tried again"]
     lines += [f"  {one['stage']}: {one['type']}, {_rows(one['rows'])}" for one in found.by_error]
+    if found.open:
+        lines.append(f"  left open by this retry when it was broken off: {_rows(found.open)}")
     if found.done:
         lines.append(f"  not failed: {_rows(found.done)}")
     if found.stages:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.render import can_be_retried, from_here, money, table
+from agac.cli.render import first_line, from_here, money, table
+from agac.cli.shown.failed import status_remedy
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 from agac.core.errors import ExitCode
 
@@ -145,11 +146,12 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
         return [f"Run {newer} took its place. Look at it with: agac status {newer}"]
     if run["state"] != "finished":
         if (run["last_invocation"] or {}).get("exit_code") == ExitCode.LIMIT:
-            return [f"Run {number} met a limit (budget or max_errors). Raise it, then go on with: {again}"]
-        return [f"Run {number} is not finished. Go on with: {again}"]
+            why = plain(first_line((run["last_invocation"] or {}).get("stopped") or "budget or max_errors"))
+            return [f"Run {number} met a limit: {why}", f"Raise it, then go on with: {again}"]
+        reason = (run["last_invocation"] or {}).get("stopped")
+        stopped = [f"Run {number} stopped: {plain(first_line(reason))}"] if reason else []
+        return [*stopped, f"Run {number} is not finished. Go on with: {again}"]
     if run["rows"]["failed"]:
         failed = counted(run["rows"]["failed"], "row")
-        then = f", then: {again}" if can_be_retried(run, left) else ""
-        then = then or (f"; try them again all the same with: agac retry {number}" if left else "")
-        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{then}"]
+        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{status_remedy(run, left)}"]
     return [f"Results of run {number}: {folder}/results.jsonl"]

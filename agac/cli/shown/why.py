@@ -42,24 +42,40 @@ def _made_of(asked: Asked) -> list[str]:
     if parts["salt"]:
         lines.append(f"  reuse: {parts['reuse']}, kept apart by {parts['salt']}")
     if parts["messages"] is None:
-        return [*lines, f"  messages: cannot be shown; {asked.missing}"]
+        return [*lines, f"  messages: {'none' if asked.task.outcome is None else 'cannot be shown'}: {asked.missing}"]
     for message in parts["messages"]:
         lines += [f"  {message['role']}:", indented(plain(message["text"]), "    ")]
     return lines
 
 
 def _compared(report: WhyReport) -> list[str]:
-    before = report.before
+    before, lines = report.before, _in_this_run(report)
     if before is None:
-        return ["No earlier run has asked this stage of this row."]
-    if before.task.fingerprint == report.now.task.fingerprint:
-        return [f"Nothing differs from run {before.run}: its answer is this one's too."]
-    if not report.differences:
-        return [f"The fingerprint differs from run {before.run}'s, but what was asked there cannot be rebuilt."]
-    lines = [f"What differs from run {before.run}:"]
-    for one in report.differences:
-        lines += _difference(one)
-    return lines
+        return lines or ["No earlier run has asked this stage of this row."]
+    run = f"run {before.run}"
+    now = report.now.task
+    if now.fingerprint is not None and now.fingerprint == before.task.fingerprint:
+        if report.anew is not None:
+            return [*lines, f"Nothing differs from {run}, and it was asked all the same: {report.anew}."]
+        return [*lines, f"Nothing differs from {run}: its answer is this one's too."]
+    if report.differences:
+        lines.append(f"What differs from {run}:")
+        for one in report.differences:
+            lines += _difference(one)
+        return lines
+    if now.fingerprint is None:
+        return [*lines, f"It was asked in {run}."]
+    return [*lines, f"The fingerprint differs from {run}'s, but what was asked there cannot be rebuilt."]
+
+
+def _in_this_run(report: WhyReport) -> list[str]:
+    again = report.again
+    if again is None:
+        return []
+    when, because = f"This run asked it before, {again.as_json()['asked_at']}", ", ".join(again.because)
+    if again.same:
+        return [f"{when}, with the same question; asked again because {because}."]
+    return [f"{when}, with another question; since then: {because}.", "  What was asked then is not kept."]
 
 
 def _difference(one: dict[str, Any]) -> list[str]:

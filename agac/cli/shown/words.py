@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 _UNSAFE = re.compile(
@@ -41,6 +42,23 @@ def selection_words(selection: dict[str, Any]) -> str:
         drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
         many = drawn if limit is None else f"{many} of {drawn}"
     return f"{many} from row {offset + 1:,}" if offset else many
+
+
+def without(command: str, *flags: str) -> str:
+    """A command without these flags and their values."""
+    words = iter(shlex.split(command))
+    kept = []
+    for word in words:
+        if word in flags:
+            next(words, None)
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def without_switch(command: str, switch: str) -> str:
+    """A command without a flag that takes no value."""
+    return shlex.join(word for word in shlex.split(command) if word != switch)
 
 
 def indented(text: str, by: str = "  ") -> str:

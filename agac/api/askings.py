@@ -1,0 +1,108 @@
+"""How often a task was asked: when its run asked it before, and what is known of why it was asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agac.core.types import Outcome
+from agac.engine.summary import iso
+from agac.plan.recorded import RecordedStage
+from agac.spec.template import VARS
+from agac.store.earlier import Asking
+from agac.store.history import TaskRecord
+
+TOO_OLD = "the answer was older than max_age, or is no longer stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The last time that a task's run asked it before: with the `same` question, or with another one, and since when
+    it is another: `because` says what is known of that."""
+
+    at: float
+    same: bool
+    because: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {"asked_at": iso(self.at), "same_question": self.same, "because": self.because}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run tells of a task: `present` is the asking that its outcome comes from, None when there is none, and
+    `before` the last one of the others."""
+
+    present: Asking | None
+    before: Asking | None
+
+
+def asked(askings: Sequence[Asking], position: int, task: TaskRecord | None) -> Asked:
+    """The askings of a stage of a row, of all of that row in the order of time."""
+    own = [one for one in askings if one.stage == position]
+    ended = task is not None and task.outcome != Outcome.REUSED
+    present = next((one for one in reversed(own) if ended and task and one.fingerprint == task.fingerprint), None)
+    return Asked(present, next((one for one in reversed(own) if one is not present), None))
+
+
+def again(
+    stages: Sequence[RecordedStage],
+    position: int,
+    fingerprint: bytes | None,
+    tasks: Mapping[int, TaskRecord],
+    askings: Sequence[Asking],
+) -> Again | None:
+    """The last time before. `fingerprint` is the present question's, `tasks` the row's by stage."""
+    found = asked(askings, position, tasks.get(position))
+    before = found.before
+    if before is None:
+        return None
+    if before.fingerprint != fingerprint:
+        return Again(before.at, same=False, because=_changed_since(stages, position, before, tasks, askings))
+    return Again(before.at, same=True, because=[why_anew(found.present, answered=before.answered)])
+
+
+def why_anew(present: Asking | None, *, answered: bool) -> str:
+    """Why the very same question was asked again, after an asking that was `answered` or was not."""
+    first = present.retry_from if present is not None else None
+    if first is not None:
+        return f"`agac retry --from {first}` asks anew"
+    return TOO_OLD if answered else "it had no valid answer then"
+
+
+def _changed_since(
+    stages: Sequence[RecordedStage],
+    position: int,
+    before: Asking,
+    tasks: Mapping[int, TaskRecord],
+    askings: Sequence[Asking],
+) -> list[str]:
+    """Within a run the workflow is the same: the row changed, or an answer that the prompt names."""
+    names = [placeholder.name.partition(".")[0] for placeholder in stages[position].prompt.placeholders]
+    upstream = [stage for stage in stages[:position] if stage.name in names]
+    newer = [stage.name for stage in upstream if (task := tasks.get(stage.index)) and task.settled_at > before.at]
+    found = [f"the answer of stage {name} changed" for name in newer]
+    if not newer:
+        return ["the row changed"]
+    if not set(names) - {stage.name for stage in stages[:position]} - {VARS}:
+        return found
+    return [
+        *found,
+        "the row changed" if _other_row(stages[:position], before, tasks, askings) else "perhaps the row too",
+    ]
+
+
+def _other_row(
+    earlier: Sequence[RecordedStage], before: Asking, tasks: Mapping[int, TaskRecord], askings: Sequence[Asking]
+) -> bool:
+    """Whether a stage that sees nothing but the row was asked with another question then."""
+    others = {stage.name for stage in earlier}
+    for stage in earlier:
+        alone = not others & {placeholder.name.partition(".")[0] for placeholder in stage.prompt.placeholders}
+        then = [one for one in askings if one.stage == stage.index and one.at <= before.at]
+        task = tasks.get(stage.index)
+        if alone and then and task is not None and then[-1].fingerprint != task.fingerprint:
+            return True
+    return False

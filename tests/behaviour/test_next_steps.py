@@ -1,0 +1,252 @@
+"""What commands say is to be done next, and what is left unsaid because it would not help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_server import Step, scripted
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+import agac
+from agac.engine.validate import complaint
+
+Faulty = Callable[..., Server]
+THREE: list[dict[str, Any]] = [
+    {"name": "one", "prompt": "Say ${text}"},
+    {"name": "two", "prompt": "Again ${one}"},
+    {"name": "three", "prompt": "Last ${two}"},
+]
+TRY = "Try the failed rows again with: agac run -a reviews\n"
+GWX = ("-a", "g", "-a", "w", "-a", "x")
+REFUSING = [{"kind": "refusal", "match": "number 2"}]
+
+
+def reasons(project: ProjectFolder, key: str = "reasons", **options: Any) -> dict[str, dict[str, int]]:
+    report = agac.plan_run("reviews", agac.RunOptions(**options), project=project.root).as_json()
+    return {stage["name"]: {one["reason"]: one["tasks"] for one in stage[key]} for stage in report["stages"]}
+
+
+class TestFailedRows:
+    def test_are_not_to_be_tried_again_when_the_next_run_leaves_them(
+        self, project: ProjectFolder, faulty: Faulty
+    ) -> None:
+        project.configure(faulty(REFUSING).base_url)
+        project.numbered(3)
+        project.workflow()
+        assert [TRY in project.agac("run", "-a", "reviews").out for _ in range(3)] == [True, True, False]
+        out = project.agac("run", "-a", "reviews").out
+        assert "1 row failed too often to be tried again by itself: " in out
+        assert TRY not in out
+
+    def test_are_said_to_be_left_because_of_the_flag(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.configure(faulty([*REFUSING, {"kind": "refusal", "match": "number 5"}]).base_url)
+        project.numbered(3)
+        project.workflow()
+        project.run()
+        out = project.agac("run", "-a", "reviews", "--no-retry-failed").out
+        said = "1 row that failed before: not tried again, as --no-retry-failed says; try again with: agac retry 1\n"
+        assert said in out
+        assert "too often" not in out
+        assert TRY not in out
+        project.numbered(6)
+        out = project.agac("run", "-a", "reviews", "--no-retry-failed").out
+        assert said in out
+        assert TRY in out, "the new failure; without the flag, which would leave it"
+
+    def test_want_another_input_where_that_is_what_they_lack(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.configure(faulty(REFUSING).base_url)
+        project.write("data/rows.jsonl", '{"id": "a", "text": "x"}\n{"id": "b"}\n{"id": "a", "text": "y"}\nnonsense\n')
+        project.workflow(path="data/rows.jsonl")
+        out = project.agac("run", "-a", "reviews").out
+        assert "  Mend 3 rows in the input, then run again: agac run -a reviews\n" in out
+        assert "Try the failed" not in out
+        assert "; mend these rows in the input, then: agac run -a reviews" in project.agac("status").out
+        project.write("data/rows.jsonl", '{"id": "a", "text": "x"}\n{"id": "b"}\n{"id": "c", "text": "number 2"}\n')
+        out = project.agac("run", "-a", "reviews").out
+        assert TRY in out
+        assert "  Mend 1 row in the input, then run again: " in out
+
+    def test_want_a_larger_row_budget(self, project: ProjectFolder) -> None:
+        project.numbered(2)
+        project.workflow(stages=THREE, row_budget={"calls": 1})
+        out = project.agac("run", "-a", "reviews").out
+        assert "  2 rows spent their row_budget: raise it, then run again: agac run -a reviews\n" in out
+        assert "Try the failed" not in out
+        assert "; raise row_budget, then: agac run -a reviews" in project.agac("status").out
+
+
+class TestPlan:
+    def test_says_that_instructions_changed_by_a_variable_alone(self, project: ProjectFolder) -> None:
+        project.numbered(2)
+        card = "---\n{}\n---\nYou work for {{shop}}, and {{shop}} is kind.\n"
+        project.write("agentcards/c.md", card)
+        stage = {"name": "say", "agent": "c", "prompt": "${text}"}
+        project.workflow(stages=[stage], vars={"shop": "North"})
+        project.run()
+        assert reasons(project, vars={"shop": "Z"}) == {"say": {"vars changed": 2}}
+        project.write("agentcards/c.md", card.replace("kind", "very kind"))
+        assert reasons(project) == {"say": {"instructions changed": 2}}
+        assert reasons(project, vars={"shop": "Z"}) == {"say": {"instructions changed": 2}}
+        project.workflow(stages=[{**stage, "prompt": "Hm ${text}"}], vars={"shop": "North"})
+        assert reasons(project) == {"say": {"prompt changed, instructions changed": 2}}
+
+    def test_counts_a_row_at_every_stage_it_cannot_reach(self, project: ProjectFolder, faulty: Faulty) -> None:
+        project.configure(faulty([{"kind": "refusal", "match": "Say I love number 2"}]).base_url)
+        project.numbered(3)
+        project.workflow(stages=THREE)
+        project.run()
+        assert reasons(project) == {
+            "one": {"failed before": 1},
+            "two": {"not asked yet": 1},
+            "three": {"not asked yet": 1},
+        }
+        assert reasons(project, "blocked_reasons", retry_failed=False) == {
+            "one": {"failed before, not tried again (--no-retry-failed)": 1},
+            "two": {"upstream one blocked": 1},
+            "three": {"upstream two blocked": 1},
+        }
+        assert reasons(project, "blocked_reasons", stage="three") == {
+            "one": {"not to be asked": 1},
+            "two": {"not to be asked": 1},
+            "three": {"upstream two blocked": 1},
+        }
+
+    def test_says_when_a_run_would_ask_first(self, project: ProjectFolder, server: Server) -> None:
+        project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+        project.numbered(5)
+        project.workflow(confirm_above={"usd": 0.1})
+        planned = project.agac("plan", "-a", "reviews")
+        assert "  above confirm_above ($0.10): the run would ask before its first call, or want --yes\n" in planned.out
+        project.workflow(confirm_above={"usd": 1000})
+        assert "confirm_above" not in project.agac("plan", "-a", "reviews").out
+        project.configure(server.base_url)
+        report = project.agac("plan", "-a", "reviews", "--json").json
+        assert (report["confirm_above"], report["wants_yes"]) == (1000, True), "no price is known"
+
+    def test_models_without_a_price_are_named_once(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.workflow(stages=THREE, confirm_above={"usd": 1})
+        said = project.agac("run", "-a", "reviews").err
+        assert "$0.0000, and on top what local/small costs, whose price is not known; confirm_above is $1.00" in said
+
+
+class TestSeveralWorkflows:
+    def test_what_was_not_run_is_said_with_its_command(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        for name in ("g", "w", "x"):
+            project.workflow(name, stages=THREE)
+        ran = project.agac("run", *GWX, "--budget", "calls=2", "--concurrency", "1", "--json")
+        assert ran.code == 4
+        assert "Not run, since g stopped before: w, x\n" in ran.err
+        assert "  Run with: agac run --budget calls=2 --concurrency 1 --json -a w -a x\n" in ran.err
+        assert [report["workflow"] for report in ran.json] == ["g"]
+
+    def test_what_ended_is_printed_when_the_next_one_is_refused(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.workflow("g", stages=THREE)
+        project.workflow("w", stages=[{**THREE[0], "prompt": "Other ${text}"}], confirm_above={"usd": 0})
+        ran = project.agac("run", *GWX[:4], "--json")
+        assert (ran.code, [report["workflow"] for report in ran.json]) == (2, ["g"])
+        assert "Not run" not in ran.err, "that w was refused is said"
+
+    def test_several_are_validated(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        for name in ("g", "w", "x"):
+            project.workflow(name)
+        assert project.agac("validate", "-a", "g", "-a", "w").out == "2 workflows valid: g, w\n"
+
+
+class TestWhatARunSays:
+    def test_a_limit_that_replaced_complete_results_says_what_they_hold_now(self, project: ProjectFolder) -> None:
+        project.numbered(6)
+        project.workflow(stages=THREE[:1])
+        flags = ("run", "-a", "reviews", "--concurrency", "1")
+        assert "now holds" not in project.agac(*flags).err
+        project.workflow(stages=[{**THREE[0], "prompt": "Other ${text}"}])
+        ran = project.agac(*flags, "--budget", "calls=2")
+        assert "  results.jsonl now holds 2 of 6 rows\n" in ran.err
+        assert len(project.envelopes()) == 2
+
+    def test_a_stage_that_lacks_what_comes_before_it_names_that(self, project: ProjectFolder) -> None:
+        project.numbered(3)
+        project.workflow(stages=THREE)
+        said = "Open: 3 rows wait for stage one, which was not to be asked; finish them with: agac run -a reviews\n"
+        assert said in project.agac("run", "-a", "reviews", "--stage", "two").out
+        project.run(until="one", limit=1)
+        project.run(until="one")
+        said = "Open: 3 rows wait for stage two, which was not to be asked; "
+        assert said in project.agac("run", "-a", "reviews", "--stage", "three").out
+
+    @pytest.mark.parametrize("place", ["before", "after"])
+    def test_json_is_printed_also_when_quiet(self, place: str, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.workflow()
+        words = ["run", "-a", "reviews", "--json"]
+        ran = project.agac(*(["-q", *words] if place == "before" else [*words, "-q"]))
+        assert ran.json["rows"]["done"] == 1
+
+
+class TestInspect:
+    def test_a_reask_shows_what_it_complained_of(self, project: ProjectFolder) -> None:
+        project.rows([{"id": "r-1", "text": "fine"}])
+        busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after": "0"})
+        steps = [Step('{"sentiment": "odd"}'), busy, Step("prose"), Step('{"sentiment": "neutral", "reason": "so"}')]
+        with scripted(*steps) as server:
+            project.configure(server.base_url)
+            stage = {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT, "repair": 2}
+            assert project.run(project.workflow(stages=[stage])).exit_code == 0
+            sent = [request["messages"] for request in server.asked]
+        rows = agac.inspect("last", "r-1", project=project.root).rows
+        assert rows is not None
+        attempts = rows[0]["stages"][0]["attempts"]
+        said = [attempt["asked_again_with"] for attempt in attempts]
+        assert said == [None, *(messages[-1]["content"] for messages in sent[1:])]
+        out = project.agac("inspect", "last", "r-1").out
+        assert "    asked again, after the prompt and the last reply, with:\n      Your reply does not have the" in out
+
+    def test_the_words_are_those_of_the_request(self) -> None:
+        assert complaint("a; b", wants_json=False).endswith("What is wrong:\n- a\n- b\nReply again.")
+
+
+class TestFiles:
+    def test_what_belongs_to_stages_is_told_where_to_go(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.workflow(max_age="7d", reuse="row")
+        out = project.agac("validate").out
+        assert "max_age: unknown key here; max_age belongs into `defaults` or a stage\n" in out
+        assert "reuse: unknown key here; reuse belongs into `defaults` or a stage\n" in out
+        project.workflow()
+        project.write("agac.yml", "max_age: 7d\n")
+        assert (
+            "agac.yml:1:1: max_age: unknown key here; max_age belongs into `defaults`\n" in project.agac("validate").out
+        )
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("2m", None),
+            (90, None),
+            ("soon", "'soon' is no time; write it as 90s, 30m, 12h, 7d or 2w"),
+            ("2d", "must be at most 86400, not '2d'"),
+        ],
+    )
+    def test_a_row_timeout_is_a_time(self, written: str | int, said: str | None, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.workflow(row_timeout=written)
+        ran = project.agac("validate")
+        assert (ran.code, said or "1 workflow valid") == (2 if said else 0, said or "1 workflow valid")
+        assert (said or "valid") in ran.out
+
+    def test_a_provider_that_cannot_be_made_is_one_problem(self, project: ProjectFolder) -> None:
+        project.numbered(1)
+        project.write("agac.yml", "providers: {c: {dialect: openai-chat, base_url: nowhere}}\ndefaults: {model: c/m}\n")
+        project.workflow(stages=[{**THREE[0], "fallback": ["c/n"]}, {**THREE[1], "model": "d/m"}])
+        out = project.agac("validate").out
+        assert "providers.c.base_url: 'nowhere' is no address" in out
+        assert "unknown provider 'c'" not in out
+        assert "unknown provider 'd'" in out
+        assert json.loads(project.agac("validate", "--json").out)["ok"] is False

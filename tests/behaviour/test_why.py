@@ -1,0 +1,115 @@
+"""`agac why` of a task that was asked more than once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_server import Step, scripted
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+
+Faulty = Callable[..., Server]
+STAGES: list[dict[str, Any]] = [
+    {"name": "one", "prompt": "Say ${text}"},
+    {"name": "two", "prompt": "Again ${one} ${text}"},
+    {"name": "three", "prompt": "Last ${two}"},
+    {"name": "four", "prompt": "Other ${text}"},
+]
+BEFORE = "This run asked it before, "
+
+
+@pytest.fixture
+def ran(project: ProjectFolder) -> ProjectFolder:
+    project.rows([{"id": "a", "text": "hello"}, {"id": "b", "text": "bye"}])
+    project.run(project.workflow(stages=STAGES))
+    return project
+
+
+def told(project: ProjectFolder, stage: str, row: str = "a") -> dict[str, Any]:
+    report: dict[str, Any] = agac.why("last", row, stage, project=project.root).as_json()
+    return report
+
+
+def test_a_changed_cell_is_told_within_its_run(ran: ProjectFolder) -> None:
+    ran.rows([{"id": "a", "text": "hullo"}, {"id": "b", "text": "bye"}])
+    ran.run()
+    found = {stage: told(ran, stage)["asked_before_in_this_run"] for stage in ("one", "two", "three", "four")}
+    assert {stage: one["because"] for stage, one in found.items()} == {
+        "one": ["the row changed"],
+        "two": ["the answer of stage one changed", "the row changed"],
+        "three": ["the answer of stage two changed"],
+        "four": ["the row changed"],
+    }
+    assert not any(one["same_question"] for one in found.values())
+    shown = ran.agac("why", "1", "a", "one").out
+    when = found["one"]["asked_at"]
+    assert f"{BEFORE}{when}, with another question; since then: the row changed." in shown
+    assert "What was asked then is not kept." in shown
+    assert "No earlier run has asked this stage of this row." in ran.agac("why", "1", "b", "one").out
+
+
+def test_an_answer_that_changed_under_a_row_that_did_not(ran: ProjectFolder) -> None:
+    with scripted("other", "again", "last") as server:
+        ran.configure(server.base_url)
+        ran.rows([{"id": "a", "text": "hello"}])
+        choice = agac.Retry(rows=("a",), from_stage="one")
+        agac.retry("last", choice, project=ran.root)
+    assert told(ran, "two")["asked_before_in_this_run"]["because"] == [
+        "the answer of stage one changed",
+        "perhaps the row too",
+    ]
+    assert told(ran, "one")["asked_before_in_this_run"]["same_question"]
+
+
+def test_a_fresh_run_says_that_it_asked_all_the_same(ran: ProjectFolder) -> None:
+    ran.run(fresh=True)
+    said = "Nothing differs from run 1, and it was asked all the same: --fresh reuses nothing."
+    assert said in ran.agac("why", "last", "a", "one").out
+
+
+def test_a_reused_answer_is_said_to_be_the_same(ran: ProjectFolder) -> None:
+    ran.run(limit=1)
+    assert "Nothing differs from run 1: its answer is this one's too." in ran.agac("why", "last", "a", "one").out
+
+
+def test_a_retry_from_a_stage_is_named(ran: ProjectFolder) -> None:
+    agac.retry("last", agac.Retry(from_stage="two"), project=ran.root)
+    assert "with the same question; asked again because `agac retry --from two`" in ran.agac("why", "1", "a", "two").out
+    assert told(ran, "one")["asked_before_in_this_run"] is None
+
+
+def test_an_answer_that_was_too_old_is_named(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[{**stage, "max_age": 0.001} for stage in STAGES])
+    ran.run()
+    assert "asked again because the answer was older than max_age" in ran.agac("why", "1", "a", "one").out
+
+
+def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "hello"}])
+    project.workflow(stages=STAGES)
+    with scripted("one", Step(status=400, body='{"error": {"message": "no"}}')) as server:
+        project.configure(server.base_url)
+        assert project.run().exit_code == 3
+    shown = project.agac("why", "last", "a", "three").out
+    assert "outcome: not asked yet" in shown
+    assert "  messages: none: stage two failed, so this one was not asked\n" in shown
+    assert "stage two failed, so this one was not asked" in project.agac("why", "last", "a", "four").out
+    with scripted("two", "three", "four") as server:
+        project.configure(server.base_url)
+        assert project.run().exit_code == 0
+    assert "asked again because it had no valid answer then." in project.agac("why", "last", "a", "two").out
+
+
+def test_a_stage_that_was_not_reached_and_a_row_that_cannot_be_used(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "hello"}, {"id": "b", "text": "x"}, {"id": "a", "text": "again"}])
+    project.workflow(stages=STAGES)
+    project.run(until="one")
+    assert "stage two has no answer yet, so this one was not asked" in project.agac("why", "last", "a", "three").out
+    project.write("data/rows.csv", "id,text\na,hello,more\n")
+    project.run(fresh=True)
+    row = str(project.query("SELECT id FROM row WHERE run_id = 2 AND ordinal = 1")[0][0])
+    assert "the row cannot be used (InvalidRow)" in project.agac("why", "last", row, "one").out
