@@ -208,12 +208,13 @@ async def _report(
     record = await runs.read_run(database, invocation.run)
     assert record is not None
     summary = await summarise(database, record)
-    files = files_of(record, project.root)
+    rows = summary["rows"]["total"]
+    files = files_of(record, project.root, rows)
     stop = invocation.control.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.
     replaced = invocation.complete or stop is Stop.LIMIT
-    if replaced and not is_shown(record, project.root):
+    if replaced and not is_shown(record, project.root, rows):
         await export_run(database, record, project.root, summary)
     code = invocation.exit_code
     if code is ExitCode.DONE and summary["rows"]["failed"]:

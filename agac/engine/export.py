@@ -27,7 +27,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
     again. Returns their paths.
     """
-    outputs = Outputs.of(run, root)
+    outputs = Outputs.of(run, root, summary["rows"]["total"])
     shaper = None
     if outputs.tabular or outputs.shapes_json:
         shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
@@ -134,14 +134,14 @@ class Lines:
             self.errors.append(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
 
 
-def files_of(run: RunRecord, root: Path) -> list[Path]:
-    """The files that a finished run's users expect."""
-    return Outputs.of(run, root).files(root)
+def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:
+    """The files that a finished run's users expect. `rows` of its input are stored."""
+    return Outputs.of(run, root, rows).files(root)
 
 
-def is_shown(run: RunRecord, root: Path) -> bool:
+def is_shown(run: RunRecord, root: Path, rows: int) -> bool:
     """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
-    outputs = Outputs.of(run, root)
+    outputs = Outputs.of(run, root, rows)
     return run.exported_revision == run.revision and run.exported_files == outputs.stamps(root)
 
 

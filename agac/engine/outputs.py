@@ -20,6 +20,10 @@ from agac.store.runs import RunRecord
 if TYPE_CHECKING:
     from agac.plan.plan import Plan
 
+TELEMETRY_ROWS = 100_000
+"""Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
+to write it again would be most of what a run costs that finds one changed cell."""
+
 Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
 
@@ -49,8 +53,8 @@ class Outputs:
     telemetry: bool
 
     @staticmethod
-    def of(run: RunRecord, root: Path) -> Outputs:
-        """What the run's record says."""
+    def of(run: RunRecord, root: Path, rows: int) -> Outputs:
+        """What the run's record says; `rows` are those of its input that are stored."""
         body = run.outputs
         to = body.get("to")
         return Outputs(
@@ -61,7 +65,7 @@ class Outputs:
             body.get("csv_safe", False),
             tuple(body.get("fields", ())),
             bool(run.selection),
-            body.get("telemetry", True),
+            body.get("telemetry", rows <= TELEMETRY_ROWS),
         )
 
     @property
@@ -136,8 +140,8 @@ def outputs_text(plan: Plan) -> str:
         body["csv_safe"] = True
     if body and schema is not None:
         body["fields"] = list(declared_fields(schema.body))
-    if not plan.rules.telemetry_file:
-        body["telemetry"] = False
+    if plan.rules.telemetry_file is not None:
+        body["telemetry"] = plan.rules.telemetry_file
     return canonical(body)
 
 

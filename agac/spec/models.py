@@ -87,7 +87,8 @@ class TelemetryFile(FileModel):
     """What is measured of each call, and told."""
 
     file: bool | None = Field(
-        default=None, description="Write telemetry.jsonl, a line a row with each of its calls; true when left out."
+        default=None,
+        description="Write telemetry.jsonl, a line a row with each of its calls; left out: for up to 100,000 rows.",
     )
     ttft: bool | None = Field(
         default=None,

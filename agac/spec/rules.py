@@ -36,7 +36,7 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
         row_timeout=strongest("row_timeout"),
         keep_replies=strongest("keep_replies") or "all",
-        telemetry_file=written[0] if written else True,
+        telemetry_file=written[0] if written else None,
         ttft=streamed[0] if streamed else False,
         where=where,
     )

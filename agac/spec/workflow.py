@@ -53,8 +53,8 @@ class RunRules:
 
     `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
-    a row's first call. `telemetry_file`: telemetry.jsonl is written. `ttft`: calls are streamed, to learn how long the
-    first token takes.
+    a row's first call. `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large.
+    `ttft`: calls are streamed, to learn how long the first token takes.
     """
 
     project: Budget | None = None
@@ -65,7 +65,7 @@ class RunRules:
     max_errors: int | None = None
     row_timeout: float | None = None
     keep_replies: KeepReplies = "all"
-    telemetry_file: bool = True
+    telemetry_file: bool | None = None
     ttft: bool = False
     where: Mapping[str, Where] = field(default_factory=dict)
     """Where each key stands that is set, by its name; `project.budget` is agac.yml's."""

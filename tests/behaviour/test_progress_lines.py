@@ -40,8 +40,10 @@ def classify(**more: Any) -> dict[str, Any]:
 
 def test_a_line_says_share_rate_eta_cost_and_the_last_error() -> None:
     assert lines(watched(classify=classify())) == [
-        ("classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 "
-        "| errors 3 (last: SchemaMismatch, row r-1089)")
+        (
+            "classify █░░░░░░░░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 13s | $0.84 "
+            "| errors 3 (last: SchemaMismatch, row r-1089)"
+        )
     ]
 
 

@@ -302,3 +302,21 @@ def test_of_many_stages_the_slowest_are_named() -> None:
     assert "s2 " not in line
     assert line.endswith("s7 7.0 s (p95 7.0 s), and 2 faster ones")
     assert timing_line({"stages": []}) is None
+
+
+def test_a_large_run_has_the_file_only_when_it_is_asked_for(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.engine.outputs.TELEMETRY_ROWS", 5)
+    file = project.root / "output/reviews/telemetry.jsonl"
+    project.numbered(5)
+    project.workflow()
+    assert file in project.run().files
+    assert len(telemetry(project)) == 5
+    project.numbered(6)
+    assert file not in project.run().files
+    assert not file.exists()
+    project.workflow(telemetry={"file": True})
+    report = project.run()
+    assert (report.invocation["calls"], file in report.files) == (0, True)
+    assert len(telemetry(project)) == 6
