@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from agac import __version__
-from agac.cli.live.text import cells, harmless, is_unicode, padded
+from agac.cli.live.text import harmless, is_unicode
 from agac.cli.shown import plan as shown_plan
-from agac.cli.shown.advice import advice
-from agac.cli.shown.failed import remedy_lines
+from agac.cli.shown.layout import from_here, table
 from agac.cli.shown.limits import limit_lines
-from agac.cli.shown.parked import parked_line
-from agac.cli.shown.timing import timing_line
-from agac.cli.shown.words import without
+from agac.cli.shown.run import run_lines
+from agac.cli.shown.words import counted
+from agac.cli.typed import command_line, command_to_run
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -80,46 +79,6 @@ def _flush_results() -> None:
     """What fails here stays in the buffer and is reported when the program ends; what is said now must get through."""
     with suppress(OSError):
         sys.stdout.flush()
-
-
-def command_line() -> str:
-    """The command as it was typed, for reports of bugs."""
-    return shlex.join(["agac", *sys.argv[1:]])
-
-
-def command_as_typed() -> str:
-    """The command as it was typed."""
-    return shlex.join(["agac", *sys.argv[1:]])
-
-
-def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
-    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
-    words = shlex.split(without(command_to_go_on(workflow, workflows, keep=("--fresh",)), "--show"))
-    kept = [word for word in words if word not in ("--json", "--dry-run")]
-    if "run" not in kept:
-        kept[kept.index("plan")] = "run"
-    return shlex.join(kept)
-
-
-def command_to_go_on(workflow: str, workflows: Sequence[str], keep: Sequence[str] = ()) -> str:
-    """The command as it was typed, without what would begin anew instead of going on; for one of its workflows."""
-    words = [word for word in sys.argv[1:] if word != "--fresh" or word in keep]
-    if len(workflows) > 1:
-        others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
-        pairs = zip(["", *words], words, strict=False)
-        words = [
-            w for before, w in pairs if w not in ("-a", "--workflow", *others) and before not in ("-a", "--workflow")
-        ]
-        words += ["-a", workflow]
-    return shlex.join(["agac", *words])
-
-
-def say_not_run(stopped: str, left: Sequence[str], workflows: Sequence[str]) -> None:
-    """Which of the command's workflows it did not get to, because one `stopped`, and the command that runs them."""
-    words = shlex.split(command_to_go_on(left[0], workflows, keep=("--fresh",)))
-    words += [word for name in left[1:] for word in ("-a", name)]
-    say(f"Not run, since {stopped} stopped before: {', '.join(left)}")
-    say(f"  Run with: {shlex.join(words)}")
 
 
 def agreed(question: str) -> bool | None:
@@ -191,41 +150,9 @@ def print_check(workflows: list[str], problems: list[Problem], *, ok: bool, quie
     print_problems(problems, sys.stdout)
     errors = sum(problem.severity == "error" for problem in problems)
     if not ok:
-        say(styled(f"{_counted(errors, 'problem')} found", "red"))
+        say(styled(f"{counted(errors, 'problem')} found", "red"))
     elif not quiet:
-        print_text(f"{_counted(len(workflows), 'workflow')} valid: {', '.join(workflows) or 'none'}")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell, whatever the terminal; numbers to the right. Nothing is ever cut off."""
-    texts = [[_cell(value) for value in row] for row in rows]
-    widths = [max(cells(line[i]) for line in [list(header), *texts]) for i in range(len(header))]
-    right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-
-    def line(values: Sequence[str]) -> str:
-        pairs = zip(values, widths, right, strict=True)
-        return "  ".join(padded(v, w, right=r) for v, w, r in pairs).rstrip()
-
-    return "\n".join([line(header), *(line(row) for row in texts)])
-
-
-def _cell(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
-
-
-def money(calls: dict[str, Any]) -> str:
-    """What calls cost, never guessing: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
-    text = f"{'simulated ' if calls['cost_is_simulated'] else ''}${calls['cost_usd']:,.4f}"
-    unpriced = calls["calls_without_price"]
-    if not unpriced:
-        return text
-    without = f"{_counted(unpriced, 'call')} without a known price"
-    return f"{text} and {without}" if calls["cost_usd"] else without
+        print_text(f"{counted(len(workflows), 'workflow')} valid: {', '.join(workflows) or 'none'}")
 
 
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
@@ -254,109 +181,10 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         say(f"  Nothing is lost. When it is mended, go on with: {command}")
     elif report.exit_code is ExitCode.INTERRUPTED:
         if report.invocation["calls_given_up"]:
-            cut = _counted(report.invocation["calls_given_up"], "call")
+            cut = counted(report.invocation["calls_given_up"], "call")
             say(f"{cut} in flight were given up: they may have been paid for and are asked again.")
         say(f"Interrupted; every answer is stored. Rows read so far and still open: {open_rows:,}")
         say(f"  Go on with: {command}")
-
-
-def run_lines(
-    summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None, scope: Scope | None
-) -> list[str]:
-    """The summary of a run as lines of text."""
-    rows = summary["rows"]
-    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
-    lines = [f"{summary['workflow']}, run {summary['run']}: {_counted(rows['total'], 'row')}, {', '.join(parts)}"]
-    if invocation["continued"]:
-        lines.append(_continued(invocation))
-    stages = [[s["name"], s["model"], s["done"], s["reused"], s["failed"]] for s in summary["stages"]]
-    lines += ["", table(["stage", "model", "done", "reused", "failed"], stages), ""]
-    lines += [short_name_line(alias) for alias in _aliases(summary["stages"])]
-    lines.append(_calls_line(summary["calls"], invocation))
-    if invocation["calls"] and (timing := timing_line(summary)):
-        lines.append(timing)
-    if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
-        same = _counted(invocation["tasks_collapsed"], "task")
-        lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
-    if invocation["rows_parked"]:
-        lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
-    lines += _error_lines(summary, command, invocation, errors_file)
-    return lines
-
-
-def _aliases(stages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Short names of models and what they mean, each once."""
-    return list({alias["written"]: alias for stage in stages if (alias := stage.get("alias"))}.values())
-
-
-def short_name_line(alias: dict[str, str]) -> str:
-    """`Model sonnet = anthropic/claude-…`: what a short name stood for."""
-    return f"Model {alias['written']} = {alias['means']}"
-
-
-def _continued(invocation: dict[str, Any]) -> str:
-    unchanged = invocation["rows_unchanged"]
-    facts = [f"{_counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"] if unchanged else []
-    if not invocation["calls"] and invocation["complete"]:
-        facts.append("nothing had to be asked")
-    lost = invocation["lost_calls_at_most"]
-    if lost:
-        facts.append(
-            f"the last invocation broke off: at most {_counted(lost, 'call')} in flight may have been paid for "
-            f"and {'is' if lost == 1 else 'are'} asked again"
-        )
-    return "Went on" + (": " + "; ".join(facts) if facts else "")
-
-
-def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
-    extra = [
-        f"{invocation[key]:,} {one if invocation[key] == 1 else many}"
-        for key, one, many in (
-            ("retries", "retry", "retries"),
-            ("repairs", "re-ask", "re-asks"),
-            ("fallbacks", "fallback", "fallbacks"),
-        )
-        if invocation[key]
-    ]
-    notes = ["simulated"] if calls["simulated"] else []
-    if extra:
-        notes.append(f"{', '.join(extra)} in this invocation")
-    note = f" ({'; '.join(notes)})" if notes else ""
-    tokens = f"{calls['input_tokens']:,} tokens in, {calls['output_tokens']:,} out"
-    return f"Calls: {calls['count']:,}{note}, {tokens}, {money(calls)}"
-
-
-def _error_lines(
-    summary: dict[str, Any], command: str, invocation: dict[str, Any], errors_file: Path | None
-) -> list[str]:
-    if not summary["errors"]:
-        return []
-    lines = ["", "Errors:"]
-    for error in summary["errors"]:
-        example = error["example"]
-        place = f" in {error['stage']}" if error["stage"] else ""
-        lines.append(
-            f"  {error['type']}{place}: {_counted(error['rows'], 'row')}, "
-            f"e.g. {example['id']!r} (row {example['row_number']}):"
-        )
-        lines.append(f"    {first_line(example['message'])}")
-        todo = advice(error, summary["run"])
-        lines += [f"    {todo}"] if todo else []
-    if errors_file is not None:
-        lines.append(f"  All of them, with their input: {from_here(errors_file)}")
-    left, at_limit = invocation["rows_left_failed"], invocation["stopped_at_limit"]
-    return [*lines, *remedy_lines(summary, command, left, at_limit=at_limit)]
-
-
-def from_here(path: Path) -> str:
-    """A path as it can be typed in the current folder."""
-    return os.path.relpath(path)
-
-
-def first_line(text: str, most: int = 300) -> str:
-    """A message on one line, and not for ever."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from agac import api
-from agac.cli import garbage, render
+from agac.cli import garbage, render, typed
 from agac.cli.main import Globals
 from agac.cli.options import read_budget, read_run
 from agac.cli.shown.retry import choice_lines
@@ -64,7 +64,7 @@ def command(
         confirm=render.agreed,
         handle_signals=True,
     )
-    render.print_run(report, render.command_as_typed(), quiet=settings.quiet or as_json)
+    render.print_run(report, typed.command_line(), quiet=settings.quiet or as_json)
     if as_json:
         render.print_json(report.as_json())
     return report.exit_code

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from agac import api
-from agac.cli import garbage, render
+from agac.cli import garbage, render, typed
 from agac.cli.main import Globals
 from agac.cli.options import read_budget, read_variables
 
@@ -59,7 +59,7 @@ def command(
 
     def tell(report: api.RunReport) -> None:
         scope = options.scope([stage["name"] for stage in report.summary["stages"]])
-        again = render.command_to_go_on(report.summary["workflow"], workflows)
+        again = typed.command_to_go_on(report.summary["workflow"], workflows)
         render.print_run(report, again, quiet=settings.quiet or as_json, scope=scope)
         ended.append(report)
 
@@ -84,7 +84,7 @@ def _print_ended(ended: list[api.RunReport], workflows: tuple[str, ...], last: i
     """What came to an end, also when the one after it raised, and which workflows nobody got to after the `last`."""
     left = workflows[last + 1 :]
     if ended and left:  # else it was refused as a whole
-        render.say_not_run(workflows[last], left, workflows)
+        render.say("\n".join(typed.lines_for_left(workflows[last], left, workflows)))
     if as_json and ended:
         found = [report.as_json() for report in ended]
         render.print_json(found if len(workflows) > 1 else found[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from agac.cli.render import table
+from agac.cli.shown.layout import table
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:

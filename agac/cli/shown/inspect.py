@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.render import first_line
+from agac.cli.shown.layout import first_line
 from agac.cli.shown.status import call_lines, count_lines, head_lines, invocation_lines
 from agac.cli.shown.words import counted, indented, plain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from agac.cli.render import from_here
+from agac.cli.shown.layout import from_here
 from agac.cli.shown.words import counted, megabytes
 
 if TYPE_CHECKING:

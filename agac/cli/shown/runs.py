@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.render import money, table
+from agac.cli.shown.layout import money, table
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.render import first_line, from_here, money, table
 from agac.cli.shown.failed import status_remedy
+from agac.cli.shown.layout import first_line, from_here, money, table
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 from agac.core.errors import ExitCode
 

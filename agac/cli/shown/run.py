@@ -1,0 +1,105 @@
+"""The summary of a run, in words: rows, stages, calls, errors, what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agac.cli.shown.advice import advice
+from agac.cli.shown.failed import remedy_lines
+from agac.cli.shown.layout import first_line, from_here, money, table
+from agac.cli.shown.parked import parked_line
+from agac.cli.shown.timing import timing_line
+from agac.cli.shown.words import counted
+
+if TYPE_CHECKING:
+    from agac.engine.scope import Scope
+
+
+def run_lines(
+    summary: dict[str, Any], invocation: dict[str, Any], command: str, errors_file: Path | None, scope: Scope | None
+) -> list[str]:
+    """The summary of a run as lines of text."""
+    rows = summary["rows"]
+    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
+    lines = [f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {', '.join(parts)}"]
+    if invocation["continued"]:
+        lines.append(_continued(invocation))
+    stages = [[s["name"], s["model"], s["done"], s["reused"], s["failed"]] for s in summary["stages"]]
+    lines += ["", table(["stage", "model", "done", "reused", "failed"], stages), ""]
+    lines += [short_name_line(alias) for alias in _aliases(summary["stages"])]
+    lines.append(_calls_line(summary["calls"], invocation))
+    if invocation["calls"] and (timing := timing_line(summary)):
+        lines.append(timing)
+    if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
+        same = counted(invocation["tasks_collapsed"], "task")
+        lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
+    if invocation["rows_parked"]:
+        lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
+    lines += _error_lines(summary, command, invocation, errors_file)
+    return lines
+
+
+def _aliases(stages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Short names of models and what they mean, each once."""
+    return list({alias["written"]: alias for stage in stages if (alias := stage.get("alias"))}.values())
+
+
+def short_name_line(alias: dict[str, str]) -> str:
+    """`Model sonnet = anthropic/claude-…`: what a short name stood for."""
+    return f"Model {alias['written']} = {alias['means']}"
+
+
+def _continued(invocation: dict[str, Any]) -> str:
+    unchanged = invocation["rows_unchanged"]
+    facts = [f"{counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} settled already"] if unchanged else []
+    if not invocation["calls"] and invocation["complete"]:
+        facts.append("nothing had to be asked")
+    lost = invocation["lost_calls_at_most"]
+    if lost:
+        facts.append(
+            f"the last invocation broke off: at most {counted(lost, 'call')} in flight may have been paid for "
+            f"and {'is' if lost == 1 else 'are'} asked again"
+        )
+    return "Went on" + (": " + "; ".join(facts) if facts else "")
+
+
+def _calls_line(calls: dict[str, Any], invocation: dict[str, Any]) -> str:
+    extra = [
+        f"{invocation[key]:,} {one if invocation[key] == 1 else many}"
+        for key, one, many in (
+            ("retries", "retry", "retries"),
+            ("repairs", "re-ask", "re-asks"),
+            ("fallbacks", "fallback", "fallbacks"),
+        )
+        if invocation[key]
+    ]
+    notes = ["simulated"] if calls["simulated"] else []
+    if extra:
+        notes.append(f"{', '.join(extra)} in this invocation")
+    note = f" ({'; '.join(notes)})" if notes else ""
+    tokens = f"{calls['input_tokens']:,} tokens in, {calls['output_tokens']:,} out"
+    return f"Calls: {calls['count']:,}{note}, {tokens}, {money(calls)}"
+
+
+def _error_lines(
+    summary: dict[str, Any], command: str, invocation: dict[str, Any], errors_file: Path | None
+) -> list[str]:
+    if not summary["errors"]:
+        return []
+    lines = ["", "Errors:"]
+    for error in summary["errors"]:
+        example = error["example"]
+        place = f" in {error['stage']}" if error["stage"] else ""
+        lines.append(
+            f"  {error['type']}{place}: {counted(error['rows'], 'row')}, "
+            f"e.g. {example['id']!r} (row {example['row_number']}):"
+        )
+        lines.append(f"    {first_line(example['message'])}")
+        todo = advice(error, summary["run"])
+        lines += [f"    {todo}"] if todo else []
+    if errors_file is not None:
+        lines.append(f"  All of them, with their input: {from_here(errors_file)}")
+    left, at_limit = invocation["rows_left_failed"], invocation["stopped_at_limit"]
+    return [*lines, *remedy_lines(summary, command, left, at_limit=at_limit)]
