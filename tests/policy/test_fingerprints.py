@@ -60,9 +60,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no system": {"messages": MESSAGES[1:]},
     "order": {"messages": MESSAGES[::-1]},
     "one more": {"messages": (*MESSAGES, Message.of("assistant", ""))},
-    **{
-        f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: LATER.get(f.name)})} for f in fields(Params)
-    },
+    **{f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: LATER.get(f.name)})} for f in fields(Params)},
 }
 
 

@@ -74,8 +74,14 @@ WORKFLOWS = [
     ("input: {path: []}\n" + STAGES, "input.path: "),
     ("input: {path: 5}\n" + STAGES, "input.path: expected a path, or a list of paths"),
     ("input: {path: '-', format: files}\n" + STAGES, "input.path: format: files cannot be piped in"),
-    ("input: {path: 'sqlite://'}\n" + STAGES, "input.path: 'sqlite://': names no database; write sqlite://data.db?query="),
-    ("input: {path: 'sqlite://x.db'}\n" + STAGES, "'sqlite://x.db': does not say what to read; write sqlite://data.db?"),
+    (
+        "input: {path: 'sqlite://'}\n" + STAGES,
+        "input.path: 'sqlite://': names no database; write sqlite://data.db?query=",
+    ),
+    (
+        "input: {path: 'sqlite://x.db'}\n" + STAGES,
+        "'sqlite://x.db': does not say what to read; write sqlite://data.db?",
+    ),
     (
         "input: {path: 'sqlite://x.db?qurey=SELECT 1'}\n" + STAGES,
         "'sqlite://x.db': unknown parameter 'qurey'; did you mean 'query'?",

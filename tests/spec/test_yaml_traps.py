@@ -122,8 +122,10 @@ REFUSED = [
     ),
     (
         "a: b: c\n",
-        ("f:1:5: a ':' is not allowed here; put quotes around text that contains ': ', "
-        "or indent this line as much as the one above"),
+        (
+            "f:1:5: a ':' is not allowed here; put quotes around text that contains ': ', "
+            "or indent this line as much as the one above"
+        ),
     ),
     ("a: @x\n", "f:1:4: a value cannot start with '@'; put quotes around it"),
     ("a: - b\n", "f:1:4: a '-' is not allowed here; start the list on a line of its own"),
