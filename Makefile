@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PARALLEL ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit coverage test-all bench clean
+.PHONY: help demo test lint types imports unit coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,10 @@ test-all: ## The tests on every Python from 3.11 to 3.13 that is here
 
 bench: $(VENV)/.installed-dev ## Measure against a raw client; docs/benchmarks.md says how to read it
 	@$(BIN)/python bench/run.py
+
+docs: $(VENV)/.installed-dev ## Build the documentation into site/, every link checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "Open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 clean: ## Remove what was installed and cached; your state in .agac and output stays
 	@rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from figures import Figure
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
+from starts import prepare, starts
 from watching import rates, watched
 from workspace import Workspace, workspace, write_table
 
@@ -197,15 +198,15 @@ def rate(sizes: Sizes) -> Iterator[Figure]:
 
 
 def start_up(sizes: Sizes) -> Iterator[Figure]:
-    """What one waits for before anything happens."""
+    """What one waits for before anything happens: every command, on a project whose run is done."""
     with stub() as server, workspace(server, 10) as space:
-        for words in ("--help",), ("run", "-a", "b"), ("status",):
-            space.agac(*words)
-        for words, most in (("--help",), 0.15), (("status",), 0.25), (("run", "-a", "b"), None):
-            used = [measured([*AGAC, *words], space.root) for _ in range(sizes.starts)]
-            shown = "agac " + " ".join(words) + (", all done" if most is None else "")
-            yield Figure("start-up", shown, _middle(used).cpu, "s CPU", at_most=most)
-            yield Figure("start-up", f"{shown}, best of {sizes.starts}", min(u.cpu for u in used), "s CPU")
+        prepare(space)
+        for start in starts():
+            measured([*AGAC, *start.turn(0)], space.root)
+            used = [measured([*AGAC, *start.turn(turn)], space.root) for turn in range(1, sizes.starts + 1)]
+            yield Figure("start-up", start.shown, _middle(used).cpu, "s CPU", at_most=start.at_most)
+            if start.at_most is not None:
+                yield Figure("start-up", f"{start.shown}, best of {sizes.starts}", min(u.cpu for u in used), "s CPU")
 
 
 def simulation(sizes: Sizes) -> Iterator[Figure]:

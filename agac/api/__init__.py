@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agac.api.checking import CheckReport, validate
+    from agac.api.editors import SchemasReport, file_schema, write_schemas
     from agac.api.explaining import WhyReport, why
     from agac.api.keeping import BackupReport, GcReport, backup, gc
     from agac.api.looking import InspectReport, RunsReport, inspect, runs
@@ -46,6 +47,7 @@ _HOMES = {
     "RunOptions": "agac.api.options",
     "RunReport": "agac.api.running",
     "RunsReport": "agac.api.looking",
+    "SchemasReport": "agac.api.editors",
     "SpecError": "agac.core.errors",
     "StatusReport": "agac.api.reading",
     "UsageError": "agac.core.errors",
@@ -53,6 +55,7 @@ _HOMES = {
     "backup": "agac.api.keeping",
     "embedded_simulator": "agac.simulator.embedded",
     "export": "agac.api.reading",
+    "file_schema": "agac.api.editors",
     "gc": "agac.api.keeping",
     "init": "agac.api.scaffold",
     "inspect": "agac.api.looking",
@@ -69,6 +72,7 @@ _HOMES = {
     "status": "agac.api.reading",
     "validate": "agac.api.checking",
     "why": "agac.api.explaining",
+    "write_schemas": "agac.api.editors",
 }
 
 __all__ = [
@@ -88,6 +92,7 @@ __all__ = [
     "RunOptions",
     "RunReport",
     "RunsReport",
+    "SchemasReport",
     "SpecError",
     "StatusReport",
     "UsageError",
@@ -95,6 +100,7 @@ __all__ = [
     "backup",
     "embedded_simulator",
     "export",
+    "file_schema",
     "gc",
     "init",
     "inspect",
@@ -111,6 +117,7 @@ __all__ = [
     "status",
     "validate",
     "why",
+    "write_schemas",
 ]
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "backup": "Copy the database, also while a run is at work.",
     "data": "Look at an input: columns, types, first rows.",
     "card": "Look at AgentCards.",
+    "schema": "Print JSON Schemas of agac's files, for editors.",
     "simulate": "Serve a simulated provider on this machine.",
     "completion": "Print the script with which a shell completes what you type.",
     "version": "Show the version.",

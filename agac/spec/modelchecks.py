@@ -9,19 +9,31 @@ from urllib.parse import urlsplit
 
 from pydantic_core import PydanticCustomError
 
-_STAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+_STAGE_NAME = re.compile(rf"{_NAME}\Z")
 _PROVIDER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-_SECRET_START = re.compile(r"(?i)(?:sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_)")
-_KEY_SHAPE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}\Z")
+_KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
+_SECRET_START = re.compile(rf"(?i)(?:{_KEY_STARTS})")
+_KEY = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}"
+_KEY_SHAPE = re.compile(rf"{_KEY}\Z")
 _TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])\Z")
+_TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
+_DURATION = re.compile(rf"{_TIME}\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 RESERVED_NAMES = ("vars", "row_json")
 DIALECTS_LATER = ("anthropic", "gemini", "mistral")
+
+# The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
+STAGE_NAME_FORM = {
+    "pattern": f"^(?!(?:{'|'.join(RESERVED_NAMES)})$){_NAME}$",
+    "patternErrorMessage": "letters, digits, _ and -; starts with a letter or _; not vars and not row_json",
+}
+TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
+API_KEY_FORM = {"pattern": f"^(?!{_KEY_STARTS})(?!{_KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
 def _refuse(message: str) -> PydanticCustomError:

@@ -39,10 +39,11 @@ class FileModel(BaseModel):
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=str | float)]
+TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
+Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
 NonEmpty = Annotated[str, Field(min_length=1)]
-StageName = Annotated[str, AfterValidator(check.stage_name)]
-ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key)]
+StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
+ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
 HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
 
 
@@ -126,7 +127,11 @@ class DefaultsFile(FileModel):
     """What holds for every stage that does not say otherwise."""
 
     model: Annotated[NonEmpty, WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})] | None = (
-        Field(default=None, description="Model as `provider/model?key=value`; a list is a model and its fallbacks.")
+        Field(
+            default=None,
+            description="Model as `provider/model?key=value`; a list is a model and its fallbacks.",
+            examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
+        )
     )
     run_mode: RunMode | None = Field(default=None, description="`sync` calls the model for each row as it comes.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")

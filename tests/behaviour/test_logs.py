@@ -71,7 +71,7 @@ def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
     assert any(message["text"] == BAD for message in second["request"])  # a re-ask quotes what it is about
     began, *_, ended = objects(text)
     assert (began["level"], began["run"], began["workflow"]) == ("info", 1, "reviews")
-    assert (ended["level"], ended["run"], ended["exit_code"]) == ("info", 1, 0)
+    assert (ended["level"], ended["run"], ended["rows_failed"]) == ("info", 1, 0)
 
 
 def test_text_tells_the_same_for_people(asked: ProjectFolder) -> None:

@@ -40,6 +40,7 @@ WORDS: dict[str, list[list[str]]] = {
     "gc": [["--keep-runs", "5"], ["--keep-runs", "5", "--dry-run"]],
     "backup": [["copy.db", "--force"]],
     "card show": [["support"]],
+    "schema": [["workflow"], ["project"], ["card"], ["--write"]],
     "version": [[]],
 }
 """What each command needs, so that it has something to say."""

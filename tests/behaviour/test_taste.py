@@ -61,6 +61,7 @@ def test_the_public_names_are_these() -> None:
         "RunOptions",
         "RunReport",
         "RunsReport",
+        "SchemasReport",
         "SpecError",
         "StatusReport",
         "UsageError",
@@ -68,6 +69,7 @@ def test_the_public_names_are_these() -> None:
         "backup",
         "embedded_simulator",
         "export",
+        "file_schema",
         "gc",
         "init",
         "inspect",
@@ -84,6 +86,7 @@ def test_the_public_names_are_these() -> None:
         "status",
         "validate",
         "why",
+        "write_schemas",
     ]
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
     for name in agac.api.__all__:

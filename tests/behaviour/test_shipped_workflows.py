@@ -1,0 +1,238 @@
+"""The workflows that agac ships, each run from a copy of the project as their readers run them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator, FormatChecker
+from support.project import ProjectFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data")
+TEXT = {"type": "string", "minLength": 1}
+
+
+def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """An object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What a run of a workflow has to give. `schemas`: of its stages, in their order. `dropped` rows came twice."""
+
+    rows: int
+    schemas: dict[str, Any]
+    dropped: int = 0
+
+
+def of_file(name: str) -> Any:
+    return json.loads((ROOT / "schemas" / name).read_text("utf-8"))
+
+
+LIST = {"type": "array", "items": {"type": "string"}}
+WORKFLOWS = {
+    "classification": Shipped(40, {"triage": of_file("ticket.json")}, dropped=2),
+    "extraction": Shipped(28, {"order": of_file("order.json")}),
+    "product_reviews": Shipped(
+        60,
+        {
+            "classify": of_file("review.json"),
+            "reply": closed({"subject": TEXT, "body": TEXT, "escalate": {"type": "boolean"}}),
+        },
+    ),
+    "summarization": Shipped(
+        20,
+        {
+            "facts": closed(
+                {"headline": TEXT, "cause": TEXT, "lessons": LIST},
+                started={"type": "string"},
+                customers_hit={"type": "integer"},
+            ),
+            "sentence": TEXT,
+        },
+    ),
+    "translation": Shipped(
+        40,
+        {
+            "translate": closed({"translation": TEXT, "doubts": LIST}),
+            "check": closed({"verdict": {"enum": ["keep", "change"]}, "translation": TEXT}, reason={"type": "string"}),
+        },
+    ),
+}
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> ProjectFolder:
+    """A copy of the repository's own project."""
+    folder = ProjectFolder(tmp_path / "copy")
+    for name in SHIPPED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder.root / name)
+    return folder
+
+
+def run(project: ProjectFolder, name: str, *flags: str) -> Any:
+    ran = project.agac("run", "-a", name, "--json", *flags)
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def calls(project: ProjectFolder) -> dict[int, int]:
+    """Calls of each stage so far, over all runs; a stage is known by its place."""
+    return dict(project.query("SELECT stage, count(*) FROM attempt GROUP BY stage"))
+
+
+def results(project: ProjectFolder, stage: int) -> list[Any]:
+    """What the newest run has of a stage, a row each."""
+    sql = (
+        "SELECT result.value FROM task JOIN result ON result.id = task.result_id JOIN row ON row.key = row_key "
+        "WHERE row.run_id = (SELECT max(id) FROM run) AND task.stage = ?"
+    )
+    return [json.loads(value) for (value,) in project.query(sql, stage)]
+
+
+def reworded(project: ProjectFolder, name: str, stage: int) -> str:
+    """Adds a sentence to the prompt of a stage; gives the stage's name."""
+    path = project.root / f"workflows/{name}.yml"
+    body = yaml.safe_load(path.read_text("utf-8"))
+    body["stages"][stage]["prompt"] += "\nTake your time."
+    path.write_text(yaml.safe_dump(body, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    return str(body["stages"][stage]["name"])
+
+
+def test_every_workflow_is_tested_here() -> None:
+    assert set(WORKFLOWS) == {path.stem for path in (ROOT / "workflows").iterdir()}
+    assert {"product_reviews", "translation", "summarization", "classification", "extraction"} <= set(WORKFLOWS)
+
+
+def test_the_whole_project_is_valid_without_a_warning(shipped: ProjectFolder) -> None:
+    ran = shipped.agac("validate")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == f"{len(WORKFLOWS)} workflows valid: {', '.join(sorted(WORKFLOWS))}\n"
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_it_runs_is_not_asked_twice_and_asks_again_what_changed(name: str, shipped: ProjectFolder) -> None:
+    expected = WORKFLOWS[name]
+    told = run(shipped, name)
+    rows = expected.rows - expected.dropped
+    assert told["rows"] == {
+        "total": expected.rows, "done": rows, "failed": 0, "dropped": expected.dropped, "open": 0
+    }  # fmt: skip
+    assert told["complete"]
+    assert told["calls"]["cost_is_simulated"]
+    assert [stage["name"] for stage in told["stages"]] == list(expected.schemas)
+    for place, schema in enumerate(expected.schemas.values()):
+        found = results(shipped, place)
+        assert len(found) == rows
+        checker = Draft202012Validator(schema, format_checker=FormatChecker())
+        assert [error.message for result in found for error in checker.iter_errors(result)] == []
+    asked = calls(shipped)
+    assert asked == dict.fromkeys(range(len(expected.schemas)), rows)
+
+    run(shipped, name)
+    assert calls(shipped) == asked
+
+    last = len(expected.schemas) - 1
+    changed = reworded(shipped, name, last)
+    told = run(shipped, name)
+    assert calls(shipped) == {**asked, last: 2 * rows}
+    assert [stage["name"] for stage in told["stages"] if stage["done"]] == [changed]
+    assert told["rows"]["done"] == rows
+    shipped.assert_sound()
+
+
+def lines(project: ProjectFolder, name: str, file: str) -> list[str]:
+    return (project.root / "output" / name / file).read_text("utf-8").split("\n")[:-1]
+
+
+def test_classification_gives_a_table_for_a_spreadsheet(shipped: ProjectFolder) -> None:
+    run(shipped, "classification")
+    table = list(csv.DictReader(lines(shipped, "classification", "results.csv")))
+    assert list(table[0]) == [
+        "ticket", "received", "channel", "subject", "message",
+        "team", "urgency", "wants", "confidence", "reason", "error",
+    ]  # fmt: skip
+    written = list(csv.DictReader((ROOT / "data/support_tickets.csv").read_text("utf-8").split("\n")))
+    newest = {row["ticket"]: row for row in written}
+    assert {row["ticket"] for row in table} == newest.keys()
+    for row in table:
+        assert row["received"] == newest[row["ticket"]]["received"]
+        assert row["team"] in of_file("ticket.json")["properties"]["team"]["enum"]
+        assert not any((cell or " ")[0] in "=+-@" for cell in row.values())
+    assert [row["subject"] for row in table if row["ticket"] == "T-1036"] == ["'=HYPERLINK"]
+
+
+def test_extraction_keeps_a_table_up_to_date(shipped: ProjectFolder) -> None:
+    run(shipped, "extraction")
+
+    def table() -> list[tuple[Any, ...]]:
+        connection = sqlite3.connect(shipped.root / "output/extraction/orders.db")
+        try:
+            return connection.execute("SELECT line_number, buyer, items, currency, error FROM orders").fetchall()
+        finally:
+            connection.close()
+
+    before = table()
+    assert [row[0] for row in before] == list(range(1, 29))
+    for _, buyer, items, currency, error in before:
+        assert buyer
+        assert all(isinstance(item["count"], int) for item in json.loads(items))
+        assert currency in ("EUR", "CHF", "GBP", "SEK")
+        assert error is None
+    path = shipped.root / "data/orders.txt"
+    path.write_text(path.read_text("utf-8") + "Order X-1 of 1 April 2026: 1 x Rope at 139.00 EUR. Hans Gruber.\n")
+    run(shipped, "extraction")
+    after = table()
+    assert after[:28] == before
+    assert [row[0] for row in after[28:]] == [29]
+    assert calls(shipped) == {0: 29}
+    envelope = json.loads(lines(shipped, "extraction", "results.jsonl")[0])
+    assert envelope["input"]["content"].startswith("Order 4711 by Berghaus Nord")
+
+
+def test_summarization_gives_a_line_a_file(shipped: ProjectFolder) -> None:
+    run(shipped, "summarization")
+    found = lines(shipped, "summarization", "results.txt")
+    files = sorted(path.name for path in (ROOT / "data/incidents").iterdir())
+    assert len(found) == len(files) == 20
+    assert all(found)
+    ids = [json.loads(line)["id"] for line in lines(shipped, "summarization", "results.jsonl")]
+    assert ids == [f"data/incidents/{name}" for name in files]
+
+
+def test_translation_asks_anew_for_another_language_and_keeps_the_first(shipped: ProjectFolder) -> None:
+    run(shipped, "translation")
+    first = json.loads(lines(shipped, "translation", "results.jsonl")[0])["result"]
+    assert list(first) == ["key", "where", "text", "max_length", "check"]
+    assert "German" in json.dumps(shipped.agac("inspect", "last", "basket.add", "--json").json)
+    run(shipped, "translation", "--var", "language=French")
+    assert calls(shipped) == {0: 80, 1: 80}
+    assert "French" in json.dumps(shipped.agac("inspect", "last", "basket.add", "--json").json)
+    run(shipped, "translation")
+    assert calls(shipped) == {0: 80, 1: 80}
+
+
+def test_an_example_stands_before_each_text_to_translate(shipped: ProjectFolder) -> None:
+    told = shipped.agac("plan", "-a", "translation", "--show", "1").out
+    assert '[assistant]\n{"translation":"{count} × Alpine Tent 2P","doubts":[]}\n[user]\nWhere: button' in told
+    assert "into German" in told
+
+
+def test_make_demo_runs_product_reviews() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert "agac run -a product_reviews\n" in makefile

@@ -1,0 +1,86 @@
+"""What a newcomer waits for is measured: the start of every command, and a fresh clone up to its first results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agac.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = """\
+demo:
+	@test "$$PIP_NO_CACHE_DIR" = 1
+	@test -z "$$PYTHONPATH$$VIRTUAL_ENV"
+	@mkdir -p output/product_reviews
+	@echo '{{"rows": {{"total": 2, "done": {done}}}}}' > output/product_reviews/summary.json
+	@printf '{{}}\\n{{}}\\n' > output/product_reviews/results.jsonl
+"""
+
+
+@pytest.fixture
+def first_result(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import first_result
+
+    return first_result
+
+
+def repository(folder: Path, makefile: str) -> Path:
+    """A repository of one commit."""
+    folder.mkdir()
+    (folder / "Makefile").write_text(makefile, "utf-8")
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
+    for words in ["init", "--quiet"], ["add", "Makefile"], ["commit", "--quiet", "-m", "demo"]:
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    return folder
+
+
+def test_the_start_of_every_command_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(ROOT / "bench/run.py"), "--tiny", "--only", "start-up", "--json", str(file)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(file.read_text("utf-8"))["figures"]
+    shown = [figure["what"] for figure in figures if ", best of" not in figure["what"]]
+    assert [what.split(",")[0].split()[1] for what in shown] == ["--help", *COMMANDS]
+    assert all(figure["value"] > 0 and figure["unit"] == "s CPU" for figure in figures)
+    assert {figure["what"]: figure["at_most"] for figure in figures if figure["at_most"]} == {
+        "agac --help": 0.15,
+        "agac status": 0.25,
+    }
+
+
+def test_a_clone_is_timed_up_to_its_results_without_a_package_cache(
+    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", MAKEFILE.format(done=2)))
+    (tmp_path / "empty").mkdir()
+    figures = first_result.measure(tmp_path / "empty")
+    assert [figure.what for figure in figures][-1] == "from the clone to the first results"
+    assert figures[-1].at_most == 120
+    assert figures[-1].value >= figures[0].value + figures[1].value > 0
+
+
+def test_a_clone_without_results_is_no_figure(
+    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", MAKEFILE.format(done=1)))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError, match="without results"):
+        first_result.measure(tmp_path / "empty")
+
+
+def test_a_demo_that_fails_is_no_figure(
+    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", "demo:\n\t@exit 3\n"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError, match="make"):
+        first_result.measure(tmp_path / "empty")

@@ -1,0 +1,284 @@
+"""`make docs`: every page is in the site, every link of it leads somewhere, and it asks no other host for anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from pages import DIRECTIVES, ROOT
+
+WITH_MKDOCS = pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install -e '.[docs]'"
+)
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+SOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
+"""What a browser fetches by itself."""
+PICTURE = ROOT / "docs/assets/architecture.svg"
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """The site of the repository at `root`, as `make docs` makes it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(root / "mkdocs.yml"), "-d", str(site)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=150)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the repository, as far as pages may lead to it."""
+    left = shutil.ignore_patterns(".*", "__pycache__", "output", "site", "tests")
+    return shutil.copytree(ROOT, folder / "repository", ignore=left)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    made = build(ROOT, folder)
+    assert made.returncode == 0, made.stderr
+    assert "WARNING" not in made.stderr
+    return folder
+
+
+@dataclass
+class Seen(HTMLParser):
+    """What there is in a page: where it leads, what it fetches, its anchors, the text of its paragraphs."""
+
+    links: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+    paragraphs: list[str] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
+    _open: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors |= {found[name] for name in ("id", "name") if name in found}
+        self.classes |= set(found.get("class", "").split())
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag in SOURCES and SOURCES[tag] in found:
+            self.fetched.append(found[SOURCES[tag]])
+        if tag in {"p", "code", "li", "td"}:
+            self._open.append(tag)
+            self.paragraphs += [""] if tag == "p" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            del self._open[len(self._open) - 1 - self._open[::-1].index(tag) :]
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] == ["p"]:
+            self.paragraphs[-1] += data
+
+
+@cache
+def seen(page: Path) -> Seen:
+    found = Seen()
+    found.feed(page.read_text("utf-8"))
+    return found
+
+
+def html_pages(site: Path) -> list[Path]:
+    """Every page but the one for what is not found, whose links are those of a server's root."""
+    return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+
+
+def made_of(page: Path) -> str:
+    """The file of the site that a page of docs/ becomes."""
+    return page.relative_to(ROOT / "docs").with_suffix(".html").as_posix().replace("README.html", "index.html")
+
+
+def nav() -> list[str]:
+    """The pages of the navigation, in order."""
+
+    def walk(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry.values() if isinstance(entry, dict) else entry
+        assert isinstance(inner, list) or isinstance(entry, dict)
+        return [path for each in inner for path in walk(each)]
+
+    return walk(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    found = nav()
+    assert len(found) == len(set(found))
+    assert {path.relative_to(ROOT / "docs").as_posix() for path in PAGES} == set(found) - {"CHANGELOG.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guide/getting-started.md", "concepts.md", "glossary.md", "guide/workflows.md", "guide/templates.md",
+        "guide/providers.md", "guide/crash-and-resume.md", "guide/cost.md", "guide/inputs.md", "guide/outputs.md",
+        "guide/telemetry.md", "guide/terminal.md", "guide/plan.md", "guide/answers.md", "guide/looking-at-runs.md",
+        "guide/simulator.md", "guide/agentcards.md", "reference/workflow.md", "reference/cli.md", "reference/errors.md",
+        "architecture.md",
+    ],
+)  # fmt: skip
+def test_a_page_that_readers_look_for_is_there(page: str) -> None:
+    assert page in nav()
+
+
+@WITH_MKDOCS
+def test_every_page_is_made_and_no_program_is(site: Path) -> None:
+    made = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert {made_of(page) for page in PAGES} | {"CHANGELOG.html", "404.html"} <= made
+    assert not [path for path in made if path.endswith((".py", ".pyc", ".md"))]
+
+
+@WITH_MKDOCS
+def test_every_link_and_every_anchor_of_the_site_leads_somewhere(site: Path) -> None:
+    broken = []
+    for page in html_pages(site):
+        for link in seen(page).links:
+            path, _, anchor = unquote(link).partition("#")
+            if re.match(r"[a-z]+:", path):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (anchor and target.suffix == ".html" and anchor not in seen(target).anchors):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert broken == []
+
+
+@WITH_MKDOCS
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+    for page in [*html_pages(site), site / "404.html"]:
+        foreign = [path for path in seen(page).fetched if re.match(r"([a-z]+:)?//", path)]
+        assert foreign == [], page.relative_to(site)
+        assert "mermaid" not in seen(page).classes, "the theme would fetch what draws it"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"@import|url\(['\"]?(https?:)?//", sheet.read_text("utf-8")), sheet.name
+
+
+@WITH_MKDOCS
+def test_what_a_page_fetches_is_there(site: Path) -> None:
+    for page in html_pages(site):
+        for path in seen(page).fetched:
+            assert (page.parent / unquote(path)).resolve().exists(), f"{page.relative_to(site)}: {path}"
+
+
+@WITH_MKDOCS
+def test_every_page_can_be_searched(site: Path) -> None:
+    found = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
+    assert {made_of(page) for page in PAGES} <= {entry["location"].partition("#")[0] or "index.html" for entry in found}
+    assert any("SchemaMismatch" in entry["text"] for entry in found)
+
+
+@WITH_MKDOCS
+def test_no_markdown_is_left_over_and_no_comment_for_the_tests(site: Path) -> None:
+    for page in html_pages(site):
+        text = page.read_text("utf-8")
+        for directive in (*DIRECTIVES, "generated", "/generated"):
+            assert f"<!-- {directive}" not in text, page.relative_to(site)
+        for paragraph in seen(page).paragraphs:
+            assert not re.search(r"^\s*([-*|] |```|\d\. |#+ )|\*\*|\]\(", paragraph, re.M), f"{page.name}: {paragraph}"
+
+
+@WITH_MKDOCS
+def test_a_bar_in_the_code_of_a_table_is_a_bar(site: Path) -> None:
+    text = (site / "reference/workflow.html").read_text("utf-8")
+    assert "<code>{sentiment: &quot;positive|neutral|negative&quot;, reason: string}</code>" in text.replace(
+        "&#124;", "|"
+    )
+    for page in html_pages(site):
+        assert not re.search(r"<code>[^<\n]*\\\|[^<\n]*</code>", page.read_text("utf-8")), page.name
+
+
+@WITH_MKDOCS
+def test_a_console_block_marks_prompts_and_output_so_that_commands_alone_are_copied(site: Path) -> None:
+    text = (site / "guide/getting-started.html").read_text("utf-8")
+    assert '<div class="language-console highlight">' in text
+    assert re.search(
+        r'<span class="gp">\$ </span>agac<span class="w"> </span>run|<span class="gp">\$ </span>agac run', text
+    )
+    assert re.search(r'<span id="__span-\d+-\d+"><span class="go">reviews, run 1: 5 rows, 5 done</span>', text)
+    style = (site / "assets/site.css").read_text("utf-8")
+    assert "[data-md-copying] :is(.gp, span:has(> .go))" in style
+    assert 'href="../assets/site.css"' in text
+
+
+@WITH_MKDOCS
+def test_a_file_that_a_block_shows_is_its_title(site: Path) -> None:
+    text = (site / "guide/workflows.html").read_text("utf-8")
+    assert '<span class="filename">data/tickets.jsonl</span>' in text
+
+
+@WITH_MKDOCS
+def test_a_broken_link_a_broken_anchor_and_a_forgotten_page_each_fail_the_build(tmp_path: Path) -> None:
+    copy = copied(tmp_path)
+    (copy / "docs/forgotten.md").write_text("# Forgotten\n", "utf-8")
+    page = copy / "docs/glossary.md"
+    page.write_text(page.read_text("utf-8") + "\n[a](nowhere.md) [b](concepts.md#nowhere) [c](../gone.yml)\n", "utf-8")
+    made = build(copy, tmp_path / "site")
+    assert made.returncode != 0
+    for sign in ("forgotten.md", "'nowhere.md'", "'concepts.md#nowhere'", "'../gone.yml'"):
+        assert sign in made.stderr
+
+
+@WITH_MKDOCS
+def test_a_file_outside_the_folder_of_pages_is_copied_into_the_site(tmp_path: Path) -> None:
+    copy = copied(tmp_path)
+    page = copy / "docs/guide/workflows.md"
+    link = "[whole](../../workflows/product_reviews.yml) [home](../../README.md)"
+    page.write_text(f"{page.read_text('utf-8')}\n{link}\n", "utf-8")
+    made = build(copy, tmp_path / "site")
+    assert made.returncode == 0, made.stderr
+    found = (tmp_path / "site/files/workflows/product_reviews.yml").read_bytes()
+    assert found == (ROOT / "workflows/product_reviews.yml").read_bytes()
+    links = seen(tmp_path / "site/guide/workflows.html").links
+    assert {"../files/workflows/product_reviews.yml", "../files/index.html"} <= set(links)
+    assert "../guide/getting-started.html" in seen(tmp_path / "site/files/index.html").links
+
+
+def test_the_glossary_has_the_words_of_the_design_in_its_order() -> None:
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    first = text.partition("## Words around them")[0]
+    words = re.findall(r"^\| ([A-Z][\w, ]+) \| .{10,} \| \[.+\]\(.+\) \|$", first, re.M)
+    assert words == [
+        "Project", "Workflow", "Stage", "Row", "Task", "Fingerprint",
+        "Request, Reply", "Outcome", "Run", "Batch", "Lane", "Plan",
+    ]  # fmt: skip
+    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| word ")]
+    assert len(lines) >= 20
+    assert all(re.search(r"\]\([\w/.-]+\.md(#[\w-]+)?\) \|$", line) for line in lines if "---" not in line)
+
+
+def test_the_picture_says_what_it_shows_and_needs_nothing_else() -> None:
+    text = PICTURE.read_text("utf-8")
+    root = ET.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.get("role") == "img"
+    labels = [root.find(f"{space}{name}") for name in ("title", "desc")]
+    assert root.get("aria-labelledby", "").split() == [label.get("id") for label in labels if label is not None]
+    assert all(label is not None and label.text and len(label.text) > 10 for label in labels)
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"href|<image|@import|url\((?!#)", text)
+    assert "assets/architecture.svg" in (ROOT / "docs/architecture.md").read_text("utf-8")
+
+
+def test_the_modules_in_the_picture_are_there() -> None:
+    names = re.findall(r'class="name"[^>]*>([^<]+)<', PICTURE.read_text("utf-8"))
+    engine = {path.stem for path in (ROOT / "agac/engine").glob("*.py")}
+    folders = {path.name for path in (ROOT / "agac").iterdir()}
+    outside = {"files in git", "rows", "provider", "results"}
+    found = {word for name in names if name not in outside for word in name.partition(":")[0].split(", ")}
+    assert found <= engine | folders, found - engine - folders
+    assert {"cli", "api", "spec", "plan", "intake", "segment", "lookup", "lane", "validate", "settle", "store"} <= found
