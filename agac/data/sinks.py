@@ -138,13 +138,19 @@ the formats that a workflow asks for (`data/outputs`)."""
 
 
 class Ending(Protocol):
-    """What is written and shown together with the files of a folder. See `Sink` for what each part does."""
+    """What is written and shown together with the files of a folder."""
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Makes durable what was written, without showing it yet."""
+        ...
 
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        """Shows it, in the place of what was there."""
+        ...
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Forgets what was written. After `commit` it does nothing."""
+        ...
 
 
 Joined = TypeVar("Joined", bound=Ending)
