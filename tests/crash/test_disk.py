@@ -94,7 +94,7 @@ def test_outputs_that_do_not_fit_replace_nothing_and_cost_nothing(
     limit_files(process.pid, 100_000)
     is_explained(ended(process), "results.jsonl: cannot be written: File too large", "then run `agac export`")
     assert torn.read_text() == "what an older run left\n"
-    assert {path.name[:5] for path in torn.parent.iterdir()} == {"resul", "error", "summa"}
+    assert {path.name[:5] for path in torn.parent.iterdir()} == {"resul", "error", "summa", "telem"}
     assert project.agac(command, "-a", "reviews").code == 0
     assert torn.read_bytes() == whole
     assert server.account()["requests"] == 0

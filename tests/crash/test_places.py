@@ -69,7 +69,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: Project
 
 def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_disk: ProjectFolder) -> None:
     small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(250))
-    small_disk.workflow()
+    small_disk.workflow(telemetry={"file": False})
     assert small_disk.agac("run", "-a", "reviews").code == 0
     (small_disk.root / "ballast").write_bytes(b"x" * (_free(small_disk.root) - 60_000))
     refused = small_disk.agac("backup", "copy.db")
