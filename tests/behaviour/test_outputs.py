@@ -79,8 +79,8 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     assert 0 < times["duration"]["p50"] <= times["duration"]["p95"]
     assert times["ttft"] == {"count": 0, "p50": None, "p95": None}
     assert stage == {
-        "name": "say", "model": "local/echo", "alias": None, "answered_by": ["local/echo"], "done": 2, "reused": 0, "failed": 1,
-        "repaired": 0, "json_repaired": 0, "by_fallback": 0,
+        "name": "say", "model": "local/echo", "alias": None, "answered_by": ["local/echo"],
+        "done": 2, "reused": 0, "failed": 1, "repaired": 0, "json_repaired": 0, "by_fallback": 0,
     }  # fmt: skip
     assert (summary["calls"]["count"], summary["calls"]["failed"], summary["calls"]["simulated"]) == (3, 1, 3)
     assert summary["calls"]["input_tokens"] > 0
