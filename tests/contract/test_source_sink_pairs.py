@@ -27,6 +27,7 @@ from agac.spec.load import load_project, load_workflow
 from agac.spec.workflow import InputFormat, OutputFormat
 
 duckdb = pytest.importorskip("duckdb")
+zstandard = pytest.importorskip("zstandard")
 
 Values = dict[str, Any]
 
@@ -162,6 +163,10 @@ SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
     "files": whole_files,
     "glob": two_files,
     "csv.gz": lambda project: packed(project, "rows.csv.gz", gzip.compress(delimited(text_rows(), ",").encode())),
+    "jsonl.zst": lambda project: packed(
+        project, "rows.jsonl.zst", zstandard.compress(json_lines(loose_rows()).encode())
+    ),
+    "list": lambda project: two_files(project) | {"path": [f"data/parts/{i}.jsonl" for i in range(len(loose_rows()))]},
     "numbered": lambda project: {"path": write(project, "rows.jsonl", json_lines(loose_rows()))["path"]},
 }
 
