@@ -98,11 +98,9 @@ def _matching(
     return complete
 
 
-def script(shell: str) -> str:
-    """What a shell has to run at its start, so that it asks agac for completions."""
+def script(shell: str, cli: click.Command) -> str:
+    """What a shell has to run at its start, so that it asks `cli`, which is agac, for completions."""
     from click.shell_completion import get_completion_class
-
-    from agac.cli.main import cli
 
     found = get_completion_class(shell)
     assert found is not None

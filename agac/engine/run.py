@@ -175,15 +175,7 @@ async def _work(
     assert record is not None
     newest = await newest_result(database)
     lookup = Lookup(database, record.fresh_since or 0.0)
-    counts = await runs.counters(database, invocation.run)
-    totals.stages = {stage.name: StageTotals() for stage in plan.stages}
-    if work.retry is None and await runs.was_read(database, invocation.run):
-        totals.expected = runs.row_counts(counts)["present"]
-    stops = _stop_rules(control, plan, counts)
-    budgets = Budgets.of(plan)
-    if budgets is not None:
-        lost = await runs.lost_calls(database, invocation.run, event)
-        invocation.purse = budgets.purse(control, counts, lost)
+    stops = await _bounds(database, work, invocation, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
     opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
     places = Places(database, invocation.run, event)
@@ -198,20 +190,10 @@ async def _work(
             lines, settler, control, invocation.purse,
             wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
         )  # fmt: skip
-        preparer = Preparer(plan.stages, plan.vars, invocation.run)
         segment = Segment(
-            plan.stages,
-            preparer,
-            caller,
-            settler,
-            ledger,
-            lookup,
-            totals,
-            newest,
-            row_timeout=plan.rules.row_timeout,
-            scope=work.scope,
-            clocks=work.clocks,
-        )
+            plan.stages, Preparer(plan.stages, plan.vars, invocation.run), caller, settler, ledger, lookup,
+            totals, newest, row_timeout=plan.rules.row_timeout, scope=work.scope, clocks=work.clocks,
+        )  # fmt: skip
         if work.retry is not None:
             first = _position(plan, work.retry)
             flights = Stored(places, ledger, settler, control, totals, work.retry, first).flights()
@@ -232,6 +214,21 @@ async def _work(
     invocation.ended = control.stop is None
     invocation.complete = control.stop is None and totals.rows_parked == 0 and whole
     _assert_accounted(totals, control)
+
+
+async def _bounds(database: Database, work: Work, invocation: Invocation, event: int) -> StopRules:
+    """What bounds the invocation: its budgets, filled with what was spent before, and the rules that stop it; and what
+    is known beforehand of how much there is to do."""
+    plan, totals, control = work.plan, invocation.totals, invocation.control
+    counts = await runs.counters(database, invocation.run)
+    totals.stages = {stage.name: StageTotals() for stage in plan.stages}
+    if work.retry is None and await runs.was_read(database, invocation.run):
+        totals.expected = runs.row_counts(counts)["present"]
+    budgets = Budgets.of(plan)
+    if budgets is not None:
+        lost = await runs.lost_calls(database, invocation.run, event)
+        invocation.purse = budgets.purse(control, counts, lost)
+    return _stop_rules(control, plan, counts)
 
 
 async def _is_whole(database: Database, run: int) -> bool:

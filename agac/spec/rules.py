@@ -23,9 +23,7 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
 
     confirm = strongest("confirm_above")
     stop_loss = strongest("stop_loss")
-    telemetry = [file.telemetry or TelemetryFile(), project.rules.telemetry or TelemetryFile()]
-    written = [own.file for own in telemetry if own.file is not None]
-    streamed = [own.ttft for own in telemetry if own.ttft is not None]
+    telemetry = _telemetry(file.telemetry, project.rules.telemetry)
     typed = overrides.budget
     return RunRules(
         project=None if typed else budget(project.rules.budget),
@@ -36,9 +34,17 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
         row_timeout=strongest("row_timeout"),
         keep_replies=strongest("keep_replies") or "all",
-        telemetry_file=written[0] if written else None,
-        ttft=streamed[0] if streamed else False,
+        telemetry_file=telemetry.file,
+        ttft=bool(telemetry.ttft),
         where=where,
+    )
+
+
+def _telemetry(own: TelemetryFile | None, project: TelemetryFile | None) -> TelemetryFile:
+    """The keys of both files, key by key."""
+    own, project = own or TelemetryFile(), project or TelemetryFile()
+    return TelemetryFile(
+        file=project.file if own.file is None else own.file, ttft=project.ttft if own.ttft is None else own.ttft
     )
 
 

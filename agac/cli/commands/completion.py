@@ -14,6 +14,7 @@ from agac.cli.completion import SHELLS, script
     "fish: agac completion fish > ~/.config/fish/completions/agac.fish"
 )
 @click.argument("shell", type=click.Choice(SHELLS))
-def command(shell: str) -> None:
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
     """A script for a shell is its only output: JSON would be of no use."""
-    render.print_text(script(shell).rstrip("\n"))
+    render.print_text(script(shell, context.find_root().command).rstrip("\n"))

@@ -93,15 +93,20 @@ def total_lines(report: PlanReport, command: str) -> list[str]:
     guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
     if guessed:
         lines.append(f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}")
+    return [*lines, *_limit_lines(report, simulated), f"Run it with: {command}"]
+
+
+def _limit_lines(report: PlanReport, simulated: bool) -> list[str]:
+    """The budgets, and what of all limits would stop the run or make it ask."""
+    lines = []
     for budget in report.budgets:
         lines.append(f"  {spent_line(budget, simulated)}")
         if not budget["enough"]:
             lines.append("    not enough for what is expected: the run would stop at this limit, with exit code 4")
     if report.wants_yes:
-        lines.append(
-            f"  above confirm_above ({_bound(report)}): the run would ask before its first call, or want --yes"
-        )
-    return [*lines, f"Run it with: {command}"]
+        bound = _bound(report)
+        lines.append(f"  above confirm_above ({bound}): the run would ask before its first call, or want --yes")
+    return lines
 
 
 def _bound(report: PlanReport) -> str:
