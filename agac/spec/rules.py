@@ -23,7 +23,7 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
 
     confirm = strongest("confirm_above")
     stop_loss = strongest("stop_loss")
-    telemetry = _telemetry(file.telemetry, project.rules.telemetry)
+    telemetry_file, ttft = _telemetry(file.telemetry, project.rules.telemetry)
     typed = overrides.budget
     return RunRules(
         project=None if typed else budget(project.rules.budget),
@@ -34,18 +34,18 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
         row_timeout=strongest("row_timeout"),
         keep_replies=strongest("keep_replies") or "all",
-        telemetry_file=telemetry.file,
-        ttft=bool(telemetry.ttft),
+        telemetry_file=telemetry_file,
+        ttft=ttft,
         where=where,
     )
 
 
-def _telemetry(own: TelemetryFile | None, project: TelemetryFile | None) -> TelemetryFile:
-    """The keys of both files, key by key."""
+def _telemetry(own: TelemetryFile | None, project: TelemetryFile | None) -> tuple[bool | None, bool]:
+    """Whether the file is written, and whether calls are streamed: by both files, key by key."""
     own, project = own or TelemetryFile(), project or TelemetryFile()
-    return TelemetryFile(
-        file=project.file if own.file is None else own.file, ttft=project.ttft if own.ttft is None else own.ttft
-    )
+    file = project.file if own.file is None else own.file
+    ttft = project.ttft if own.ttft is None else own.ttft
+    return file, bool(ttft)
 
 
 def budget(file: BudgetFile | None) -> Budget | None:

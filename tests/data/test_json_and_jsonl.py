@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, UsageError
-from agac.data.formats import json_array, jsonl
+from agac.data.formats import json_array, lines
 from agac.data.records import Record
 from agac.data.sources import open_source, read_rows
 
@@ -139,7 +139,7 @@ def test_an_empty_json_lines_file_holds_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_line_beyond_the_bound_costs_one_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 1000)
     long = json.dumps({"a": "x" * 5000})
     records = read(tmp_path, f'{{"a": 1}}\n{long}\n{{"a": 2}}\n{long}', "jsonl")
     assert [record.data for record in records] == [{"a": 1}, None, {"a": 2}, None]
@@ -148,7 +148,7 @@ def test_a_line_beyond_the_bound_costs_one_row_and_is_not_kept(tmp_path: Path, m
 
 def test_a_line_of_exactly_the_bound_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = '{"a": 1}\n'
-    monkeypatch.setattr(jsonl, "MAX_RECORD_BYTES", len(line))
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", len(line))
     assert [record.data for record in read(tmp_path, line * 2, "jsonl")] == [{"a": 1}] * 2
 
 

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import partial
-from io import BufferedReader
-from pathlib import Path
 
 from agac.core.errors import ErrorType
+from agac.data.formats.lines import LineSource
 from agac.data.jsontext import Unusable, decode, kind_of
-from agac.data.records import MAX_RECORD_BYTES, Record, opened, refused
+from agac.data.records import Record, refused
 
 
-class JsonLinesSource:
+class JsonLinesSource(LineSource):
     """A file with one JSON object a line; lines of white space are no records."""
-
-    def __init__(self, path: Path, shown: str) -> None:
-        self._path = path
-        self._shown = shown
-        with opened(path, shown):
-            pass
 
     def columns(self) -> None:
         return None
 
-    def describe(self) -> str:
-        return self._shown
-
-    def records(self, start: int = 0) -> Iterator[Record]:
-        with opened(self._path, self._shown) as file:
-            ordinal = 0
-            for line, raw in enumerate(iter(partial(next_line, file), b""), start=1):
-                if raw.isspace():
-                    continue
-                ordinal += 1
-                if ordinal > start:
-                    yield self._record(ordinal, line, raw)
-
-    def _record(self, ordinal: int, line: int, raw: bytes) -> Record:
-        if len(raw) > MAX_RECORD_BYTES:
-            problem = f"the line is longer than {MAX_RECORD_BYTES} bytes"
-            return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
+    def record(self, ordinal: int, line: int, raw: bytes) -> Record:
         try:
             value = decode(raw.decode())
         except (Unusable, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -52,16 +27,6 @@ class JsonLinesSource:
         hint = "; if the file is one JSON array, set format: json" if type(value) is list else ""
         problem = f"the line is {kind_of(value)}, not an object{hint}"
         return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
-
-
-def next_line(file: BufferedReader) -> bytes:
-    """The next line; of one that is too long only the beginning, which still shows that it is."""
-    raw = file.readline(MAX_RECORD_BYTES + 1)
-    if len(raw) > MAX_RECORD_BYTES:
-        rest = raw
-        while rest and not rest.endswith(b"\n"):
-            rest = file.readline(1 << 20)
-    return raw
 
 
 def _refusal(raw: bytes, error: ValueError) -> tuple[ErrorType, str]:
