@@ -33,6 +33,7 @@ _SECRET = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
 _VARIES = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-11-20T12:00:00Z"),
     (re.compile(r"Store: [\d.,]+ MB"), "Store: 0.2 MB"),
+    (re.compile(r"\.db: [\d.,]+ MB"), ".db: 0.2 MB"),
     (re.compile(r"Python 3\.\d+\.\d+"), "Python 3.11.7"),
     (re.compile(r'_request_at": [\d.]+'), '_request_at": 0'),
     (re.compile(r"Time a call: .*"), "Time a call: 3 ms"),

@@ -181,7 +181,7 @@ async def _report(
 ) -> PlanReport:
     before = await _before(database, made)
     forecaster = Forecaster(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
-    found = await forecaster.forecast(selected_rows(checked, made.selection))
+    found = await forecaster.forecast(lambda: selected_rows(checked, made.selection))
     counts = await _history(database, made.workflow)
     stages = [_planned(stage, one, counts, before) for stage, one in zip(made.stages, found.stages, strict=True)]
     continues = before.record.id if before and before.continued and not fresh else None

@@ -176,12 +176,20 @@ def main() -> NoReturn:
     try:
         code = _main()
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has seen enough
         code = ExitCode.DONE
+    _end_streams()
     garbage.at_the_end()
     sys.exit(code)
+
+
+def _end_streams() -> None:
+    """What nobody reads any more must not be written at exit either: Python would complain, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _main() -> int:

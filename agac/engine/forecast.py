@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Request, RowId
-from agac.engine.intake import read_chunk
+from agac.engine.intake import CHUNK_ROWS, read_chunk
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.plan import reasons as why
@@ -147,15 +149,17 @@ class Forecaster:
         self._changes = [self._definition_changes(stage) for stage in plan.stages]
         self._position = {s["name"]: i for i, s in enumerate(before.definition["stages"])} if before else {}
 
-    async def forecast(self, rows: Iterator[Any]) -> Forecast:
-        """Reads the input once."""
-        seen = SeenIds() if self._plan.input.id_field else None
-        try:
-            async for chunk in _chunks(rows, seen, self._plan.input.on_duplicate_id, self._found):
+    async def forecast(self, rows: Callable[[], Iterator[Any]]) -> Forecast:
+        """Reads the input once, or twice where an id's last record counts."""
+        on_duplicate = self._plan.input.on_duplicate_id
+        with ExitStack() as stack:
+            seen = stack.enter_context(closing(SeenIds())) if self._plan.input.id_field else None
+            all_ids = None
+            if seen is not None and on_duplicate == "last":
+                all_ids = stack.enter_context(closing(SeenIds()))
+                await asyncio.to_thread(_count_ids, rows(), all_ids)
+            async for chunk in _chunks(rows(), seen, all_ids, on_duplicate, self._found):
                 await self._place(chunk)
-        finally:
-            if seen is not None:
-                seen.close()
         return self._found
 
     def _definition_changes(self, stage: PlannedStage) -> list[str] | None:
@@ -340,15 +344,24 @@ def _characters(request: Request) -> int:
     return sum(len(part.text) for message in request.messages for part in message.parts)
 
 
+def _count_ids(rows: Iterator[Any], all_ids: SeenIds) -> None:
+    while ids := [row.id for row in islice(rows, CHUNK_ROWS)]:
+        all_ids.times(ids)
+
+
 async def _chunks(
-    rows: Iterator[Any], seen: SeenIds | None, on_duplicate: str, found: Forecast
+    rows: Iterator[Any], seen: SeenIds | None, all_ids: SeenIds | None, on_duplicate: str, found: Forecast
 ) -> AsyncIterator[list[NewRow]]:
-    """Rows with their snapshots; repeated ids as the run would judge them."""
+    """Rows with their snapshots; repeated ids as the run would judge them. `all_ids` knows how often each comes."""
     while chunk := await asyncio.to_thread(read_chunk, rows):
         if seen is None:
             yield chunk
             continue
-        times = await asyncio.to_thread(seen.times, [new.row.id for new in chunk])
+        ids = [new.row.id for new in chunk]
+        times = await asyncio.to_thread(seen.times, ids)
+        if all_ids is not None:  # those that come after it, instead of those before
+            totals = await asyncio.to_thread(all_ids.totals, ids)
+            times = [total - before - 1 for total, before in zip(totals, times, strict=True)]
         kept = []
         for new, before in zip(chunk, times, strict=True):
             if before and on_duplicate in ("first", "last"):

@@ -25,6 +25,11 @@ class SeenIds:
         self._connection.execute("COMMIT")
         return found
 
+    def totals(self, ids: Sequence[RowId]) -> list[int]:
+        """For each id, in order, how often it came in all."""
+        statement = "SELECT times FROM seen WHERE id = ?"
+        return [self._connection.execute(statement, (row_id,)).fetchone()[0] for row_id in ids]
+
     def close(self) -> None:
         """Forgets everything."""
         self._connection.close()

@@ -331,3 +331,16 @@ def test_why_names_what_there_is(words: tuple[str, ...], said: str, ran: Project
     ended = ran.agac("why", *words)
     assert ended.code == 2
     assert said in ended.err
+
+
+def test_a_finished_run_whose_ids_repeat_asks_nothing_whichever_record_counts(project: ProjectFolder) -> None:
+    for which in ("last", "first", "suffix"):
+        texts = [("a", f"{which} one"), ("b", f"{which} two"), ("a", f"{which} three")]
+        project.rows([{"id": row_id, "text": text} for row_id, text in texts])
+        project.workflow(which, input={"path": "data/rows.csv", "id_field": "id", "on_duplicate_id": which})
+        planned = agac.plan_run(which, show=1, project=project.root)
+        assert planned.forecast.prompts[0].row_id == ("b" if which == "last" else "a")
+        report = agac.run(which, project=project.root)
+        assert report.invocation["calls"] == planned.stages[0].forecast.run
+        again = agac.plan_run(which, project=project.root)
+        assert (again.stages[0].forecast.run, again.forecast.dropped) == (0, 0 if which == "suffix" else 1)

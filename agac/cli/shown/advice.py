@@ -26,6 +26,8 @@ ANSWERED = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED, ErrorType.
 
 def advice(error: dict[str, Any], run: int) -> str | None:
     """One line for an error of a summary, None when there is nothing to add."""
+    if error["stage"] is None:
+        return None  # the input's own: no model was asked
     found = ADVICE.get(error["type"])
     if found is None or error["type"] not in ANSWERED:
         return found
