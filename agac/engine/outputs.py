@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agac.core.errors import UsageError
 from agac.core.keys import canonical
+from agac.data.formats.sqlite import tables_read
 from agac.data.outputs.database import FreshDatabase, TableSink, key_name
-from agac.data.outputs.kinds import declared_fields
-from agac.data.outputs.layout import Layout
+from agac.data.outputs.kinds import Kind, declared_fields
+from agac.data.outputs.layout import Column, Layout
 from agac.data.outputs.tablecheck import check_target
 from agac.data.outputs.tables import PREVIEW_DATABASE, TABLES, RowSink, file_of
 from agac.data.sinks import FILES, TELEMETRY, OutputFolder, check_folder
-from agac.spec.workflow import Merge, OutputFormat
+from agac.spec.workflow import Merge, OutputFormat, TableTarget
 from agac.store.runs import RunRecord
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
 to write it again would be most of what a run costs that finds one changed cell."""
+
+_TEXTS = ("csv", "tsv", "txt", "files")
+"""Formats whose ids are always text."""
 
 Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
@@ -154,7 +159,23 @@ def check_outputs(plan: Plan, folder: Path, root: Path) -> None:
     check_folder(folder, root, names)
     if spec.to is not None and not preview:
         key = key_name(plan.input.id_field, spec.merge)
-        check_target(spec.to.path, spec.to.table, key, spec.to.shown)
+        texts = plan.input.id_field is not None and (plan.input.format in _TEXTS or spec.merge == "replace")
+        ids = [Column(key, Kind.TEXT)] if texts else []  # of other inputs the end shows what their ids are
+        check_target(spec.to.path, spec.to.table, key, spec.to.shown, ids)
+        _refuse_own_input(plan, spec.to)
+
+
+def _refuse_own_input(plan: Plan, target: TableTarget) -> None:
+    """A table that the input reads, perhaps by way of a view: what is written would change every row."""
+    source = plan.input
+    if source.statement is None or source.path != target.path or not source.path.is_file():
+        return
+    if target.table.lower() in tables_read(source.path, source.statement, source.shown):
+        raise UsageError(
+            f"{target.shown}: the input reads the table {target.table!r}: what is written into it would change the "
+            "rows, and all of them would be asked again",
+            remedy="Name another table in output.to.",
+        )
 
 
 def _stamp(file: Path) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -292,3 +293,33 @@ def test_a_kill_leaves_the_table_as_it_was_and_the_next_run_mends_it(
     project.run()
     assert sql(project, "SELECT id, result FROM results ORDER BY id") == [("a", "ONE"), ("b", "two"), ("c", "three")]
     assert server.account()["requests"] == 4
+
+
+def test_a_table_behind_a_view_of_the_input_is_refused_before_any_call(project: ProjectFolder, server: Server) -> None:
+    database = project.root / "data/rows.db"
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE source (id TEXT PRIMARY KEY, text TEXT)")
+        connection.execute("INSERT INTO source VALUES ('a', 'one')")
+        connection.execute("CREATE VIEW seen AS SELECT * FROM source")
+        connection.commit()
+    project.write(
+        "workflows/reviews.yml",
+        "input: {path: 'sqlite://data/rows.db?query=SELECT * FROM seen ORDER BY id', id_field: id}\n"
+        "stages: [{name: say, prompt: '${row_json}'}]\noutput: {to: 'sqlite://data/rows.db?table=source'}\n",
+    )
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, "the input reads the table 'source'" in ran.err) == (2, True), ran.err
+    assert server.account()["requests"] == 0
+
+
+def test_ids_that_are_surely_text_are_refused_by_a_column_of_numbers_before_any_call(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.write("data/rows.csv", "id,text\n1,one\n")
+    with closing(sqlite3.connect(project.root / "data/out.db")) as connection:
+        connection.execute("CREATE TABLE results (id INTEGER PRIMARY KEY, text TEXT)")
+    project.workflow(output={"to": "sqlite://data/out.db?table=results"})
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, "text would be written into it" in ran.err) == (2, True), ran.err
+    assert server.account()["requests"] == 0

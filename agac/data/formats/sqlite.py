@@ -37,7 +37,7 @@ class SqliteSource:
         self._statement = statement
         self._shown = shown
         try:
-            with opened(path, shown), self._connected() as connection:
+            with opened(path, shown), self.connected() as connection:
                 connection.execute(f"EXPLAIN {statement}")  # understood as it stands, and nothing but reading
                 # no row is looked for: what sorts a large table sorts it once, when it is read
                 inner = _END.sub("", statement)
@@ -54,7 +54,7 @@ class SqliteSource:
         return self._shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        with opened(self._path, self._shown), self._connected() as connection:
+        with opened(self._path, self._shown), self.connected() as connection:
             for ordinal, values in enumerate(connection.execute(self._statement), start=1):
                 if ordinal > start:
                     yield self._record(ordinal, values)
@@ -88,7 +88,7 @@ class SqliteSource:
             )
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def connected(self) -> Iterator[sqlite3.Connection]:
         """A connection that can only read, usable from any thread, one at a time."""
         uri = f"file:{quote(str(self._path))}?mode=ro"
         try:
@@ -101,6 +101,22 @@ class SqliteSource:
         except sqlite3.Error as error:
             problem, remedy = _explained(str(error))
             raise AgacError(f"{self._shown}: {problem}", remedy=remedy) from error
+
+
+def tables_read(path: Path, statement: str, shown: str) -> set[str]:
+    """The tables that a statement reads, views followed, in lower case. Raises UsageError when it cannot be read."""
+    found: set[str] = set()
+
+    def note(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and first:
+            found.add(first.lower())
+        return _allowed(action, first, second, database, trigger)
+
+    source = SqliteSource(path, statement, shown)
+    with source.connected() as connection:
+        connection.set_authorizer(note)
+        connection.execute(f"EXPLAIN {statement}")
+    return found
 
 
 def _allowed(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:

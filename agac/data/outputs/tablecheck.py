@@ -93,8 +93,9 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def check_target(path: Path, table: str, key: str, shown: str) -> None:
-    """Raises UsageError when rows found by `key` cannot be written into the table; changes nothing."""
+def check_target(path: Path, table: str, key: str, shown: str, columns: Sequence[Column] = ()) -> None:
+    """Raises UsageError when rows found by `key` cannot be written into the table, as far as their `columns` are known;
+    changes nothing."""
     place = next(part for part in (path, *path.parents) if part.exists())
     if not os.access(place, os.W_OK):
         raise UsageError(f"{shown}: {place} cannot be written", remedy="Make it writable or choose another output.to.")
@@ -102,7 +103,7 @@ def check_target(path: Path, table: str, key: str, shown: str) -> None:
         return
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as connection:
-            check_table(connection, table, key, [], f"{shown}: table {table!r}")
+            check_table(connection, table, key, columns, f"{shown}: table {table!r}")
     except sqlite3.OperationalError:
         return  # it is locked just now, or something passing: said at the end, when it still stands
     except sqlite3.DatabaseError as error:
