@@ -236,8 +236,7 @@ def _placeholder(
     if name == ROW_JSON:
         return []
     if columns and head in columns:
-        message = f"${{{name}}}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
-        return [Problem(placeholder.where, message, path)]
+        return _column_field(placeholder, workflow, head, rest, path)
     later = {s.name for s in workflow.stages} - by_name.keys()
     if head in later:
         message = f"${{{name}}} names a stage that has not run yet at {stage.name!r}; stages see only those before them"
@@ -246,6 +245,13 @@ def _placeholder(
     if columns is None:
         return _perhaps(placeholder, names, path)
     return _known(placeholder, name, names, "field", path)
+
+
+def _column_field(placeholder: Placeholder, workflow: Workflow, head: str, rest: str, path: str) -> list[Problem]:
+    if workflow.input.format == "parquet":
+        return []  # a column may hold structures: rows say whether they have the field
+    message = f"${{{placeholder.name}}}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
+    return [Problem(placeholder.where, message, path)]
 
 
 def _perhaps(placeholder: Placeholder, names: list[str], path: str) -> list[Problem]:

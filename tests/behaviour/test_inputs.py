@@ -264,3 +264,12 @@ def test_a_seed_without_a_sample_is_refused(project: ProjectFolder) -> None:
     with pytest.raises(UsageError, match="--sample 0: draw at least one row"):
         project.run(sample=0)
     assert project.agac("plan", "-a", "reviews", "--sample", "1", "--json").json["stages"][0]["run"] == 1
+
+
+def test_fields_of_structures_in_parquet_are_there_for_prompts(project: ProjectFolder) -> None:
+    (project.root / "data").mkdir(exist_ok=True)
+    with duckdb.connect() as base:
+        base.execute(f"COPY (SELECT 'a' AS id, {{'x': 7}} AS st) TO '{project.root / 'data/rows.parquet'}'")
+    project.workflow(path="data/rows.parquet", stages=[{"name": "say", "prompt": "Number ${st.x}"}])
+    report = project.agac("plan", "-a", "reviews", "--show", "1")
+    assert (report.code, "Number 7" in report.out) == (0, True), report.err
