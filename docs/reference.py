@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import click
@@ -20,7 +20,22 @@ from agac.providers.elsewhere import ELSEWHERE
 from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.table import SHIPPED
 from agac.simulator import faults, rulesfile
-from agac.spec import models
+from agac.spec.cardmodels import CardFile, RequestParamsFile
+from agac.spec.models import (
+    BudgetFile,
+    ConfirmFile,
+    DefaultsFile,
+    FileModel,
+    InputFile,
+    MessageFile,
+    OutputFile,
+    RunRulesFile,
+    StageFile,
+    TelemetryFile,
+    TimeoutFile,
+    WorkflowFile,
+)
+from agac.spec.projectmodels import LimitsFile, PathsFile, PriceFile, ProjectFile, ProviderSpec
 from agac.store.sql import migrations, split_script
 
 WIDTH = 100
@@ -84,8 +99,8 @@ def kind(body: dict[str, Any], schema: dict[str, Any]) -> str:
     if "allOf" in body:
         return kind(body["allOf"][0], schema)
     if "$ref" in body:
-        name = body["$ref"].rpartition("/")[2]
-        return f"[mapping](#{SECTIONS[name]})"
+        headings = {model.__name__: heading for model, heading in SECTIONS.items()}
+        return f"[mapping](#{headings[body['$ref'].rpartition('/')[2]]})"
     if "enum" in body or "const" in body:
         return ", ".join(f"`{value}`" for value in body.get("enum", [body.get("const")]))
     if isinstance(body.get("type"), list):
@@ -130,27 +145,27 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-SECTIONS = {
-    "ProjectFile": "agacyml",
-    "PathsFile": "paths",
-    "ProviderSpec": "a-provider",
-    "LimitsFile": "limits",
-    "PriceFile": "prices",
-    "WorkflowFile": "a-workflow",
-    "InputFile": "input",
-    "DefaultsFile": "defaults",
-    "StageFile": "a-stage",
-    "MessageFile": "messages",
-    "TimeoutFile": "timeout",
-    "OutputFile": "output",
-    "RunRulesFile": "a-workflow",
-    "BudgetFile": "budget",
-    "ConfirmFile": "confirm_above",
-    "TelemetryFile": "telemetry",
-    "CardFile": "an-agentcard",
-    "RequestParamsFile": "request_params",
+SECTIONS: dict[type[FileModel], str] = {
+    ProjectFile: "agacyml",
+    PathsFile: "paths",
+    ProviderSpec: "a-provider",
+    LimitsFile: "limits",
+    PriceFile: "prices",
+    WorkflowFile: "a-workflow",
+    InputFile: "input",
+    DefaultsFile: "defaults",
+    StageFile: "a-stage",
+    MessageFile: "messages",
+    TimeoutFile: "timeout",
+    OutputFile: "output",
+    RunRulesFile: "a-workflow",
+    BudgetFile: "budget",
+    ConfirmFile: "confirm_above",
+    TelemetryFile: "telemetry",
+    CardFile: "an-agentcard",
+    RequestParamsFile: "request_params",
 }
-"""Every model of agac/spec/models.py, and the heading under which workflow.md shows it."""
+"""Every kind of mapping in files, and the heading under which workflow.md shows it."""
 
 
 def store() -> str:
@@ -262,10 +277,6 @@ def mistakes() -> str:
     return text
 
 
-def _keys_of(module: ModuleType, name: str) -> Callable[[], str]:
-    return lambda: keys(getattr(module, name))
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "store": store,
@@ -276,6 +287,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "providers elsewhere": providers_elsewhere,
     "faults": fault_kinds,
     "mistakes": mistakes,
-    **{f"keys {name}": _keys_of(models, name) for name in SECTIONS},
+    **{f"keys {model.__name__}": partial(keys, model) for model in SECTIONS},
 }
 """Every generated part by its name."""

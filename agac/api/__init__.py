@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from agac.api.planning import PlanReport, plan_run
     from agac.api.previewing import DataReport, show_data
     from agac.api.reading import StatusReport, export, status
-    from agac.api.retrying import RetryChoice, retry, retry_choice, row_ids
+    from agac.api.reports import row_ids
+    from agac.api.retrying import RetryChoice, retry, retry_choice
     from agac.api.running import RunReport, run, run_async
     from agac.api.scaffold import init
     from agac.api.several import run_several
@@ -62,7 +63,7 @@ _HOMES = {
     "plan_run": "agac.api.planning",
     "retry": "agac.api.retrying",
     "retry_choice": "agac.api.retrying",
-    "row_ids": "agac.api.retrying",
+    "row_ids": "agac.api.reports",
     "run": "agac.api.running",
     "run_async": "agac.api.running",
     "run_several": "agac.api.several",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 from agac.api.project import Project, open_project
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
 from agac.data.sources import Source, open_input, separator_hint
+from agac.engine.outputs import refusals
 from agac.plan.budgetcheck import check_budgets
-from agac.plan.check import check_placeholders, missing_extras, resolve_models
+from agac.plan.check import missing_extras, resolve_models
+from agac.plan.placeholders import check_placeholders
 from agac.plan.plan import ResolvedModel
+from agac.spec.inout import output_folder
 from agac.spec.load import in_order, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, Workflow
 
@@ -77,20 +80,28 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
     return CheckReport(names, in_order(problems))
 
 
-def checked_workflow(project: Project, name: str, overrides: Overrides) -> Checked:
+def checked_workflow(project: Project, name: str, overrides: Overrides, *, partial: bool) -> Checked:
     """The workflow, ready for a plan. Raises SpecError with all problems when there is an error among them."""
-    checked, problems = check_workflow(project, name, overrides)
+    checked, problems = check_workflow(project, name, overrides, partial=partial)
     problems = in_order([*project.problems, *problems])
     if checked is None or any_error(problems):
         raise SpecError(problems)
     return checked
 
 
-def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[Checked | None, list[Problem]]:
-    """One workflow with everything that can be known of it before its first call."""
+def check_workflow(
+    project: Project, name: str, overrides: Overrides, *, partial: bool = False
+) -> tuple[Checked | None, list[Problem]]:
+    """One workflow with everything that can be known of it before its first call.
+
+    `partial`: the run is to be one over a selection. Raises UsageError for a folder that `--output` cannot name.
+    """
     workflow, problems = load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
+    if overrides.output is not None:
+        folder = output_folder(overrides.output, project.spec, workflow.input)
+        workflow = replace(workflow, output=replace(workflow.output, dir=folder))
     broken = any_error([*project.problems, *problems])
     lost = _lost_providers(project)
     models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken, lost=lost)
@@ -100,6 +111,7 @@ def check_workflow(project: Project, name: str, overrides: Overrides) -> tuple[C
     columns = source.columns() if source else None
     if source is not None:
         problems += _fields(workflow, columns)
+    problems += refusals(workflow, columns, project.root, preview=partial)
     if source is None or any_error(problems):
         return None, problems
     return Checked(workflow, models, source, problems), problems

@@ -13,8 +13,7 @@ from typing import Any
 from agac.api.askings import Again, again, asked, why_anew
 from agac.api.options import position_of
 from agac.api.reading import database_path
-from agac.api.retrying import find_run, row_ids
-from agac.core.errors import UsageError
+from agac.api.reports import find_rows, find_run
 from agac.core.keys import digest
 from agac.core.types import Message, Outcome, RowId
 from agac.engine.summary import iso
@@ -24,7 +23,7 @@ from agac.spec.root import find_project
 from agac.spec.template import MissingField
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
-from agac.store.earlier import Asking, StoredTask, askings_of_row, near_ids, runs_before, stored_task
+from agac.store.earlier import Asking, StoredTask, askings_of_row, runs_before, stored_task
 from agac.store.history import TaskRecord, rows_with_ids, tasks_of_row
 from agac.store.runs import RunRecord
 
@@ -118,15 +117,13 @@ def why(run: int | str, row: str, stage: str, *, project: Path | str | None = No
 
 async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
     async with open_for_reading(database_path(root)) as database:
-        if database is None:
-            raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
-        record = await find_run(database, run)
+        record = await find_run(database, None, run)
+        assert database is not None
         stages = recorded_stages(await runs.definition_of(database, record.id))
         position = position_of(stage, [one.name for one in stages], "STAGE")
-        now = await _asked(database, record.id, row_ids([row]), stages, position)
-        if now is None:
-            some = ", ".join(map(str, await near_ids(database, record.id, 5)))
-            raise UsageError(f"run {record.id} has no row {row!r}", remedy=f"Its first rows are: {some}.")
+        found = await find_rows(database, record.id, [row])
+        now = await _asked(database, record.id, [one.id for one in found], stages, position)
+        assert now is not None
         before = await _before(database, record.id, now.row_id, stage)
         askings = await askings_of_row(database, now.task.row_key)
     fingerprint = now.task.fingerprint or now.made

@@ -10,13 +10,20 @@ from typing import Any
 from agac.api.comparing import definition_changes
 from agac.api.options import position_of
 from agac.api.reading import database_bytes, database_path, workflow_files
-from agac.api.reports import find_run, full_report, last_invocation, refuse_unknown, state_of, workflow_name
-from agac.core.errors import UsageError
+from agac.api.reports import (
+    find_rows,
+    find_run,
+    full_report,
+    last_invocation,
+    refuse_unknown,
+    state_of,
+    workflow_name,
+)
 from agac.engine.summary import calls_of, iso
 from agac.spec.root import find_project
 from agac.store import history
 from agac.store.db import Database, open_for_reading
-from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
+from agac.store.runs import counters, definition_of, read_run, row_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ async def _inspect(root: Path, run: int | str, row: int | str | None, stage: str
             return InspectReport(root, _of_stage(report, stage), None)
         from agac.api.rowview import row_reports  # rebuilds prompts: loads templates, schemas and providers
 
-        found = await _find_rows(database, record, row)
+        found = await find_rows(database, record.id, [row])
         return InspectReport(root, report, await row_reports(database, record, definition, found, stage))
 
 
@@ -161,25 +168,3 @@ def _of_stage(report: dict[str, Any], stage: str | None) -> dict[str, Any]:
         "definition": {**definition, "stages": [body for body in definition["stages"] if body["name"] == stage]},
     }
     return {**report, **kept}
-
-
-async def _find_rows(database: Database, record: RunRecord, row: int | str) -> list[history.RowRecord]:
-    ids: list[int | str] = [row]
-    if isinstance(row, str) and (number := _as_number(row)) is not None:
-        ids.append(number)
-    found = await history.rows_with_ids(database, record.id, ids)
-    if not found:
-        raise UsageError(f"run {record.id} has no row {row!r}", remedy=await _row_hint(database, record.id, ids[-1]))
-    return found
-
-
-def _as_number(text: str) -> int | None:
-    """The row number that a text may mean."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-async def _row_hint(database: Database, run: int, wanted: int | str) -> str:
-    if isinstance(wanted, int) and (at := await history.ids_from(database, run, wanted, 1)):
-        return f"Rows are named by their ids: row {wanted} of the input has the id {at[0]!r}."
-    some = await history.ids_from(database, run, 0, 3)
-    return f"Rows are named by their ids: {', '.join(map(repr, some))}, …" if some else "It has no rows yet."

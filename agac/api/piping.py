@@ -10,7 +10,6 @@ from pathlib import Path
 from agac.api.checking import Checked, checked_workflow
 from agac.api.options import RunOptions
 from agac.api.project import Project
-from agac.api.selecting import with_output
 from agac.core.errors import UsageError
 from agac.data.piped import STANDARD_INPUT, keep
 from agac.spec.inputs import INPUTS
@@ -22,12 +21,11 @@ def ready_workflow(project: Project, workflow: str, options: RunOptions) -> tupl
 
     Raises SpecError with all problems, UsageError for wrong options.
     """
-    checked = checked_workflow(project, workflow, options.overrides())
+    overrides, partial = options.overrides(), options.selection().partial
+    checked = checked_workflow(project, workflow, overrides, partial=partial)
     if checked.workflow.input.piped:
         options = replace(options, input=str(kept_input(project.root)))
-        checked = checked_workflow(project, workflow, options.overrides())
-    if options.output is not None:
-        checked = with_output(checked, project, options.output)
+        checked = checked_workflow(project, workflow, options.overrides(), partial=partial)
     return checked, options
 
 

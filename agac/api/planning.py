@@ -24,7 +24,8 @@ from agac.core.errors import Problem
 from agac.engine.budget import Amount
 from agac.engine.budgets import Budgets
 from agac.engine.budgets import facts as budget_facts
-from agac.engine.forecast import Before, Forecast, Forecaster, Reason, StageForecast
+from agac.engine.comparison import Before
+from agac.engine.forecast import Forecast, Forecaster, Reason, StageForecast
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
 from agac.plan.estimate import Estimate, estimate, history

@@ -22,7 +22,7 @@ from agac.spec.inputs import free_input
 from agac.spec.load import load_project
 from agac.spec.models import DefaultsFile, RunRulesFile
 from agac.spec.root import find_project
-from agac.spec.suggest import did_you_mean
+from agac.spec.suggest import did_you_mean, sentence
 from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
 
 SHOWN_PROBLEMS = 5
@@ -102,8 +102,8 @@ def show_data(
 def _known(name: str | None) -> InputFormat | None:
     found = next((known for known in get_args(InputFormat) if known == name), None)
     if name is not None and found is None:
-        hint = did_you_mean(name, get_args(InputFormat))
-        raise UsageError(f"--format {name}: unknown format", remedy=f"{hint[0].upper()}{hint[1:]}.")
+        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
+        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
     return found
 
 
@@ -139,7 +139,10 @@ def _at_hand(spec: InputSpec) -> Iterator[tuple[InputSpec, str]]:
         path = keep(sys.stdin.buffer, Path(folder))
         found = spec.format or format_of(path.name)
         if found is None:
-            raise UsageError(f"{STANDARD_INPUT}: cannot tell its format", remedy="Say it with --format, as csv.")
+            raise UsageError(
+                f"{STANDARD_INPUT}: cannot tell the format of what is piped in",
+                remedy="Add --format csv, or another of csv, tsv, json, jsonl, txt, parquet.",
+            )
         yield replace(spec, path=path, format=found, piped=False), STANDARD_INPUT
 
 

@@ -12,8 +12,8 @@ from dotenv import dotenv_values
 from agac.core.errors import Problem, SpecError, UsageError, Where
 from agac.core.redact import Redactor
 from agac.providers.modelref import alias_problem, parse_model
+from agac.providers.provider import Provider
 from agac.providers.rows import build_providers
-from agac.providers.table import Provider
 from agac.spec.load import load_project
 from agac.spec.root import PROJECT_FILE, find_project
 from agac.spec.workflow import ProjectSpec

@@ -120,5 +120,7 @@ async def _export(
                 remedy=f"Finish it with `{go_on(record)}`, or write what is there with --partial.",
             )
         summary = await summarise(database, record)
-        files = await export_run(database, record, root, summary)
-    return summary, files
+        exported = await export_run(database, record, root, summary)
+    if exported.not_written is not None:
+        raise exported.not_written
+    return summary, exported.files

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from agac.core.errors import UsageError
-from agac.core.types import Outcome
+from agac.core.types import Outcome, RowId
 from agac.engine.summary import calls_of, iso, summarise
 from agac.spec.suggest import did_you_mean, listed
 from agac.store import history, runs
@@ -27,10 +27,25 @@ _NO_IDENTITY = frozenset({"concurrency", "output"})
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that goes on with it."""
+    """The run's summary with its state, its last invocation and the command that goes on with it.
+
+    `shown`: its results are what was last written into its output folder; `not_written` are databases that could not
+    be written then.
+    """
     summary = await summarise(database, record)
     last = await last_invocation(database, record)
-    return {**summary, "state": state_of(record, last), "last_invocation": last, "go_on": go_on(record)}
+    if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
+        last["waiting_for"] = again
+    return {
+        **summary,
+        "state": state_of(record, last),
+        "shown": record.exported_revision == record.revision,
+        "not_written": [
+            name.removeprefix("to:") for name, stamp in record.exported_files.items() if stamp == runs.UNWRITTEN
+        ],
+        "last_invocation": last,
+        "go_on": go_on(record),
+    }
 
 
 async def full_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
@@ -154,6 +169,43 @@ def run_number(run: int | str | None) -> int | None:
     if isinstance(run, int) or (run.isascii() and run.isdigit()):
         return int(run)
     raise UsageError(f"{run!r} is no run", remedy="Give its number, or `last`. `agac runs` lists them.")
+
+
+async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[history.RowRecord]:
+    """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
+
+    Raises UsageError for names that no row has.
+    """
+    found = await history.rows_with_ids(database, run, list(row_ids(named)))
+    known = {str(row.id) for row in found}
+    missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
+    if missing:
+        rows = f"row{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}"
+        raise UsageError(f"run {run} has no {rows}", remedy=await _row_hint(database, run, missing[0]))
+    return found
+
+
+def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
+    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where rows have no ids."""
+    found: dict[RowId, None] = {}
+    for name in names:
+        found[name] = None
+        if isinstance(name, str) and (number := _as_number(name)) is not None:
+            found[number] = None
+    return tuple(found)
+
+
+def _as_number(text: str) -> int | None:
+    """The row number that a text may mean."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+async def _row_hint(database: Database, run: int, wanted: str) -> str:
+    number = _as_number(wanted)
+    if number is not None and (at := await history.ids_from(database, run, number, 1)):
+        return f"Rows are named by their ids: row {number} of the input has the id {at[0]!r}."
+    some = await history.ids_from(database, run, 0, 3)
+    return f"Rows are named by their ids: {', '.join(map(repr, some))}, …" if some else "It has no rows yet."
 
 
 def workflow_name(name: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +15,17 @@ from agac.api.confirming import Confirm
 from agac.api.options import RunOptions, position_of
 from agac.api.project import open_project
 from agac.api.reading import database_path
+from agac.api.reports import find_rows, find_run
 from agac.api.running import RunReport, invoke
 from agac.api.watching import Watch
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical
-from agac.core.types import RowId
 from agac.engine.scope import Retry
 from agac.plan.plan import Plan
 from agac.spec.root import find_project
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
-from agac.store.earlier import near_ids
-from agac.store.history import rows_with_ids
+from agac.store.history import RowRecord
 from agac.store.retries import chosen_counts
 
 
@@ -140,29 +140,27 @@ def _goes_on(record: runs.RunRecord, choice: Retry) -> bool:
 
 async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord, Retry]:
     async with open_for_reading(database_path(root)) as database:
-        if database is None:
-            raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
-        record = await find_run(database, run)
+        record = await find_run(database, None, run)
+        assert database is not None
         stages = [stage["name"] for stage in (await runs.definition_of(database, record.id))["stages"]]
         _check(choice, stages)
         due = replace(choice, run=record.id, since=_since(record, choice))
         counts = await chosen_counts(database, record.id, due)
-        if not counts and choice.rows:
-            await _refuse_rows(database, record, choice)
+        if choice.rows:
+            found = await find_rows(database, record.id, choice.rows)
+            if not counts:
+                _refuse_rows(record, choice, found)
     return _as_choice(record, choice, stages, counts), record, due
 
 
-async def _refuse_rows(database: Database, record: runs.RunRecord, choice: Retry) -> None:
-    """Says why none of the named rows is chosen: there is no such row, or none that failed so."""
-    found = await rows_with_ids(database, record.id, list(choice.rows))
-    named = ", ".join(dict.fromkeys(str(row_id) for row_id in choice.rows))
-    if not found:
-        some = ", ".join(map(str, await near_ids(database, record.id, 5)))
-        raise UsageError(f"run {record.id} has no row {named}", remedy=f"Its first rows are: {some}.")
+def _refuse_rows(record: runs.RunRecord, choice: Retry, found: Sequence[RowRecord]) -> None:
+    """Says that the named rows are there, and that none of them failed so."""
+    ids = list(dict.fromkeys(row.id for row in found))
     filtered = " in that way" if choice.stage or choice.error else ""
+    first = shlex.join(["--", str(ids[0])] if str(ids[0]).startswith("-") else [str(ids[0])])
     raise UsageError(
-        f"row {named} of run {record.id} did not fail{filtered}",
-        remedy=f"Look at it with: agac inspect {record.id} {named}. Ask done rows anew with --from STAGE.",
+        f"row{'' if len(ids) == 1 else 's'} {', '.join(map(repr, ids))} of run {record.id} did not fail{filtered}",
+        remedy=f"Look at it with: agac inspect {record.id} {first}. Ask done rows anew with --from STAGE.",
     )
 
 
@@ -187,19 +185,3 @@ def _check(choice: Retry, stages: list[str]) -> None:
         near = get_close_matches(choice.error, list(ErrorType), 1)
         hint = f"Did you mean {near[0]!s}?" if near else f"The kinds are: {', '.join(ErrorType)}."
         raise UsageError(f"--error {choice.error}: there is no such kind of error", remedy=hint)
-
-
-async def find_run(database: Database, run: int | str) -> runs.RunRecord:
-    """The run of that number, or the `last` one. Raises UsageError when there is none."""
-    ids = await runs.run_ids(database, None)
-    number = next(iter(ids), None) if run == "last" else run
-    record = await runs.read_run(database, int(number)) if str(number).isdecimal() and number is not None else None
-    if record is None:
-        known = ", ".join(str(i) for i in ids[:10]) or "none"
-        raise UsageError(f"no run {run}", remedy=f"Give a number or `last`. Runs: {known}; `agac runs` lists them.")
-    return record
-
-
-def row_ids(texts: Sequence[str]) -> tuple[RowId, ...]:
-    """Row ids as they may be meant on a command line: `7` is the id "7", and row number 7 where rows have no ids."""
-    return tuple(row_id for text in texts for row_id in ((text, int(text)) if text.isdecimal() else (text,)))

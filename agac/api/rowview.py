@@ -170,6 +170,8 @@ def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str
         **_endpoint(attempt),
         "started_at": iso(attempt.started_at),
         "duration_s": round(attempt.duration, 4),
+        "ttft_s": _rounded(attempt.ttft),
+        "time_to_response_s": _rounded(attempt.time_to_response),
         "http_status": attempt.status,
         "service_tier": attempt.service_tier,
         "input_tokens": attempt.input_tokens,
@@ -182,6 +184,10 @@ def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str
         "reply": history.reply_text(attempt.reply),
         "reply_kept": attempt.reply is not None,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _error(error_type: str | None, message: str | None, stage: str | None = None) -> dict[str, Any] | None:

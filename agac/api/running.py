@@ -9,6 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from agac.api.selecting import count_rows, selected_rows
 from agac.api.shortnames import moved_names
 from agac.api.watching import RowCount, Watch, Watched
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
+from agac.data.sources import place_of
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
-from agac.engine.export import export_run, files_of, is_shown
-from agac.engine.outputs import check_outputs
+from agac.engine.export import Exported, export_run, files_of, is_shown
+from agac.engine.outputs import PREVIEW
 from agac.engine.run import Invocation, run_once
 from agac.engine.scope import Retry, Scope
-from agac.engine.summary import summarise
+from agac.engine.summary import cost_of, summarise
 from agac.engine.work import Clocks, Work
 from agac.plan.check import missing_variables
 from agac.plan.plan import Plan, make_plan
@@ -41,16 +43,14 @@ from agac.store.retries import chosen_counts
 
 _log = logging.getLogger("agac.api")
 
-PREVIEW = "preview"
-"""Folder, inside the output folder, of a run over a selection."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
 
     `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
-    At a limit `finishing` estimates what the open rows need.
+    At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
+    the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed.
     """
 
     summary: dict[str, Any]
@@ -61,6 +61,9 @@ class RunReport:
     warnings: list[Problem] = field(default_factory=list)
     stop: str | None = None
     finishing: Finishing | None = None
+    not_written: AgacError | None = None
+    replaced: dict[str, Any] | None = None
+    edited: tuple[Path, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -72,7 +75,14 @@ class RunReport:
             "stop": self.stop,
             "stopped": self.stopped,
             "finishing": self.finishing.as_json() if self.finishing else None,
+            "not_written": _told(self.not_written),
+            "replaced": self.replaced,
+            "edited": [str(file) for file in self.edited],
         }
+
+
+def _told(error: AgacError | None) -> dict[str, Any] | None:
+    return None if error is None else {"message": error.message, "remedy": error.remedy}
 
 
 def run(
@@ -150,10 +160,10 @@ async def invoke(
 
 def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Scope, retry: Retry | None) -> Work:
     folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
-    check_outputs(plan, folder, project.root)
     return Work(
         plan=plan,
         rows=lambda: selected_rows(checked, plan.selection),
+        place=partial(place_of, checked.source),
         output_dir=project.spec.shown(folder),
         fresh=fresh,
         scope=scope,
@@ -209,26 +219,41 @@ async def _report(
     assert record is not None
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
-    files = files_of(record, project.root, rows)
+    exported = Exported(files_of(record, project.root, rows))
     stop = invocation.control.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.
     replaced = invocation.complete or stop is Stop.LIMIT
     if replaced and not is_shown(record, project.root, rows):
-        await export_run(database, record, project.root, summary)
+        exported = await export_run(database, record, project.root, summary)
     code = invocation.exit_code
-    if code is ExitCode.DONE and summary["rows"]["failed"]:
+    if exported.not_written is not None:
+        code = ExitCode.FAILED
+    elif code is ExitCode.DONE and summary["rows"]["failed"]:
         code = ExitCode.ROWS_FAILED
     return RunReport(
         summary,
         _facts(invocation),
         code,
-        files if replaced else [],
+        exported.files if replaced else [],
         invocation.control.why or None if stop else None,
         checked.warnings,
         stop.value if stop else None,
         await _finishing(database, checked, plan, retry, summary, invocation) if stop is Stop.LIMIT else None,
+        exported.not_written,
+        await _replaced(database, exported),
+        exported.edited,
     )
+
+
+async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | None:
+    """The run whose results stood in the folder, its input, and the command that writes them there again."""
+    before = await runs.read_run(database, exported.replaced) if exported.replaced is not None else None
+    if before is None:
+        return None
+    source = (await runs.definition_of(database, before.id))["input"]["path"]
+    flag = "" if before.finished_at is not None else " --partial"
+    return {"run": before.id, "input": source, "again": f"agac export --run {before.id}{flag}"}
 
 
 async def _finishing(
@@ -271,10 +296,11 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "retries": totals.retries,
         "repairs": totals.repairs,
         "fallbacks": totals.fallbacks,
+        "waiting_for": {"type": again.type, "message": again.message} if (again := totals.waiting_for) else None,
         "calls_given_up": totals.given_up,
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "stopped_at_limit": invocation.control.stop is Stop.LIMIT and not invocation.ended,
-        "cost_usd": round(totals.cost, 6),
+        "cost_usd": cost_of(totals.cost, totals.unpriced),
         "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
     }
 

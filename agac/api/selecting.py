@@ -1,18 +1,15 @@
-"""Which rows a workflow reads, and where its results go, after the command line had its say."""
+"""Which rows a workflow reads, after the command line had its say."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 from agac.api.checking import Checked
-from agac.api.project import Project
 from agac.core.types import Row
 from agac.data.sampling import sampled
 from agac.data.sources import read_rows
 from agac.plan.plan import Selection
-from agac.spec.inout import output_folder
 
 
 def selected_rows(checked: Checked, selection: Selection) -> Iterator[Row]:
@@ -41,10 +38,3 @@ def count_rows(checked: Checked, selection: Selection) -> int:
     records = checked.source.records(selection.offset)
     most = min((bound for bound in (selection.limit, selection.sample) if bound is not None), default=None)
     return sum(1 for _ in (records if most is None else itertools.islice(records, most)))
-
-
-def with_output(checked: Checked, project: Project, text: str) -> Checked:
-    """The workflow with the folder that `--output` names. Raises UsageError when it cannot be one."""
-    workflow = checked.workflow
-    folder = output_folder(text, project.spec, workflow.input)
-    return replace(checked, workflow=replace(workflow, output=replace(workflow.output, dir=folder)))

@@ -62,7 +62,7 @@ def _check(workflows: Sequence[str], options: RunOptions, project: Path | str | 
     opened = open_project(project)
     problems = list(opened.problems)
     for workflow in workflows:
-        checked, found = check_workflow(opened, workflow, options.overrides())
+        checked, found = check_workflow(opened, workflow, options.overrides(), partial=options.selection().partial)
         problems += found
         if checked is not None:
             _check_scope(options, checked)

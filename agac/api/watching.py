@@ -42,7 +42,8 @@ class StageSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun."""
+    """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun; `waiting_for`: why
+    the last call brought no answer."""
 
     workflow: str
     stages: tuple[StageSnapshot, ...]
@@ -51,6 +52,7 @@ class Snapshot:
     unusable: int
     last_error: tuple[RowError, RowId] | None
     stopping: bool
+    waiting_for: RowError | None = None
 
     @property
     def in_flight(self) -> int:
@@ -78,9 +80,15 @@ class Watched:
             never += stage.parked
             stages.append(_stage(name, stage, totals, rows, never))
             never += stage.failed
-        stopping = self.invocation.control.stop is not None
         return Snapshot(
-            self.workflow, tuple(stages), rows, totals.settled, totals.unusable, totals.last_error, stopping
+            self.workflow,
+            tuple(stages),
+            rows,
+            totals.settled,
+            totals.unusable,
+            totals.last_error,
+            stopping=self.invocation.control.stop is not None,
+            waiting_for=totals.waiting_for,
         )
 
 

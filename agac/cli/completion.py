@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import (
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+)
 
 from agac.core.errors import AgacError
 from agac.spec.root import PROJECT_FILE, find_project
@@ -98,10 +105,33 @@ def _matching(
     return complete
 
 
+class _WholeWord(ShellComplete):
+    """For shells that replace the whole word, where click gives what follows its `=` alone: `--workflow=re`."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        flag, sign, _ = incomplete.partition("=")
+        found = super().get_completions(args, incomplete)
+        if not sign or not flag.startswith("-"):
+            return found
+        return [CompletionItem(f"{flag}={item.value}", item.type, item.help) for item in found]
+
+
+@add_completion_class
+class _Zsh(_WholeWord, ZshComplete):
+    # compdef is there after compinit only, which not everybody's .zshrc calls
+    source_template = ZshComplete.source_template.replace(
+        "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "
+    )
+
+
+@add_completion_class
+class _Fish(_WholeWord, FishComplete):
+    # a description goes on after its first comma
+    source_template = FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
+
+
 def script(shell: str, cli: click.Command) -> str:
     """What a shell has to run at its start, so that it asks `cli`, which is agac, for completions."""
-    from click.shell_completion import get_completion_class
-
     found = get_completion_class(shell)
     assert found is not None
     shown = found(cli, {}, "agac", VARIABLE)

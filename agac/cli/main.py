@@ -195,7 +195,8 @@ def _end_streams() -> None:
 def _main() -> int:
     try:
         if "_AGAC_COMPLETE" in os.environ:
-            cli.main(prog_name="agac")  # a shell asks for completions
+            import_module("agac.cli.completion")  # knows how shells ask
+            cli.main(prog_name="agac")
         # not `cli.main`: it has exit codes of its own for a closed pipe and for Ctrl-C
         with cli.make_context("agac", sys.argv[1:]) as context:
             result = cli.invoke(context)

@@ -1,13 +1,52 @@
-"""Reading flags that several commands share."""
+"""Flags that several commands share, and how they are read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from agac.spec.workflow import Budget
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_ROWS = (
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only so many rows."),
+    click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip so many rows first."),
+    click.option("--sample", type=click.IntRange(1), metavar="N", help="Only so many rows, drawn by chance."),
+    click.option("--seed", type=int, metavar="N", help="Draws another sample; 0 when left out."),
+    click.option(
+        "--input",
+        type=click.Path(),
+        metavar="INPUT",
+        help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
+    ),
+    click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
+    click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
+)
+_STAGES = (
+    click.option("--from", "from_stage", metavar="STAGE", help="Ask this stage and those after it only."),
+    click.option("--until", metavar="STAGE", help="Ask no stage after this one."),
+    click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are."),
+)
+
+
+def choosing_rows(command: Command) -> Command:
+    """Which rows, and what is asked of them otherwise than the workflow says."""
+    return _with(_ROWS, command)
+
+
+def choosing_stages(command: Command) -> Command:
+    """Which stages are asked, from one and up to one, and whether failed rows are."""
+    return _with(_STAGES, command)
+
+
+def _with(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def read_variables(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -47,12 +86,3 @@ def _positive(text: str, unit: str, number: str) -> float:
         kind = "a number above 0" if unit == "usd" else "a whole number above 0"
         raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
     return value
-
-
-def read_run(text: str) -> int | str:
-    """A run's number, or `last`."""
-    if text == "last":
-        return text
-    if not text.isdecimal():
-        raise click.UsageError(f"{text}: give a run's number, or `last`; `agac runs` lists them")
-    return int(text)

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from agac.api.watching import RowCount, Snapshot, Watched
+    from agac.cli.live.block import Block
 
 TICK_SECONDS = 0.125
 """A terminal is painted at most so often: enough to look alive, far too little to cost anything."""
@@ -45,10 +47,13 @@ async def on_terminal(watched: Watched) -> None:
 
     stream, seen, size = sys.stderr, _Seen(watched), None
     block = Block(lambda text: _send(stream, text))
-    with _resizing() as resized, closing(block), everything_above(block):
+    with _resizing() as resized, closing(block), _stopping(block, resized), everything_above(block):
         _warn(watched)
         while True:
             await _next_tick(resized)
+            if not in_front(stream):
+                block.rest()
+                continue
             snapshot, rates = seen.look(time.monotonic())
             before, size = size, terminal_size(stream, os.environ)
             paper = Paper(size.columns - 1, stream.encoding)
@@ -72,7 +77,8 @@ async def plainly(
         await sleep(LOOK_SECONDS)
         now = clock()
         snapshot, rates = seen.look(now)
-        if log.due(now, _share(snapshot)):
+        told = log.first_told(now, waiting=snapshot.waiting_for is not None)
+        if log.due(now, _share(snapshot)) or told:
             paper = Paper(None, sys.stderr.encoding, bars=False)
             print("\n".join(run_lines(snapshot, rates, paper)), file=sys.stderr, flush=True)
 
@@ -81,9 +87,9 @@ class _Seen:
     """What a watcher has seen so far: rates, and the number of rows once it was counted."""
 
     def __init__(self, watched: Watched) -> None:
-        from agac.cli.live.pace import Rate
+        from agac.cli.live.pace import Rate, Waiting
 
-        self._watched, self._new_rate = watched, Rate
+        self._watched, self._new_rate, self._waiting = watched, Rate, Waiting()
         self._rates: dict[str, Rate] = {}
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
@@ -96,6 +102,8 @@ class _Seen:
             stage.name: self._rates.setdefault(stage.name, self._new_rate()).observe(now, stage.worked)
             for stage in snapshot.stages
         }
+        if not self._waiting.long(now, waiting=snapshot.waiting_for is not None):
+            snapshot = replace(snapshot, waiting_for=None)
         return snapshot, rates
 
     def _count(self) -> None:
@@ -130,6 +138,42 @@ def terminal_size(stream: TextIO, environ: Mapping[str, str]) -> os.terminal_siz
     said = [int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
     columns, lines = (a or b or c for a, b, c in zip(size, said, USUAL_SIZE, strict=True))
     return os.terminal_size((columns, lines))
+
+
+def in_front(stream: TextIO) -> bool:
+    """Whether the terminal is ours to paint on: a job in the background (`bg`, `&`) leaves it to the shell."""
+    if os.name != "posix":
+        return True
+    with suppress(OSError):
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    return True  # it is not the terminal that this job belongs to
+
+
+@contextmanager
+def _stopping(block: Block, resized: asyncio.Event) -> Iterator[None]:
+    """Ctrl-Z gives a clean terminal back before the process stops; going on begins with a new picture."""
+    loop, stop = asyncio.get_running_loop(), getattr(signal, "SIGTSTP", None)
+    if stop is None or signal.getsignal(stop) is not signal.SIG_DFL:
+        yield
+        return
+
+    def pause() -> None:
+        block.rest()
+        loop.remove_signal_handler(stop)
+        signal.raise_signal(stop)  # with its own meaning: the process stands here until somebody lets it go on
+        loop.add_signal_handler(stop, pause)
+
+    def go_on() -> None:
+        block.rest()  # also where nobody asked whether it may be stopped
+        resized.set()
+
+    loop.add_signal_handler(stop, pause)
+    loop.add_signal_handler(signal.SIGCONT, go_on)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(stop)
+        loop.remove_signal_handler(signal.SIGCONT)
 
 
 @contextmanager

@@ -23,9 +23,9 @@ import click
 from agac import __version__
 from agac.cli.live.text import harmless, is_unicode
 from agac.cli.shown import plan as shown_plan
-from agac.cli.shown.layout import from_here, table
+from agac.cli.shown.layout import first_line, from_here, table
 from agac.cli.shown.limits import limit_lines
-from agac.cli.shown.run import run_lines
+from agac.cli.shown.run import replaced_lines, run_lines
 from agac.cli.shown.words import counted
 from agac.cli.typed import command_line, command_to_run
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
@@ -160,6 +160,9 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
     _say_how_it_ended(report, command)
     if not quiet:
         _print_summary(report, command, scope)
+    if report.not_written is not None:
+        say(styled("not written: ", "red") + report.not_written.message)
+        say(f"  {report.not_written.remedy}")
 
 
 def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None:
@@ -169,6 +172,8 @@ def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None
         folder = report.files[0].parent
         names = ", ".join(file.name if file.parent == folder else from_here(file) for file in report.files[1:])
         print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
+        for line in replaced_lines(report):
+            print_text(line)
 
 
 def _say_how_it_ended(report: RunReport, command: str) -> None:
@@ -184,6 +189,8 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
             cut = counted(report.invocation["calls_given_up"], "call")
             say(f"{cut} in flight were given up: they may have been paid for and are asked again.")
         say(f"Interrupted; every answer is stored. Rows read so far and still open: {open_rows:,}")
+        if last := report.invocation["waiting_for"]:
+            say(f"  The last call brought no answer: {first_line(last['message'])}")
         say(f"  Go on with: {command}")
 
 

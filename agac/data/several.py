@@ -6,6 +6,7 @@ is null in half of the rows is hardly ever what was meant.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -28,6 +29,7 @@ class SeveralFiles:
         self._open = open_file
         self._first: str | None = None
         self._columns: tuple[str, ...] | None = None
+        self._begun: tuple[list[int], list[str]] = ([], [])
         refused = []
         for relative in islice(self._files(), LOOKED_AT):
             try:
@@ -44,10 +46,19 @@ class SeveralFiles:
     def describe(self) -> str:
         return self._spec.shown
 
+    def place(self, ordinal: int) -> str:
+        """The file of a row that the last reading met, and its number there."""
+        befores, files = self._begun
+        found = bisect_left(befores, ordinal) - 1
+        return f"{files[found]}: row {ordinal - befores[found]}"
+
     def records(self, start: int = 0) -> Iterator[Record]:
         before = 0
+        befores, files = self._begun = ([], [])
         for relative in self._files():
             ordinal = 0
+            befores.append(before)
+            files.append(relative)
             for ordinal, data, error, line, _ in self._opened(relative).records():
                 if before + ordinal > start:
                     yield Record(before + ordinal, data, error, line, relative)

@@ -24,7 +24,17 @@ from agac.spec.formats import SUFFIXES, format_of, suffix_of
 from agac.spec.inputs import PIPED
 from agac.spec.workflow import InputSpec
 
-__all__ = ["FORMATS", "SUFFIXES", "Record", "Source", "open_input", "open_source", "read_rows", "separator_hint"]
+__all__ = [
+    "FORMATS",
+    "SUFFIXES",
+    "Record",
+    "Source",
+    "open_input",
+    "open_source",
+    "place_of",
+    "read_rows",
+    "separator_hint",
+]
 
 FORMATS: Mapping[str, Callable[[Path, str], Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
@@ -74,6 +84,11 @@ def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: 
         raise
     except AgacError as error:  # it cannot even be begun: nothing was run yet
         raise UsageError(error.message, remedy=error.remedy) from error
+
+
+def place_of(source: Source, ordinal: int) -> str:
+    """A row of the last reading as messages name it: with its file, where there are several."""
+    return source.place(ordinal) if isinstance(source, SeveralFiles) else f"row {ordinal}"
 
 
 def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:

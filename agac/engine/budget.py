@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agac.engine.control import Control, Halted
 from agac.plan.plan import PlannedModel
 from agac.providers.prices import price_of
-from agac.providers.table import Price
+from agac.providers.provider import Price
 from agac.spec.workflow import Budget
 from agac.store.batch import Call
 

@@ -199,6 +199,7 @@ class Caller:
             status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
         )  # fmt: skip
         _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=told)
+        self._settler.asked_again(RowError(fault.type, fault.message))
         if lane and asking.line.lane.pause(delay):
             model = asking.line.model.lane
             _log.warning("%s: %s; it is asked again in %.0f s", model, fault.message, delay, extra=told)

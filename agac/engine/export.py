@@ -4,36 +4,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.core.errors import ErrorType, RowError
-from agac.core.types import JSONValue
+from agac.core.errors import AgacError, ErrorType, RowError
+from agac.core.types import JSONValue, RowId
 from agac.data.jsontext import encode
 from agac.data.outputs.layout import Layout, Observed
-from agac.data.outputs.records import OutputRow
+from agac.data.outputs.records import Fields, OutputRow
 from agac.data.sinks import TELEMETRY, OutputFolder, envelope
 from agac.engine.outputs import Outputs
 from agac.engine.telemetry import write_telemetry
 from agac.store.db import Database
 from agac.store.rows import ExportRow, State, export_rows
-from agac.store.runs import RunRecord, definition_of, files_written, write
+from agac.store.runs import RunRecord, Written, definition_of, files_written, write
 
 
-async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote, and what was there before.
+
+    `not_written` is why a table in a database is not among the `files`. `replaced` is the run whose results stood in
+    the folder, where it was another one; `edited` are files that somebody changed since they were written.
+    """
+
+    files: list[Path]
+    not_written: AgacError | None = None
+    replaced: int | None = None
+    edited: tuple[Path, ...] = ()
+
+
+async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> Exported:
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for.
 
     A row without an outcome has no envelope; `results.json` holds the ok results; `errors.jsonl` always has the input.
     A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
-    again. Returns their paths.
+    again. A table of a database that cannot be written keeps nothing else from being replaced.
     """
     outputs = Outputs.of(run, root, summary["rows"]["total"])
     shaper = None
     if outputs.tabular or outputs.shapes_json:
         shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
+    written = await files_written(database, run.output_dir)
+    replaced, edited = _before(run, outputs, written)
     await write(database, "run_exporting", (run.id,))
     with OutputFolder(outputs.folder, root) as out:
-        others = outputs.open(out, root, shaper.layout) if shaper else []
+        others, table = outputs.open(out, root, shaper.layout) if shaper else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
         async for rows in export_rows(database, run.id):
@@ -48,23 +65,58 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         document.write(dict(summary))
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
-    outputs.remove_stale(await files_written(database, run.output_dir))
-    await write(database, "run_exported", (run.revision, json.dumps(outputs.stamps(root)), run.id))
-    return outputs.files(root)
+    failure = _named(table.failure, run) if table and table.failure else None
+    outputs.remove_stale(one.files for one in written)
+    stamps = outputs.stamps(root, unwritten=failure is not None)
+    await write(database, "run_exported", (run.revision, json.dumps(stamps), run.id))
+    return Exported(outputs.files(root, but_table=failure is not None), failure, replaced, edited)
+
+
+def _before(run: RunRecord, outputs: Outputs, written: list[Written]) -> tuple[int | None, tuple[Path, ...]]:
+    """The run whose results are about to be replaced, where it is another, and files that are not as any run left them.
+
+    After an export that was killed nobody can tell whose files are there, or who changed them.
+    """
+    shown = [one for one in written if one.shown]
+    if not shown or not (outputs.folder / "results.jsonl").exists():
+        return None, ()
+    others = [one.run for one in shown if one.run != run.id]
+    edited = outputs.edited([one.files for one in written])
+    return (others[0] if others and not outputs.preview else None), edited
+
+
+def _named(error: AgacError, run: RunRecord) -> AgacError:
+    """The failure of a table, with the command that writes it."""
+    again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
+    remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
+    return AgacError(f"{error.message}; nothing of it was written", remedy=f"{error.remedy or ''} {remedy}".strip())
 
 
 async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
     """The columns of all rows, by a look at each."""
     definition = await definition_of(database, run.id)
-    last = definition["stages"][-1]
+    last, id_field = definition["stages"][-1], definition["input"]["id_field"]
     observed = Observed(last["schema"]["body"] if last["schema"] else None, outputs.fields)
     async for rows in export_rows(database, run.id):
         for row in rows:
             if row.state in (State.DONE, State.FAILED):
-                observed.row(_decoded(row.data) or {})
+                data = _decoded(row.data) or {}
+                observed.row(data)
+                if (own := _own_id(row, data, id_field)) is not None:
+                    observed.row_id(own)
             if row.state == State.DONE and row.value is not None:
                 observed.result(_decoded(row.value))
-    return observed.layout(outputs.merge or "extend", last["name"], definition["input"]["id_field"])
+    return observed.layout(outputs.merge or "extend", last["name"], id_field)
+
+
+def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
+    """The row's own id, an integer where it stands as one in the row; None where a row number stands for one."""
+    if id_field is None:
+        return row.id
+    if not isinstance(row.id, str) or row.error_type == ErrorType.DUPLICATE_ID:
+        return None
+    own = data.get(id_field)
+    return own if type(own) is int and str(own) == row.id else row.id  # not of one that was made unique (`suffix`)
 
 
 _decode = json.JSONDecoder().raw_decode
@@ -81,26 +133,20 @@ class Shaper:
     def __init__(self, layout: Layout, *, merged: bool) -> None:
         self.layout = layout
         self._merged = merged
-        self._identified = layout.id_field is not None
 
     def done(self, row: ExportRow, value: str) -> OutputRow:
         """A row with its result, which is JSON text."""
         data, result = _decoded(row.data) or {}, _decoded(value)
         merger = self.layout.merger
         cells = self.layout.cells(merger.record(data, result), None)
-        return OutputRow(row.id, self._known(row), cells, merger.value(data, result) if self._merged else result)
+        own = _own_id(row, data, self.layout.id_field)
+        return OutputRow(own, cells, merger.value(data, result) if self._merged else result)
 
     def failed(self, row: ExportRow, error: RowError) -> OutputRow:
         """A row that failed: what it has itself, and why it failed."""
-        record = self.layout.merger.failed(_decoded(row.data) or {})
-        cells = self.layout.cells(record, f"{error.type}: {error.message}")
-        return OutputRow(row.id, self._known(row), cells, None)
-
-    def _known(self, row: ExportRow) -> bool:
-        """Whether the row's id is its own. Under `id_field` an integer is a row number in the place of one."""
-        if not self._identified:
-            return True
-        return isinstance(row.id, str) and row.error_type != ErrorType.DUPLICATE_ID
+        data = _decoded(row.data) or {}
+        cells = self.layout.cells(self.layout.merger.failed(data), f"{error.type}: {error.message}")
+        return OutputRow(_own_id(row, data, self.layout.id_field), cells, None)
 
 
 class Lines:

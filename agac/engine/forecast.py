@@ -5,31 +5,26 @@ Memory does not grow with the rows: they come in chunks, and for each chunk a st
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Request, RowId
-from agac.engine.intake import CHUNK_ROWS, read_chunk
-from agac.engine.policy import is_left
+from agac.engine.comparison import Before, Comparison, WalkedRow
+from agac.engine.judging import Rows, judged_chunks
 from agac.engine.scope import Scope
 from agac.plan import reasons as why
 from agac.plan.distinct import Distinct
 from agac.plan.plan import Plan, PlannedStage
 from agac.plan.prepare import Prepared, Preparer
 from agac.plan.standin import stand_in
-from agac.spec.template import VisibleRow
 from agac.store.batch import NewRow
 from agac.store.db import Database
 from agac.store.results import earlier_results
-from agac.store.rows import PriorTask, State, StoredRow, aged_rows, prior_tasks, rows_by_id
-from agac.store.runs import RunRecord
-from agac.store.seen import SeenIds
+from agac.store.rows import State, StoredRow, aged_rows, prior_tasks, rows_by_id
 
 SAMPLE = 200
 """Rendered requests of a stage that are measured."""
@@ -101,31 +96,6 @@ class Forecast:
     prompts: list[Prompt] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The last run to compare with. `continued`: it is the run that `agac run` would go on with."""
-
-    record: RunRecord
-    definition: Mapping[str, Any]
-    continued: bool
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row on its way through the stages: `reason` is why the first asked stage is asked, None while none is.
-
-    `blocked`: a stage before cannot be asked.
-    """
-
-    new: NewRow
-    old: StoredRow | None
-    tasks: dict[int, PriorTask]
-    visible: VisibleRow
-    results: dict[str, JSONValue]
-    reason: str | None = None
-    blocked: bool = False
-
-
 class Forecaster:
     """Makes a Forecast. `now` is in seconds since 1970; `show` rendered prompts are kept."""
 
@@ -142,36 +112,19 @@ class Forecaster:
     ) -> None:
         self._plan, self._db, self._before = plan, database, before
         self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
-        self._continued = before is not None and before.continued and not fresh
-        run = before.record.id if before and self._continued else 0
+        self._comparison = Comparison(plan, before, scope=scope, fresh=fresh, now=now)
+        run = before.record.id if before and self._comparison.continued else 0
         self._preparer = Preparer(plan.stages, plan.vars, run)
         self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
-        self._changes = [self._definition_changes(stage) for stage in plan.stages]
-        self._position = {s["name"]: i for i, s in enumerate(before.definition["stages"])} if before else {}
 
-    async def forecast(self, rows: Callable[[], Iterator[Any]]) -> Forecast:
+    async def forecast(self, rows: Rows) -> Forecast:
         """Reads the input once, or twice where an id's last record counts."""
-        on_duplicate = self._plan.input.on_duplicate_id
-        with ExitStack() as stack:
-            seen = stack.enter_context(closing(SeenIds())) if self._plan.input.id_field else None
-            all_ids = None
-            if seen is not None and on_duplicate == "last":
-                all_ids = stack.enter_context(closing(SeenIds()))
-                await asyncio.to_thread(_count_ids, rows(), all_ids)
-            async for chunk in _chunks(rows(), seen, all_ids, on_duplicate, self._found):
+        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+            async for chunk, dropped in chunks:
+                self._found.rows += dropped
+                self._found.dropped += dropped
                 await self._place(chunk)
         return self._found
-
-    def _definition_changes(self, stage: PlannedStage) -> list[str] | None:
-        """What changed in the stage's definition; None: it is new."""
-        if self._before is None:
-            return []
-        definition = self._before.definition
-        before = next((s for s in definition["stages"] if s["name"] == stage.name), None)
-        if before is None:
-            return None
-        after = self._plan.body["stages"][stage.index]
-        return why.definition_changes(before, after, (definition["vars"], self._plan.body["vars"]))
 
     async def _place(self, chunk: list[NewRow]) -> None:
         """One chunk: rows that stand as they are need no look, the others go through the stages together."""
@@ -187,7 +140,7 @@ class Forecaster:
                 self._reuse_all()
                 continue
             results: dict[str, JSONValue] = {}
-            rows.append(_Row(new, old, {}, self._preparer.visible(new.row.data, results), results))
+            rows.append(WalkedRow(new, old, {}, self._preparer.visible(new.row.data, results), results))
         await self._learn_tasks(rows)
         for stage in self._plan.stages:
             await self._stage(stage, rows)
@@ -204,13 +157,13 @@ class Forecaster:
 
     async def _finished(self, chunk: Sequence[NewRow], stored: Mapping[RowId, StoredRow]) -> set[int]:
         """The keys of done rows of the run that would be continued, but for those with answers that are too old."""
-        if not self._continued or self._db is None:
+        if not self._comparison.continued or self._db is None:
             return set()
         done = {old.key for new in chunk if (old := stored.get(new.row.id)) and old.state == State.DONE}
         cutoffs = {s.index: self._now - s.max_age for s in self._plan.stages if s.max_age is not None}
         return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
 
-    async def _learn_tasks(self, rows: list[_Row]) -> None:
+    async def _learn_tasks(self, rows: list[WalkedRow]) -> None:
         keys = [row.old.key for row in rows if row.old is not None]
         if self._db is None or not keys:
             return
@@ -219,7 +172,7 @@ class Forecaster:
             if row.old is not None:
                 row.tasks = tasks.get(row.old.key, {})
 
-    async def _stage(self, stage: PlannedStage, rows: list[_Row]) -> None:
+    async def _stage(self, stage: PlannedStage, rows: list[WalkedRow]) -> None:
         """What becomes of a stage's tasks: of those whose row was asked before, of those that are left, of the rest."""
         found, wanted = self._found.stages[stage.index], []
         for row in rows:
@@ -227,23 +180,23 @@ class Forecaster:
                 self._block(stage, row, found, why.upstream_blocked(stage.upstream or ""))
             elif row.reason is not None:
                 if self._may_ask(stage, row, found):
-                    found.asked(self._passed_on(row.reason, row, stage), row.new.row.id)
+                    found.asked(self._comparison.passed_on(stage, row, row.reason), row.new.row.id)
                     self._guess_size(stage, found, row)
             else:
                 prepared = self._preparer.prepare(stage, row.visible, row.new.row.id)
                 if isinstance(prepared, RowError):
                     self._block(stage, row, found, why.MISSING_FIELD)
-                elif left := self._left(stage, row, prepared.fingerprint):
+                elif left := self._comparison.left(stage, row, prepared.fingerprint):
                     self._block(stage, row, found, left)
                 else:
                     wanted.append((row, prepared))
         await self._ask_or_reuse(stage, wanted, found)
 
     async def _ask_or_reuse(
-        self, stage: PlannedStage, wanted: list[tuple[_Row, Prepared]], found: StageForecast
+        self, stage: PlannedStage, wanted: list[tuple[WalkedRow, Prepared]], found: StageForecast
     ) -> None:
         """The tasks whose prompt is known: one look-up for all of them."""
-        since = self._since(stage)
+        since = self._comparison.since(stage)
         prints = [prepared.fingerprint for _, prepared in wanted]
         earlier = await earlier_results(self._db, prints, since) if self._db and prints and not self._fresh else {}
         for row, prepared in wanted:
@@ -253,11 +206,11 @@ class Forecaster:
                 if stage.index + 1 < len(self._plan.stages):
                     row.results[stage.name] = json.loads(result.value)
             elif self._may_ask(stage, row, found):
-                row.reason = self._reason(stage, row, prepared.fingerprint)
+                row.reason = self._comparison.reason(stage, row, prepared.fingerprint)
                 found.asked(row.reason, row.new.row.id)
                 self._look_at(stage, found, row, prepared.fingerprint, prepared.request)
 
-    def _guess_size(self, stage: PlannedStage, found: StageForecast, row: _Row) -> None:
+    def _guess_size(self, stage: PlannedStage, found: StageForecast, row: WalkedRow) -> None:
         """Measures a prompt that names an answer which is not there yet, as if that were of the usual size."""
         if found.sampled >= SAMPLE:
             return
@@ -268,68 +221,19 @@ class Forecaster:
             found.sampled += 1
             found.characters += _characters(prepared.request)
 
-    def _may_ask(self, stage: PlannedStage, row: _Row, found: StageForecast) -> bool:
+    def _may_ask(self, stage: PlannedStage, row: WalkedRow, found: StageForecast) -> bool:
         if self._scope.may_ask(stage.name):
             return True
         self._block(stage, row, found, why.NOT_IN_SCOPE)
         return False
 
-    def _block(self, stage: PlannedStage, row: _Row, found: StageForecast, reason: str) -> None:
+    def _block(self, stage: PlannedStage, row: WalkedRow, found: StageForecast, reason: str) -> None:
         """The row's task cannot be asked, and neither can those after it."""
         row.blocked = True
         found.block(reason if self._scope.may_ask(stage.name) else why.NOT_IN_SCOPE, row.new.row.id)
 
-    def _prior(self, stage: PlannedStage, row: _Row) -> PriorTask | None:
-        position = self._position.get(stage.name)
-        return None if position is None else row.tasks.get(position)
-
-    def _left(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> str | None:
-        """Why a task that failed is not tried again; None when it is, or did not fail."""
-        prior = self._prior(stage, row)
-        if not self._continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
-            return None
-        if is_left(prior):
-            return why.LEFT
-        return None if self._scope.tries_again(stage.name) else why.NOT_RETRIED
-
-    def _since(self, stage: PlannedStage) -> float:
-        run = self._before.record.fresh_since if self._before and self._continued else None
-        oldest = 0.0 if stage.max_age is None else self._now - stage.max_age
-        return max(run or 0.0, oldest)
-
-    def _reason(self, stage: PlannedStage, row: _Row, fingerprint: bytes) -> str:
-        if self._fresh:
-            return why.FRESH
-        if row.old is None:
-            return why.NEW_ROW
-        changes = self._changes[stage.index]
-        if changes is None:
-            return why.NEW_STAGE
-        if changes:
-            return ", ".join(changes)
-        if row.old.hash != row.new.hash:
-            return why.ROW_CHANGED
-        return self._reason_of_task(stage, self._prior(stage, row), fingerprint)
-
-    def _passed_on(self, reason: str, row: _Row, stage: PlannedStage) -> str:
-        """Why a stage after an asked one is asked: it never was, or what it follows may change."""
-        if reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
-            return reason
-        if self._changes[stage.index] is None:
-            return why.NEW_STAGE
-        return why.NOT_YET if self._prior(stage, row) is None else why.upstream_changed(stage.upstream or "")
-
-    def _reason_of_task(self, stage: PlannedStage, prior: PriorTask | None, fingerprint: bytes) -> str:
-        if prior is None:
-            return why.NOT_YET
-        if prior.fingerprint != fingerprint and stage.upstream is not None and stage.reuse != "never":
-            return why.upstream_changed(stage.upstream)
-        if prior.error is not None:
-            return why.FAILED
-        return why.TOO_OLD if stage.max_age is not None else why.DROPPED
-
     def _look_at(
-        self, stage: PlannedStage, found: StageForecast, row: _Row, fingerprint: bytes, request: Request
+        self, stage: PlannedStage, found: StageForecast, row: WalkedRow, fingerprint: bytes, request: Request
     ) -> None:
         found.known += 1
         found.different.add(fingerprint)
@@ -342,35 +246,3 @@ class Forecaster:
 
 def _characters(request: Request) -> int:
     return sum(len(part.text) for message in request.messages for part in message.parts)
-
-
-def _count_ids(rows: Iterator[Any], all_ids: SeenIds) -> None:
-    while ids := [row.id for row in islice(rows, CHUNK_ROWS)]:
-        all_ids.times(ids)
-
-
-async def _chunks(
-    rows: Iterator[Any], seen: SeenIds | None, all_ids: SeenIds | None, on_duplicate: str, found: Forecast
-) -> AsyncIterator[list[NewRow]]:
-    """Rows with their snapshots; repeated ids as the run would judge them. `all_ids` knows how often each comes."""
-    while chunk := await asyncio.to_thread(read_chunk, rows):
-        if seen is None:
-            yield chunk
-            continue
-        ids = [new.row.id for new in chunk]
-        times = await asyncio.to_thread(seen.times, ids)
-        if all_ids is not None:  # those that come after it, instead of those before
-            totals = await asyncio.to_thread(all_ids.totals, ids)
-            times = [total - before - 1 for total, before in zip(totals, times, strict=True)]
-        kept = []
-        for new, before in zip(chunk, times, strict=True):
-            if before and on_duplicate in ("first", "last"):
-                found.rows += 1
-                found.dropped += 1
-                continue
-            if before and on_duplicate == "suffix":
-                new.row = new.row._replace(id=f"{new.row.id}#{before + 1}")
-            elif before:
-                new.state = State.FAILED
-            kept.append(new)
-        yield kept

@@ -12,7 +12,7 @@ rows than positions there, takes the second road, and puts it right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
@@ -46,17 +46,18 @@ class Intake:
         self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
         stops: StopRules, *,
         on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
-        opened: Opened | None = None,
+        place: Callable[[int], str], opened: Opened | None = None,
     ) -> None:  # fmt: skip
         """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
-        for the stages that say so, by position. `opened`: how to go on with rows that a retry opened and left."""
+        for the stages that say so, by position. `place` names a row by its ordinal. `opened`: how to go on with rows
+        that a retry opened and left."""
         self._opened = opened
         self._scope, self._cutoffs = scope, cutoffs
         self._db, self._run, self._event = places
         self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
         self._stops = stops
         self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
-        self._repeats = Repeats(places, self._on_duplicate)
+        self._repeats = Repeats(places, self._on_duplicate, place)
         self._last = 0
         self._stored_last = 0
 

@@ -17,8 +17,8 @@ from agac.engine.patience import Patience
 from agac.engine.validate import Checker
 from agac.plan.plan import PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
+from agac.providers.provider import Price
 from agac.providers.sending import HttpReply, Sending
-from agac.providers.table import Price
 from agac.spec.workflow import Timeout
 from agac.store.batch import Endpoint
 

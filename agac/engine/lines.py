@@ -19,9 +19,9 @@ from agac.plan.plan import Plan, PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.prices import price_of
+from agac.providers.provider import Price
 from agac.providers.sending import Sending
 from agac.providers.streams import STREAMS
-from agac.providers.table import Price
 from agac.providers.websocket import SocketSender
 from agac.spec.workflow import Timeout
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agac.core.errors import UsageError
+from agac.core.errors import AgacError, Problem, UsageError
 from agac.core.keys import canonical
 from agac.data.formats.sqlite import tables_read
-from agac.data.outputs.database import FreshDatabase, TableSink, key_name
-from agac.data.outputs.kinds import Kind, declared_fields
-from agac.data.outputs.layout import Column, Layout
-from agac.data.outputs.tablecheck import check_target
-from agac.data.outputs.tables import PREVIEW_DATABASE, TABLES, RowSink, file_of
+from agac.data.outputs.database import FreshDatabase, TableSink
+from agac.data.outputs.kinds import declared_fields
+from agac.data.outputs.layout import Column, Layout, Observed
+from agac.data.outputs.tablecheck import check_target, table_columns
+from agac.data.outputs.tables import PREVIEW_DATABASE, TABLES, Apart, RowSink, file_of
 from agac.data.sinks import FILES, TELEMETRY, OutputFolder, check_folder
-from agac.spec.workflow import Merge, OutputFormat, TableTarget
-from agac.store.runs import RunRecord
+from agac.spec.workflow import InputSpec, JsonSchema, Merge, OutputFormat, TableTarget, Workflow
+from agac.store.runs import UNWRITTEN, RunRecord
 
 if TYPE_CHECKING:
     from agac.plan.plan import Plan
@@ -26,8 +27,11 @@ TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
 to write it again would be most of what a run costs that finds one changed cell."""
 
-_TEXTS = ("csv", "tsv", "txt", "files")
-"""Formats whose ids are always text."""
+PREVIEW = "preview"
+"""Folder, inside the output folder, of a run over a selection."""
+
+_TEXTS = ("csv", "tsv", "files")
+"""Formats whose fields are always text."""
 
 Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
@@ -94,31 +98,47 @@ class Outputs:
         """The user's database that is written to, if there is one."""
         return root / self.to.path if self.to is not None and not self.preview else None
 
-    def files(self, root: Path) -> list[Path]:
-        """Every file that is written."""
+    def files(self, root: Path, *, but_table: bool = False) -> list[Path]:
+        """Every file that is written; `but_table`: that of the table is not."""
         database = self.database(root)
-        return [*(self.folder / name for name in self.names), *([database] if database else [])]
+        found = [*(self.folder / name for name in self.names), *([database] if database else [])]
+        table = database or self.folder / PREVIEW_DATABASE
+        return [file for file in found if file != table] if but_table else found
 
-    def open(self, out: OutputFolder, root: Path, layout: Layout) -> list[RowSink]:
-        """The sinks of tables and lines, which end together with the folder's files. The database comes first: what
-        cannot be put in place by renaming is done before anything is."""
-        sinks: list[RowSink] = []
-        if self.to is not None:
-            database = self.database(root)
-            if database is None:
-                sinks.append(out.add(FreshDatabase(self.folder / PREVIEW_DATABASE, self.to.name, layout)))
-            else:
-                sinks.append(out.add(TableSink(database, self.to.name, layout, self.to.path)))
+    def edited(self, written: Iterable[Stamps]) -> tuple[Path, ...]:
+        """Files that are about to be replaced and are not as any run left them: somebody changed them since."""
+        left = list(written)
+        found = []
+        for file in (self.folder / name for name in self.names):
+            stamps = [stamp[file.name] for stamp in left if file.name in stamp]
+            if stamps and file.is_file() and _stamp(file) not in stamps:
+                found.append(file)
+        return tuple(found)
+
+    def open(self, out: OutputFolder, root: Path, layout: Layout) -> tuple[list[RowSink], Apart | None]:
+        """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
+        database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
         folder, safe = self.folder, self.csv_safe
-        sinks.extend(out.add(TABLES[name](folder / file_of(name), layout, safe)) for name in self.formats)
-        return sinks
+        table = None if self.to is None else out.add(Apart(partial(self._table, self.to.name, root, layout)))
+        others = [out.add(TABLES[name](folder / file_of(name), layout, safe)) for name in self.formats]
+        return [*([table] if table else []), *others], table
 
-    def stamps(self, root: Path) -> Stamps:
-        """What the files are now. A database is only there or not: others write into it too."""
+    def _table(self, name: str, root: Path, layout: Layout) -> RowSink:
+        database = self.database(root)
+        if self.to is None or database is None:
+            return FreshDatabase(self.folder / PREVIEW_DATABASE, name, layout)
+        return TableSink(database, name, layout, self.to.path)
+
+    def stamps(self, root: Path, *, unwritten: bool = False) -> Stamps:
+        """What the files are now. A database is only there or not: others write into it too. `unwritten`: the table
+        could not be written."""
         found = {file.name: _stamp(file) for name in self.names if (file := self.folder / name).exists()}
         database = self.database(root)
-        if self.to is not None and database is not None and database.exists():
-            found[f"to:{self.to.path}"] = [0, 0]
+        name = PREVIEW_DATABASE if self.to is None or database is None else f"to:{self.to.path}"
+        if database is not None and database.exists():
+            found[name] = [0, 0]
+        if unwritten:
+            found[name] = UNWRITTEN
         return found
 
     def remove_stale(self, written: Iterable[Stamps]) -> None:
@@ -150,24 +170,47 @@ def outputs_text(plan: Plan) -> str:
     return canonical(body)
 
 
-def check_outputs(plan: Plan, folder: Path, root: Path) -> None:
-    """Raises UsageError for what would be in the way of the results: found before they are paid for."""
-    spec, preview = plan.output, plan.selection.partial
-    names = list(map(file_of, spec.formats))
-    if spec.to is not None and preview:
+def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *, preview: bool) -> list[Problem]:
+    """What would be in the way of the results, found before they are paid for; opens nothing for writing. `columns`
+    are the input's, None where it declares none."""
+    output, to = workflow.output, workflow.output.to
+    names = list(map(file_of, output.formats))
+    if to is not None and preview:
         names.append(PREVIEW_DATABASE)
-    check_folder(folder, root, names)
-    if spec.to is not None and not preview:
-        key = key_name(plan.input.id_field, spec.merge)
-        texts = plan.input.id_field is not None and (plan.input.format in _TEXTS or spec.merge == "replace")
-        ids = [Column(key, Kind.TEXT)] if texts else []  # of other inputs the end shows what their ids are
-        check_target(spec.to.path, spec.to.table, key, spec.to.shown, ids)
-        _refuse_own_input(plan, spec.to)
+    folder = output.dir / PREVIEW if preview else output.dir
+    checks: list[tuple[Problem, Callable[[], None]]] = [
+        (Problem(output.where, "", "output.dir"), partial(check_folder, folder, root, names))
+    ]
+    if to is not None and not preview:
+        into = Problem(to.where, "", "output.to")
+        checks.append((into, partial(_refuse_own_input, workflow.input, to)))
+        checks.append((into, partial(check_target, to.path, to.table, _known_columns(workflow, columns), to.shown)))
+    found = []
+    for problem, check in checks:
+        try:
+            check()
+        except AgacError as error:
+            found.append(replace(problem, message=f"{error.message}. {error.remedy or ''}".strip()))
+    return found
 
 
-def _refuse_own_input(plan: Plan, target: TableTarget) -> None:
+def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Column]:
+    """The columns of the table, as far as they are certain before a row is read: the key, which is the first, the
+    row's and those of the result's schema. What is not known of them is said at the end."""
+    source, last, merge = workflow.input, workflow.stages[-1], workflow.output.merge or "extend"
+    observed = Observed(last.schema.schema.body if isinstance(last.schema, JsonSchema) else None)
+    if source.format in _TEXTS:
+        observed.row_id("")
+    observed.row(dict.fromkeys(columns or (), "" if source.format in _TEXTS else None))
+    layout = observed.layout(merge, last.name, source.id_field)
+    if columns is None and merge != "replace":
+        return [layout.key]  # which of the result's names clash with the row's is not known
+    kept = table_columns(replace(layout, columns=layout.columns[:-1]))
+    return [kept[0], *(column for column in kept[1:] if column.name in layout.merger.fields)]
+
+
+def _refuse_own_input(source: InputSpec, target: TableTarget) -> None:
     """A table that the input reads, perhaps by way of a view: what is written would change every row."""
-    source = plan.input
     if source.statement is None or source.path != target.path or not source.path.is_file():
         return
     if target.table.lower() in tables_read(source.path, source.statement, source.shown):

@@ -7,6 +7,7 @@ already and what it has not met yet; `is_placed` tells the two apart.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,9 +49,10 @@ class Repeats:
     `moved_from` is the position from which on this pass places rows by id; before it they stand as stored.
     """
 
-    def __init__(self, places: Places, policy: OnDuplicateId) -> None:
+    def __init__(self, places: Places, policy: OnDuplicateId, place: Callable[[int], str]) -> None:
+        """`place` names a row by its ordinal."""
         self._db, self._run, self._event = places
-        self._policy = policy
+        self._policy, self._named = policy, place
         self.moved_from: int | None = None
         self._often: dict[RowId, tuple[int, int]] = {}  # how often an id was met, and where first
         self._numbers: dict[RowId, int] = {}  # the last number given to an id under `suffix`
@@ -121,7 +123,10 @@ class Repeats:
         elif self._policy == "first":
             new.state = State.DROPPED
         else:
-            message = f"id {row.id!r} was used by row {first} already; give each row its own id, or set "
+            place = self._named(row.ordinal)
+            where = "" if place == f"row {row.ordinal}" else f"{place}: "  # the envelope has the number alone
+            used = f"{where}id {row.id!r} was used by {self._named(first)} already"
+            message = f"{used}; give each row its own id, or set "
             error = RowError(ErrorType.DUPLICATE_ID, message + "input.on_duplicate_id: first | last | suffix")
             new.row, new.state = row._replace(error=error), State.FAILED
 

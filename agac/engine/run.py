@@ -29,6 +29,7 @@ from agac.engine.scope import Retry
 from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
+from agac.engine.summary import cost_of
 from agac.engine.totals import StageTotals, Totals
 from agac.engine.window import walk_all
 from agac.engine.work import Work
@@ -151,7 +152,7 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "rows_parked": totals.rows_parked,
         "retries": totals.retries,
-        "cost_usd": totals.cost,
+        "cost_usd": cost_of(totals.cost, totals.unpriced),
         **_why_stopped(invocation),
     }
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
@@ -164,7 +165,9 @@ def _why_stopped(invocation: Invocation) -> dict[str, Any]:
     control = invocation.control
     if invocation.ended or control.stop is None:
         return {}
-    return {"stop": control.stop.value, "stopped": control.why}
+    again = invocation.totals.waiting_for
+    waiting = {"waiting_for": {"type": again.type, "message": again.message}} if again else {}
+    return {"stop": control.stop.value, "stopped": control.why, **waiting}
 
 
 async def _work(
@@ -182,7 +185,7 @@ async def _work(
     intake = Intake(
         places, ledger, settler, control, totals,
         stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
-        scope=work.scope, cutoffs=_cutoffs(work), opened=opened,
+        scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened,
     )  # fmt: skip
     async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]

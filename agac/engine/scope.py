@@ -27,9 +27,6 @@ class Scope:
         return self.retry_failed and self.may_ask(stage)
 
 
-EVERYTHING = Scope()
-
-
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.

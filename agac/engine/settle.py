@@ -90,6 +90,10 @@ class Settler:
         self._ledger.count_call()
         self._count_call(call, cost, stage)
 
+    def asked_again(self, error: RowError) -> None:
+        """The last call brought no answer, and is made again."""
+        self._totals.waiting_for = error
+
     def given_up(self) -> None:
         """A call was cut off before its answer came: nothing is known of it but that it was sent."""
         self._totals.given_up += 1
@@ -99,6 +103,8 @@ class Settler:
         own.cost += cost or 0.0
         own.unpriced += cost is None
         own.simulated += call.endpoint.simulated
+        if call.status is not None and call.status < 500 and not call.refused:
+            totals.waiting_for = None
         totals.calls += 1
         totals.retries += call.again
         totals.repairs += call.purpose == "repair"

@@ -113,6 +113,11 @@ def _how(counts: list[Count], way: str) -> int:
     return sum(c.tasks for c in counts if c.outcome == HOW and way in c.error_type.split(","))
 
 
+def cost_of(known: float, unpriced: int) -> float | None:
+    """USD of calls: what is `known`; None where nothing is, since calls were made whose price is not."""
+    return round(known, 6) if known or not unpriced else None
+
+
 def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
     """Calls, tokens and USD among some roll-ups of a run."""
     calls = [c for c in counts if c.outcome == "call"]
@@ -125,7 +130,7 @@ def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
         "cached_tokens": sum(c.cached_tokens for c in calls),
         "output_tokens": sum(c.output_tokens for c in calls),
         "reasoning_tokens": sum(c.reasoning_tokens for c in calls),
-        "cost_usd": round(sum(c.cost for c in calls), 6),
+        "cost_usd": cost_of(sum(c.cost for c in calls), sum(c.unpriced for c in calls)),
         "cost_is_simulated": simulated > 0,
         "calls_without_price": sum(c.unpriced for c in calls),
     }

@@ -41,7 +41,7 @@ class Totals:
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
     rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
-    `all_read`: `seen` is all of them.
+    `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer.
     """
 
     stages: dict[str, StageTotals] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Totals:
     cost: float = 0.0
     unpriced: int = 0
     simulated: int = 0
+    waiting_for: RowError | None = None
     last_error: tuple[RowError, RowId] | None = None
 
     @property

@@ -25,10 +25,11 @@ class Clocks:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
-    takes its rows from the store instead."""
+    takes its rows from the store instead. `place` names a row of the last reading by its ordinal, for messages."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
+    place: Callable[[int], str]
     output_dir: str
     fresh: bool
     scope: Scope

@@ -1,8 +1,7 @@
-"""Checks that need more than files: providers, models, the columns of the input. They return Problems, all at once."""
+"""Checks of a workflow's models against the providers, and of what must be installed. Problems come all at once."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -11,15 +10,12 @@ from typing import Any
 
 from agac.core.errors import Problem, Where
 from agac.core.types import Params
-from agac.plan.foreign import foreign_placeholders
 from agac.plan.plan import ResolvedModel
 from agac.providers.abilities import of_tier, unsendable
 from agac.providers.modelref import ModelRef, parse_model
 from agac.providers.prices import lacks_tier
-from agac.providers.table import Provider
-from agac.spec.schemabody import property_names
-from agac.spec.template import ROW_JSON, VARS, Placeholder
-from agac.spec.workflow import JsonSchema, Level, Stage, Workflow
+from agac.providers.provider import Provider
+from agac.spec.workflow import Level, Stage, Workflow
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
@@ -192,99 +188,3 @@ def _lack_of_json_repair() -> str | None:
     from json_repair import loads
 
     return None if "strict" in signature(loads).parameters else "installed in too old a version"
-
-
-def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
-    """Every placeholder that nothing can satisfy. `columns` are the input's declared ones, None when rows bring theirs:
-    then an unknown name is a warning, since some rows may have it."""
-    problems: list[Problem] = []
-    earlier: list[Stage] = []
-    for stage in workflow.stages:
-        seen: set[str] = set()
-        texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.messages)]
-        for path, template in texts:
-            for placeholder in template.placeholders:
-                if placeholder.name not in seen:
-                    seen.add(placeholder.name)
-                    problems += _placeholder(placeholder, path, stage, earlier, workflow, columns)
-            known = {*(columns or ()), *(s.name for s in earlier), ROW_JSON}
-            problems += foreign_placeholders(template, stage.at("prompt"), path, known)
-        earlier.append(stage)
-    return problems
-
-
-def _placeholder(
-    placeholder: Placeholder,
-    path: str,
-    stage: Stage,
-    earlier: list[Stage],
-    workflow: Workflow,
-    columns: tuple[str, ...] | None,
-) -> list[Problem]:
-    name = placeholder.name
-    head, _, rest = name.partition(".")
-    by_name = {s.name: s for s in earlier}
-    if columns and name in columns:
-        clash = name in by_name or name in (VARS, ROW_JSON)
-        other = f"the result of stage {name!r}" if name in by_name else f"agac's own {name!r}"
-        message = f"${{{name}}} could be the input's column or {other}; rename the one or the other"
-        return [Problem(placeholder.where, message, path)] if clash else []
-    if head in by_name:
-        return _result_field(placeholder, by_name[head], rest, path)
-    if head == VARS and rest:
-        return _known(placeholder, rest.split(".")[0], list(workflow.vars), "variable", path, prefix="vars.")
-    if name == ROW_JSON:
-        return []
-    if columns and head in columns:
-        return _column_field(placeholder, workflow, head, rest, path)
-    later = {s.name for s in workflow.stages} - by_name.keys()
-    if head in later:
-        message = f"${{{name}}} names a stage that has not run yet at {stage.name!r}; stages see only those before them"
-        return [Problem(placeholder.where, message, path)]
-    names = [*(columns or ()), *by_name, ROW_JSON, *(f"vars.{v}" for v in workflow.vars)]
-    if columns is None:
-        return _perhaps(placeholder, names, path)
-    return _known(placeholder, name, names, "field", path)
-
-
-def _column_field(placeholder: Placeholder, workflow: Workflow, head: str, rest: str, path: str) -> list[Problem]:
-    if workflow.input.format == "parquet":
-        return []  # a column may hold structures: rows say whether they have the field
-    message = f"${{{placeholder.name}}}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
-    return [Problem(placeholder.where, message, path)]
-
-
-def _perhaps(placeholder: Placeholder, names: list[str], path: str) -> list[Problem]:
-    """Rows may have any field: only a near miss of a name that surely exists is worth a word."""
-    near = difflib.get_close_matches(placeholder.name, [n for n in names if n != ROW_JSON], 1, cutoff=0.8)
-    if not near:
-        return []
-    message = f"${{{placeholder.name}}} is no known name, unless rows have such a field; did you mean '{near[0]}'?"
-    return [Problem(placeholder.where, message, path, "warning")]
-
-
-def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) -> list[Problem]:
-    if not rest or not isinstance(stage.schema, JsonSchema | None):
-        return []
-    if stage.schema is None:
-        message = f"stage {stage.name!r} answers with plain text, which has no field {rest!r}; give it an output_schema"
-        return [Problem(placeholder.where, f"${{{placeholder.name}}}: {message}", path)]
-    way = rest.split(".")
-    for depth, part in enumerate(way):
-        names = property_names(stage.schema.schema.body, way[:depth])
-        if names is None:
-            return []
-        prefix = ".".join([stage.name, *way[:depth]]) + "."
-        if part not in names:
-            return _known(placeholder, part, sorted(names), "field", path, prefix=prefix)
-    return []
-
-
-def _known(
-    placeholder: Placeholder, name: str, names: list[str], what: str, path: str, *, prefix: str = ""
-) -> list[Problem]:
-    if name in names:
-        return []
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known are: {', '.join(names) or 'none'}"
-    return [Problem(placeholder.where, f"${{{placeholder.name}}}: no such {what}; {hint}", path)]

@@ -12,7 +12,7 @@ from agac.core.keys import Fingerprinter, canonical, definition_hash, params_bod
 from agac.core.types import JSONValue, Params, Schema
 from agac.plan.timeouts import DEFAULT_TIMEOUT, call_timeout
 from agac.providers.modelref import ModelRef
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 from agac.spec.pythonschema import Resolved, resolve_schema
 from agac.spec.template import Template
 from agac.spec.workflow import Budget, Example, InputSpec, OutputSpec, ReusePolicy, RunRules, Stage, Timeout, Workflow

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agac.providers.dialects import DIALECTS
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 
 EXTRAS = ("top_k", "min_p", "repetition_penalty")
 """Parameters that OpenAI's API does not have and some look-alikes do."""

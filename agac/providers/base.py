@@ -11,7 +11,7 @@ from typing import Protocol
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, JSONValue, RateState, Reply, Request
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _escaped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode

@@ -41,15 +41,30 @@ _NO_CONNECTION = Trouble(
     "{provider} ({host}) cannot be reached: {reason}",
     "Check that the server runs and that its base_url, {base_url}, is right.",
 )
-_NO_HOST = Trouble(_RETRY, _ERROR, "{provider}: the host {host} cannot be found: {reason}")
-_NO_PROXY = Trouble(_RETRY, _ERROR, "the proxy {proxy} cannot be reached: {reason}")
+_NO_HOST = Trouble(
+    _RETRY,
+    _ERROR,
+    "{provider}: the host {host} cannot be found: {reason}",
+    "Check the host in its base_url, {base_url}, and that this machine is online.",
+)
+_NO_PROXY = Trouble(
+    _RETRY,
+    _ERROR,
+    "the proxy {proxy} cannot be reached: {reason}",
+    "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} to NO_PROXY.",
+)
 _PROXY_REFUSES = Trouble(
     _FATAL,
     _ERROR,
     "the proxy {proxy} refused the way to {host} ({status})",
     "Give its credentials in the variable (http://user:password@host:port), or add {host} to NO_PROXY.",
 )
-_NO_TLS = Trouble(_RETRY, _ERROR, "no TLS connection to {provider} ({host}): {reason}")
+_NO_TLS = Trouble(
+    _RETRY,
+    _ERROR,
+    "no TLS connection to {provider} ({host}): {reason}",
+    "Check that its base_url, {base_url}, is right: https only where the server speaks TLS.",
+)
 _NOT_TRUSTED = Trouble(
     _FATAL,
     _ERROR,

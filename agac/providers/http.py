@@ -23,10 +23,10 @@ from agac.core.types import Fault, FaultKind
 from agac.providers.base import encode
 from agac.providers.dialects import DIALECTS
 from agac.providers.faults import Trouble, reason_of, trouble_of
+from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply, streamed_reply
 from agac.providers.sse import read_events
 from agac.providers.streams import STREAMS, Streaming, Watched, asking
-from agac.providers.table import Provider
 from agac.providers.transport import address_of, headers_for, proxy_for, tls_context
 from agac.spec.workflow import Timeout
 

@@ -12,7 +12,8 @@ from agac.providers.abilities import objections
 from agac.providers.aliases import ALIASES, MODELS
 from agac.providers.elsewhere import ELSEWHERE, refusal
 from agac.providers.modelkeys import EFFORTS, FIELDS, Query, read_query, write_query
-from agac.providers.table import SHIPPED, Provider, Structured
+from agac.providers.provider import Provider, Structured
+from agac.providers.table import SHIPPED
 
 Transport = Literal["sse", "ws", "auto"]
 
@@ -172,7 +173,7 @@ def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str,
             rest = text[len(name) + 1 :]
             if name not in providers:
                 return "", "", refusal(name, rest)
-            return _named(name, rest, text[len(name) : len(name) + 1] or "/")
+            return _named(name, rest, text[len(name) : len(name) + 1])
     if text in MODELS:
         return _address(f"{MODELS[text]}/{text}", providers, aliases)
     return "", "", _unknown(text, prefix if slash else "", providers, aliases)
@@ -180,7 +181,10 @@ def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str,
 
 def _named(provider: str, model: str, mark: str) -> tuple[str, str, str | None]:
     if not model.strip():
-        return "", "", f"'{provider}{mark}' names no model; write {provider}/<model>"
+        what = "no model" if mark else "a provider and no model"
+        own = ["small"] if provider == "simulator" else [name for name, owner in MODELS.items() if owner == provider]
+        example = f", as {provider}/{own[0]}" if own else ""
+        return "", "", f"'{provider}{mark}' names {what}; write {provider}/<model>{example}"
     if any(character.isspace() for character in model):
         return "", "", f"'{model}' is no model name: it holds a space"
     if provider in SHIPPED and (suffix := _SUFFIX.match(model)):

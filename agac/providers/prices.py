@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from agac.core.types import Usage
-from agac.providers.table import Price, Provider
+from agac.providers.provider import Price, Provider
 
 ANY_MODEL = "*"
 """In a provider's `prices`: the price of every model that is not named."""

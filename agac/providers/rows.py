@@ -5,67 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
-from typing import Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
 from agac.providers.dialects import DIALECTS
-from agac.providers.table import SHIPPED, Limits, Price, Provider, Structured
+from agac.providers.provider import Limits, Price, Provider
+from agac.providers.table import SHIPPED
+
+if TYPE_CHECKING:  # pydantic is loaded by whoever reads agac.yml, not by the table
+    from agac.spec.projectmodels import LimitsFile, PriceFile, ProviderSpec
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Locate = Callable[[tuple[str, ...]], Where]
 """Where a key of agac.yml stands, by its path (`("providers", "local", "base_url")`)."""
-
-
-class LimitsSpec(Protocol):
-    """`limits` of a provider in agac.yml."""
-
-    @property
-    def concurrency(self) -> int | None: ...
-    @property
-    def rpm(self) -> int | None: ...
-    @property
-    def tpm(self) -> int | None: ...
-
-
-class PriceSpec(Protocol):
-    """One entry of `prices` of a provider in agac.yml: dollars per million tokens."""
-
-    @property
-    def input(self) -> float: ...
-    @property
-    def cached_input(self) -> float | None: ...
-    @property
-    def output(self) -> float: ...
-    @property
-    def batch(self) -> float | None: ...
-    @property
-    def flex(self) -> float | None: ...
-    @property
-    def priority(self) -> float | None: ...
-
-
-class ProviderSpec(Protocol):
-    """One entry of `providers` in agac.yml, as it was read; None: the key is not there."""
-
-    @property
-    def dialect(self) -> str | None: ...
-    @property
-    def base_url(self) -> str | None: ...
-    @property
-    def api_key(self) -> str | None: ...
-    @property
-    def batch(self) -> str | None: ...
-    @property
-    def structured(self) -> Structured | None: ...
-    @property
-    def limits(self) -> LimitsSpec | None: ...
-    @property
-    def prices(self) -> Mapping[str, PriceSpec] | None: ...
-    @property
-    def headers(self) -> Mapping[str, str] | None: ...
 
 
 class _Environment:
@@ -96,7 +51,7 @@ def build_providers(
 
     A variable that is not set is no Problem here: it is on the row's `missing_variables`, for whoever uses the row.
     """
-    providers = {name: _with_key(row, env) for name, row in SHIPPED.items()}
+    providers = {name: _filled(row, env) for name, row in SHIPPED.items()}
     problems: list[Problem] = []
     for name, spec in specs.items():
         checked = _check(name, spec, locate or _whole_file)
@@ -108,14 +63,6 @@ def build_providers(
 
 def _whole_file(_path: tuple[str, ...]) -> Where:
     return Where("agac.yml")
-
-
-def _with_key(row: Provider, env: Mapping[str, str]) -> Provider:
-    place, found = _Environment(env), _Environment(env)
-    base_url = _place(row, place)
-    key = found.value(row.key_variable) or None if row.key_variable else None
-    missing = [*place.missing, *([] if row.key_optional else found.missing)]
-    return replace(row, base_url=base_url, api_key=key, missing_variables=tuple(missing), secrets=tuple(found.values))
 
 
 def _place(row: Provider, env: _Environment) -> str:
@@ -130,10 +77,6 @@ def _check(name: str, spec: ProviderSpec, locate: Locate) -> list[Problem]:
     problems: list[Problem] = []
     if spec.dialect is None and name not in SHIPPED:
         problems.append(problem("", f"dialect is missing; write one of {_listed(DIALECTS)}"))
-    if spec.dialect is not None and spec.dialect not in DIALECTS:
-        near = get_close_matches(spec.dialect, DIALECTS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"agac speaks {_listed(DIALECTS)}"
-        problems.append(problem("dialect", f"unknown dialect '{spec.dialect}'; {hint}"))
     if spec.base_url is None and name not in SHIPPED:
         problems.append(
             problem("", "base_url is missing; write the address before the dialect's path, like https://host/v1")
@@ -151,14 +94,9 @@ def _url_trouble(text: str) -> str | None:
     """What is wrong with a base URL as written; one that begins with a variable is judged where it is used."""
     if text.startswith("${"):
         return None
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    parts = urlsplit(text)
+    if not parts.netloc:
         return f"'{text}' is no address; it starts with https:// (or http://) and names a host"
-    if parts.username or parts.password:
-        return "a password in an address ends up in logs; put it into api_key or headers as ${VAR}"
     if parts.query or parts.fragment:
         return f"'{text}' goes on after the path; the dialect's own path is put at its end"
     for dialect in DIALECTS.values():
@@ -168,41 +106,60 @@ def _url_trouble(text: str) -> str | None:
 
 
 def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
-    base = SHIPPED.get(name) or Provider(name=name, dialect=spec.dialect or "", base_url="", structured="json_object")
-    found = _Environment(env)
-    key_variable, api_key = base.key_variable, None
-    if spec.api_key is not None:
-        only = _VARIABLE.fullmatch(spec.api_key)
-        key_variable = only[1] if only else None
-        api_key = found.fill(spec.api_key)
-    elif base.key_variable is not None and (not base.key_optional or env.get(base.key_variable)):
-        api_key = found.value(base.key_variable)
-    headers = {key: found.fill(value) for key, value in (spec.headers or {}).items()}
-    place = _Environment(env)
-    base_url = found.fill(spec.base_url) if spec.base_url else _place(base, place)
-    return replace(
+    """The row of agac.yml, over the shipped one of that name if there is one."""
+    base = SHIPPED.get(name) or Provider(name=name, dialect="", base_url="", structured="json_object")
+    row = replace(
         base,
         dialect=spec.dialect or base.dialect,
-        base_url=base_url.rstrip("/"),
-        key_variable=key_variable,
-        api_key=api_key or None,
-        headers={**base.headers, **headers},
         structured=spec.structured or base.structured,
-        limits=_limits(spec.limits) if spec.limits else base.limits,
-        prices={**base.prices, **{model: _price(price) for model, price in (spec.prices or {}).items()}},
+        limits=_limits(spec.limits),
+        prices={**base.prices, **{model: _price(price) for model, price in spec.prices.items()}},
         batch=spec.batch or base.batch,
         # an embedded provider that is given an address is somebody's own server
         embedded=base.embedded and spec.base_url is None,
+    )
+    if spec.api_key is not None:
+        only = _VARIABLE.fullmatch(spec.api_key)
+        row = replace(row, key_variable=only[1] if only else None)
+    return _filled(row, env, address=spec.base_url, key=spec.api_key, headers=spec.headers)
+
+
+def _filled(
+    row: Provider,
+    env: Mapping[str, str],
+    *,
+    address: str | None = None,
+    key: str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Provider:
+    """The row with what the environment says. `address`, `key` and `headers` are agac.yml's, with their `${VAR}`."""
+    place, found = _Environment(env), _Environment(env)
+    if key is not None:
+        api_key = found.fill(key)
+    else:
+        api_key = found.value(row.key_variable) if row.key_variable and _has_key(row, env) else ""
+    sent = {name: found.fill(value) for name, value in headers.items()}
+    base_url = found.fill(address) if address else _place(row, place)
+    return replace(
+        row,
+        base_url=base_url.rstrip("/"),
+        api_key=api_key or None,
+        headers={**row.headers, **sent},
         missing_variables=(*place.missing, *found.missing),
         secrets=tuple(dict.fromkeys([*found.values, *([api_key] if api_key else [])])),
     )
 
 
-def _limits(spec: LimitsSpec) -> Limits:
+def _has_key(row: Provider, env: Mapping[str, str]) -> bool:
+    """Whether a key is there, or must be."""
+    return not row.key_optional or bool(env.get(row.key_variable or "", "").strip())
+
+
+def _limits(spec: LimitsFile) -> Limits:
     return Limits(spec.concurrency, spec.rpm, spec.tpm)
 
 
-def _price(spec: PriceSpec) -> Price:
+def _price(spec: PriceFile) -> Price:
     return Price(
         input=spec.input,
         output=spec.output,

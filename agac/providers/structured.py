@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agac.core.types import JSONValue, Schema
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 
 INSTRUCTION = """\
 Answer with one JSON value that satisfies the JSON Schema below, and with nothing else: no prose, no code fence.

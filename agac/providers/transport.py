@@ -12,7 +12,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 from yarl import URL
 
 from agac.core.errors import UsageError
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Where a file of trusted certificates is named; the first that is set counts."""

@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 from aiohttp import WSCloseCode, web
 
-from agac.simulator import chat
-from agac.simulator.asks import ApiError, Ask
+from agac.simulator.asks import CREATED, FINGERPRINT, ApiError, Ask
 from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
 from agac.simulator.latency import Latency, RateLimits, parse_latency, read_limits
 from agac.simulator.ledger import Ledger
+from agac.simulator.openaiwire import error_body
 from agac.simulator.outlets import CHAT, MARK, RESPONSES, Api, HttpOutlet, Outlet, SocketOutlet
 from agac.simulator.replies import Author
 from agac.simulator.responses import read_create
@@ -181,7 +181,7 @@ class Simulator:
     def error_response(self, error: ApiError, number: int) -> web.Response:
         """An error in the provider's form."""
         headers = self.headers(number) | error.headers
-        body = chat.error_body(error)
+        body = error_body(error)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
     async def models(self, request: web.Request) -> web.Response:
@@ -227,7 +227,7 @@ class Simulator:
 
 def model_object(name: str) -> dict[str, object]:
     """A model as the API lists it."""
-    return {"id": name, "object": "model", "created": chat.CREATED, "owned_by": chat.FINGERPRINT}
+    return {"id": name, "object": "model", "created": CREATED, "owned_by": FINGERPRINT}
 
 
 def key_of(request: web.Request) -> str:

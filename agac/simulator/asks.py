@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+FINGERPRINT = "agac-simulator"
+"""The `system_fingerprint` by which a client sees that a reply was simulated."""
+
+CREATED = 1_735_689_600
+"""Every reply says that it was made then: a reply depends on seed and content, not on time."""
+
 Finish = Literal["stop", "length", "content_filter"]
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from agac.simulator import chat, responses
 from agac.simulator.asks import Answer, ApiError, Ask
 from agac.simulator.faults import Rule
+from agac.simulator.openaiwire import error_body
 from agac.simulator.responseevents import Event, as_sse, events, failing_events, socket_error
 
 MARK = {"x-agac-simulated": "true"}
@@ -30,7 +31,7 @@ class Api:
     read: Callable[[bytes, int], Ask]
     body: Callable[[Ask, Answer], bytes]
     chunks: Callable[[Ask, Answer], Iterator[bytes]]
-    failed_body: Callable[[Ask, Answer, ApiError], bytes]
+    failed_body: Callable[[Ask, ApiError], bytes]
     failing_chunks: Callable[[Ask, Answer, ApiError, Rule], Iterator[bytes]]
 
 
@@ -38,7 +39,7 @@ CHAT = Api(
     read=chat.read_ask,
     body=chat.completion_body,
     chunks=chat.completion_chunks,
-    failed_body=chat.failed_body,
+    failed_body=lambda _, error: error_body(error),  # its status has been told by then
     failing_chunks=lambda ask, answer, error, rule: chat.failing_chunks(ask, answer, error),
 )
 RESPONSES = Api(
@@ -93,7 +94,7 @@ class HttpOutlet:
         if ask.stream:
             await self._stream(self._api.failing_chunks(ask, answer, error, rule))
         else:
-            self._whole(self._api.failed_body(ask, answer, error))
+            self._whole(self._api.failed_body(ask, error))
 
     async def cut(self, ask: Ask, answer: Answer, after_bytes: int | None) -> None:
         """Drops the connection: at once, or after so many bytes of the body."""
@@ -120,7 +121,7 @@ class HttpOutlet:
 
     async def refuse(self, error: ApiError) -> None:
         """An error in the provider's form."""
-        self._whole(chat.error_body(error), error.status, error.headers)
+        self._whole(error_body(error), error.status, error.headers)
 
     def _whole(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         told = self._headers() | (headers or {})

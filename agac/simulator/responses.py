@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agac.simulator.asks import Answer, ApiError, Ask, Message, canonical, content_digest, token_count
-from agac.simulator.chat import (
-    CREATED,
-    FINGERPRINT,
+from agac.simulator.asks import CREATED, FINGERPRINT, Answer, ApiError, Ask, Message, content_digest, token_count
+from agac.simulator.openaiwire import (
+    COUNT,
+    OBJECT,
     ROLES,
+    TEXT,
+    TRUTH,
     between,
-    is_count,
-    prompted_schema,
+    check_parameters,
+    missing,
+    read_form,
     read_list,
     read_object,
+    read_text,
 )
-from agac.simulator.chat import error_body as error_body
 from agac.simulator.words import names
 
 PARAMETERS = names(
@@ -37,22 +40,19 @@ UNSUPPORTED: dict[str, Any] = {
 PARTS = ("input_text", "output_text", "text")
 """Kinds of content that are text: nothing else is simulated."""
 
-FORMATS = ("text", "json_object", "json_schema")
-
-VALUES = {
+KINDS = {
     "temperature": between(0, 2),
     "top_p": between(0, 1),
-    "max_output_tokens": (is_count, "an integer of at least 1"),
-    "stream": (lambda value: isinstance(value, bool), "true or false"),
-    "store": (lambda value: isinstance(value, bool), "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict), "an object"),
-    "instructions": (lambda value: isinstance(value, str), "a string"),
-    "reasoning": (lambda value: isinstance(value, dict), "an object"),
-    "text": (lambda value: isinstance(value, dict), "an object"),
-    "metadata": (lambda value: isinstance(value, dict), "an object"),
-    "service_tier": (lambda value: isinstance(value, str), "a string"),
+    "max_output_tokens": COUNT,
+    "stream": TRUTH,
+    "store": TRUTH,
+    "stream_options": OBJECT,
+    "instructions": TEXT,
+    "reasoning": OBJECT,
+    "text": OBJECT,
+    "metadata": OBJECT,
+    "service_tier": TEXT,
 }
-"""What a parameter must be when it is there, and the words for it."""
 
 
 def read_ask(body: bytes, seed: int) -> Ask:
@@ -75,20 +75,18 @@ def ask_of(data: dict[str, Any], seed: int) -> Ask:
     messages = read_input(data)
     stream = data.pop("stream", None) or False
     data.pop("stream_options", None)
-    form = (data.get("text") or {}).get("format")
-    schema, key = read_schema(form, messages)
-    kind = form["type"] if form else "text"
-    if kind == "json_object":
+    form = read_form((data.get("text") or {}).get("format"), "text.format", messages, needed=("name", "schema"))
+    if form.kind == "json_object":
         check_word(messages[1:] if data.get("instructions") else messages)
     return Ask(
         model=data["model"],
         messages=messages,
         digest=content_digest(seed, data),
         prompt_tokens=max(1, sum(token_count(text) for _, text in messages)),
-        schema=schema,
-        schema_key=key,
-        strict_name=str(form["name"]) if form and kind == "json_schema" and form.get("strict") else None,
-        wants_json=kind != "text",
+        schema=form.schema,
+        schema_key=form.schema_key,
+        strict_name=form.strict_name,
+        wants_json=form.kind != "text",
         max_tokens=data.get("max_output_tokens"),
         stream=stream,
         extras={name: data[name] for name in PARAMETERS if name in data and name not in ("model", "input")},
@@ -101,15 +99,8 @@ def check_values(data: dict[str, Any]) -> None:
         raise ApiError(400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
     model = data.get("model")
     if not isinstance(model, str) or not model:
-        raise ApiError(
-            400, "Missing required parameter: 'model'.", code="missing_required_parameter", param="model"
-        )  # fmt: skip
-    for name, harmless in UNSUPPORTED.items():
-        if data.get(name) not in (None, harmless):
-            raise ApiError(400, f"{name} is not supported by the simulator: leave it out.", param=name)
-    for name, (fits, wanted) in VALUES.items():
-        if data.get(name) is not None and not fits(data[name]):
-            raise ApiError(400, f"Invalid '{name}': expected {wanted}.", code="invalid_type", param=name)
+        raise missing("model")
+    check_parameters(data, UNSUPPORTED, KINDS, code="invalid_type")
 
 
 def read_input(data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -126,36 +117,7 @@ def read_item(index: int, item: Any) -> tuple[str, str]:
     if not isinstance(item, dict) or item.get("type") not in (None, "message") or item.get("role") not in ROLES:
         known = ", ".join(ROLES)
         raise ApiError(400, f"Invalid '{param}': expected a message whose role is one of {known}.", param=param)
-    content = item.get("content")
-    if isinstance(content, str):
-        return item["role"], content
-    if isinstance(content, list) and all(is_text_part(part) for part in content):
-        return item["role"], "".join(part["text"] for part in content)
-    raise ApiError(400, f"Invalid '{param}.content': expected a string or an array of text parts.", param=param)
-
-
-def is_text_part(part: Any) -> bool:
-    """Whether a part of an item's content is text."""
-    return isinstance(part, dict) and part.get("type") in PARTS and isinstance(part.get("text"), str)
-
-
-def read_schema(form: Any, messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
-    """The schema that the reply must conform to and a text that names it; (None, "") when there is none."""
-    if form is None:
-        return prompted_schema(messages)
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind not in FORMATS:
-        expected = ", ".join(FORMATS)
-        raise ApiError(400, f"Invalid 'text.format.type': expected one of {expected}.", param="text.format.type")
-    if kind != "json_schema":
-        return prompted_schema(messages)
-    for name in ("name", "schema"):
-        if form.get(name) is None:
-            param = f"text.format.{name}"
-            message = f"Missing required parameter: '{param}'."
-            raise ApiError(400, message, code="missing_required_parameter", param=param)
-    schema = form["schema"]
-    return schema, f"{form['name'] if form.get('strict') else ''}:{canonical(schema)}"
+    return item["role"], read_text(item.get("content"), PARTS, param)
 
 
 def check_word(messages: tuple[tuple[str, str], ...]) -> None:
@@ -170,7 +132,7 @@ def response_body(ask: Ask, answer: Answer) -> bytes:
     return json.dumps(response(ask, answer)).encode()
 
 
-def failed_body(ask: Ask, answer: Answer, error: ApiError) -> bytes:
+def failed_body(ask: Ask, error: ApiError) -> bytes:
     """A response that failed while the model was at work."""
     return json.dumps(failed(ask, error)).encode()
 

@@ -33,6 +33,13 @@ MOST_SHAPES = 20_000
 DEEPEST = 100
 
 
+def telling(schema: Any) -> dict[str, Any]:
+    """A schema without its annotations; true is one that says nothing, false one that nothing satisfies."""
+    if isinstance(schema, dict):
+        return {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+    return {} if schema is True else {"enum": []}
+
+
 class Compiler:
     """Compiles one document. `root` is its shape; `unsure` whether values must be validated."""
 
@@ -71,21 +78,13 @@ class Compiler:
 
     def shape(self, schema: dict[str, Any] | bool, depth: int) -> Shape:
         """The shape of one schema."""
-        if schema is False:
-            return shapes.Never()
-        plain = {} if schema is True else {key: value for key, value in schema.items() if key not in ANNOTATIONS}
-        plain = self.expand(plain, 0)
+        plain = self.expand(telling(schema), 0)
         self.unsure = self.unsure or not SURE.issuperset(plain) or ("$ref" in plain and len(plain) > 1)
         if "$ref" in plain:
             return self.link(resolve(self.document, plain["$ref"]), depth)
         for keyword in ("anyOf", "oneOf"):
             if keyword in plain:
-                rest = {key: value for key, value in plain.items() if key != keyword}
-                branches = list_of(plain, keyword)
-                self.unsure = self.unsure or bool(rest)
-                return shapes.AnyOf(
-                    tuple(self.link(merge(rest, branch) if rest else branch, depth) for branch in branches)
-                )
+                return self.branches(plain, keyword, depth)
         if "const" in plain or "enum" in plain:
             return self.fixed(plain)
         return self.typed(plain, depth)
@@ -95,18 +94,16 @@ class Compiler:
         if depth > DEEPEST:
             raise SchemaError("its allOf and $ref lead back to themselves")
         together = list(list_of(schema, "allOf")) if "allOf" in schema else []
-        company = set(schema) - ANNOTATIONS - {"$ref"}
-        if "$ref" in schema and company:
+        if "$ref" in schema and len(schema) > 1:
             together.append(resolve(self.document, schema["$ref"]))
         if not together:
             return schema
         self.unsure = True
         rest = {key: value for key, value in schema.items() if key not in ("allOf", "$ref")}
-        parts = [part if isinstance(part, dict) else ({} if part is True else {"enum": []}) for part in together]
-        cleaned = [{key: value for key, value in part.items() if key not in ANNOTATIONS} for part in parts]
-        if len(cleaned) == 1 and not rest:
-            return self.expand(cleaned[0], depth + 1)
-        inlined = [self.inline(part, depth + 1) for part in cleaned]
+        parts = [telling(part) for part in together]
+        if len(parts) == 1 and not rest:
+            return self.expand(parts[0], depth + 1)
+        inlined = [self.inline(part, depth + 1) for part in parts]
         return self.expand(reduce(merge, inlined, rest), depth + 1)
 
     def inline(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -114,12 +111,14 @@ class Compiler:
         schema = self.expand(schema, depth)
         if "$ref" not in schema:
             return schema
-        target = resolve(self.document, schema["$ref"])
-        if depth > DEEPEST:
-            raise SchemaError("its allOf and $ref lead back to themselves")
-        if isinstance(target, bool):
-            return {} if target else {"enum": []}
-        return self.inline({key: value for key, value in target.items() if key not in ANNOTATIONS}, depth + 1)
+        return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
+
+    def branches(self, schema: dict[str, Any], keyword: str, depth: int) -> Shape:
+        """`anyOf` and `oneOf`: each alternative with what stands beside them."""
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        self.unsure = self.unsure or bool(rest)
+        found = list_of(schema, keyword)
+        return shapes.AnyOf(tuple(self.link(merge(rest, branch) if rest else branch, depth) for branch in found))
 
     def fixed(self, schema: dict[str, Any]) -> Shape:
         """`const` and `enum`: those of the values that the other keywords allow."""

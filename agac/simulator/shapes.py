@@ -50,19 +50,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
-    """No value at all."""
-
-    def height(self) -> float:
-        return ENDLESS
-
-    def write(self, draft: Draft, depth: int, name: str) -> Any:
-        raise AssertionError("a shape without values was asked for one")
-
-
-@dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some fixed values."""
+    """One of some fixed values; without any, there is no value at all."""
 
     values: tuple[Any, ...]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
+from agac.spec.cardmodels import CardFile
 from agac.spec.cardwords import FIELDS_LATER, TYPES_LATER, hints, param_hints
 from agac.spec.envtext import expand
 from agac.spec.filetext import read_text
 from agac.spec.history import card_examples
 from agac.spec.instructions import Filling, fill
-from agac.spec.models import CardFile
 from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.suggest import did_you_mean, nearest
@@ -137,7 +137,7 @@ def _body(lines: list[str], start: int) -> tuple[str, int]:
 
 def _type_problems(document: Document) -> list[Problem]:
     kind = document.data.get("type") if isinstance(document.data, dict) else None
-    if not isinstance(kind, str) or kind == "agent":
+    if not isinstance(kind, str) or kind.lower() == "agent":
         return []
     where = document.where(("type",))
     if kind.lower() in TYPES_LATER:
@@ -147,7 +147,7 @@ def _type_problems(document: Document) -> list[Problem]:
 
 
 def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, list[Problem]]:
-    """The document with `${NAME}` replaced in every text of it; a type is read in any case of its letters."""
+    """The document with `${NAME}` replaced in every text of it."""
     problems = list(document.problems)
 
     def walk(value: Any, path: Path_) -> Any:
@@ -163,7 +163,7 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
                 f"the environment variable {name} is not set; set it, add it to .env, or write ${{{name}:default}}"
             )
             problems.append(Problem(document.where(path), message, key_path(path)))
-        return text.lower() if path == ("type",) and text.lower() == "agent" else text
+        return text
 
     data = walk(document.data, ())
     if isinstance(data, dict):  # `shell: false` and `skills: []` ask for nothing

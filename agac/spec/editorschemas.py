@@ -10,8 +10,10 @@ from typing import Any, Literal
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from agac.spec.cardmodels import CardFile
 from agac.spec.cardwords import CAMEL_CASE, FIELDS_LATER
-from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.projectmodels import ProjectFile
 
 FileKind = Literal["workflow", "project", "card"]
 

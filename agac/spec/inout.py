@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from agac.core.errors import Problem, UsageError
@@ -28,6 +29,7 @@ def output_spec(
     target = None
     if written.to is not None:
         target, refused["to"] = table_target(written.to, project, folder, source)
+        target = target and replace(target, where=document.where(("output", "to")))
     problems = [
         Problem(document.where(("output", key)), message, f"output.{key}")
         for key, message in refused.items()

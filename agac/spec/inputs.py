@@ -14,7 +14,7 @@ from agac.spec.formats import DATABASES, KNOWN_FILES, PACKED, SUFFIXES, TABLES_L
 from agac.spec.globbing import ANY_FOLDERS, Unmatchable, fixed_part, is_pattern, matching
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import OutsideProject, inside, lies_in
-from agac.spec.suggest import listed
+from agac.spec.suggest import listed, sentence
 from agac.spec.texts import near_files
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yamlfile import Document, key_path
@@ -38,7 +38,8 @@ class _Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is known beside a path: the input's keys, and whether it was typed on the command line.
+    """What is known beside a path: the input's keys, and whether it was typed on the command line; `says_format` is how
+    a format would be said.
 
     What a file names stays inside the project; what is typed is relative to the current folder and may lie anywhere.
     """
@@ -48,6 +49,7 @@ class _Asked:
     where: Where
     own_output: Path
     typed: bool = False
+    says_format: str = "`format: csv` to the workflow's input"
 
     def spec(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
         return InputSpec(path, shown, found, self.keys.id_field, self.keys.on_duplicate_id, self.where)
@@ -99,18 +101,20 @@ def input_spec(
 def free_input(texts: Sequence[str], project: ProjectSpec, found: InputFormat | None) -> InputSpec:
     """An input that no workflow names, of the format `found` where its name does not tell. Raises `UsageError`."""
     keys = InputFile() if found is None else InputFile(format=found)
-    return _typed(texts, _Asked(project, keys, Where(texts[0]), project.paths.output, typed=True), "")
+    asked = _Asked(project, keys, Where(texts[0]), project.paths.output, typed=True, says_format="--format csv")
+    return _typed(texts, asked, "")
 
 
 def _typed(texts: Sequence[str], asked: _Asked, flag: str) -> InputSpec:
     """The command line's input."""
-    shown = "'' or ." if texts[0] in ("", ".") else texts[0]
+    shown = "'' or ." if flag and texts[0] == "." else texts[0] or "''"  # a flag's path is the same for both
     if Path(shown).parent == asked.project.root / INPUTS:
-        shown = PIPED
+        flag, shown = "", "standard input"
     try:
         return _one(texts[0], asked) if len(texts) == 1 else _several(texts, asked)
     except _Refused as error:
-        raise UsageError(f"{flag}{shown}: {error}", remedy=_REMEDY) from None
+        what, _, todo = str(error).partition("; ")
+        raise UsageError(f"{flag}{shown}: {what}", remedy=sentence(todo) if todo else _REMEDY) from None
 
 
 def _own_output(text: str | None, project: ProjectSpec, name: str) -> Path:
@@ -151,7 +155,7 @@ def _file(text: str, path: Path, asked: _Asked) -> InputSpec:
         own = format_of(asked.keys.path[0]) if asked.keys.path else None
         found = _piped_format(asked) or format_of(path.name) or own
         if found is None:
-            raise _Refused("cannot tell the format of what is piped in; add format to the workflow's input, as csv")
+            raise _Refused(f"cannot tell the format of what is piped in; {_add_format(asked)}")
         return asked.spec(path, PIPED, found)
     found = asked.format_of(path.name)
     if found is None:
@@ -181,10 +185,14 @@ def _refuse_no_file(text: str, path: Path, asked: _Asked) -> None:
 
 
 def _no_format(text: str, asked: _Asked) -> str:
-    formats = " or ".join(dict.fromkeys(SUFFIXES.values()))
     if asked.typed:
-        return f"cannot tell the format; known suffixes: {listed(SUFFIXES)}; or add format to the workflow's input"
+        return f"its name does not tell the format; {_add_format(asked)}"
+    formats = " or ".join(dict.fromkeys(SUFFIXES.values()))
     return f"cannot tell the format of {text!r}; add format: {formats}"
+
+
+def _add_format(asked: _Asked) -> str:
+    return f"add {asked.says_format}, or another of {listed(dict.fromkeys(SUFFIXES.values()))}"
 
 
 def _piped(asked: _Asked) -> InputSpec:
@@ -204,7 +212,7 @@ def _database(text: str, asked: _Asked) -> InputSpec:
     try:
         url = parse_database(text)
     except NoDatabase as error:
-        raise _Refused(f"{text.partition('?')[0]!r}: {error}") from None
+        raise _Refused(str(error) if asked.typed else f"{text.partition('?')[0]!r}: {error}") from None
     path = asked.place(url.path)
     if not path.is_file():
         raise _Refused(f"no such database: {url.path!r}")

@@ -11,9 +11,10 @@ from agac.spec.chain import chain
 from agac.spec.envtext import expand
 from agac.spec.inout import output_spec
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, WorkflowFile
+from agac.spec.models import DefaultsFile, RunRulesFile, WorkflowFile
 from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
+from agac.spec.projectmodels import PathsFile, ProjectFile
 from agac.spec.root import PROJECT_FILE
 from agac.spec.rules import run_rules
 from agac.spec.stages import StageBuilder

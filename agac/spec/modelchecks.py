@@ -221,6 +221,11 @@ def not_tool_only(value: bool) -> bool:
     return value
 
 
+def in_small_letters(value: Any) -> Any:
+    """A word in any case of its letters."""
+    return value.lower() if isinstance(value, str) else value
+
+
 def nobody_there(value: bool) -> bool:
     """A run cannot ask a person."""
     if value:

@@ -1,5 +1,5 @@
-"""The keys of `agac.yml`, of workflow files and of AgentCards: the only description of them. Docs and the JSON Schema
-for editors are derived from these models.
+"""The keys of workflow files, and of what agac.yml says for all of them. `projectmodels` has agac.yml's other keys and
+`cardmodels` those of AgentCards: they are the only description; docs and the JSON Schemas for editors are made of it.
 
 What needs more than one key, another file or the project around it is checked where the file is loaded.
 """
@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
-from agac.spec.cardwords import CAMEL_CASE
 from agac.spec.workflow import InputFormat, Merge, OnDuplicateId, OutputFormat, ReusePolicy, RunMode
 
 
@@ -43,8 +42,6 @@ TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
 Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
-ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
-HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
 
 
 class TimeoutFile(FileModel):
@@ -267,116 +264,3 @@ class WorkflowFile(RunRulesFile):
     )
     stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
     output: OutputFile = Field(default=OutputFile(), description="Where results go.")
-
-
-class LimitsFile(FileModel):
-    """What a provider lets an account do."""
-
-    concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
-    rpm: int | None = Field(default=None, ge=1, description="Requests a minute.")
-    tpm: int | None = Field(default=None, ge=1, description="Tokens a minute.")
-
-
-class PriceFile(FileModel):
-    """US dollars for a million tokens."""
-
-    input: float = Field(ge=0, description="$ per million input tokens.")
-    cached_input: float | None = Field(default=None, ge=0, description="$ per million input tokens that were cached.")
-    output: float = Field(ge=0, description="$ per million output tokens.")
-    batch: float | None = Field(default=None, gt=0, le=1, description="Factor on all prices in batch mode.")
-    flex: float | None = Field(default=None, gt=0, description="Factor on all prices of the service tier flex.")
-    priority: float | None = Field(default=None, gt=0, description="Factor on all prices of the tier priority.")
-
-
-class ProviderSpec(FileModel):
-    """A provider as agac.yml tells it. `${VAR}` in texts is looked up in the environment by whoever uses them."""
-
-    dialect: Annotated[Literal["openai-chat", "openai-responses"], BeforeValidator(check.dialect)] | None = Field(
-        default=None, description="The API that it speaks."
-    )
-    base_url: Annotated[str, AfterValidator(check.base_url)] | None = Field(
-        default=None, description="Address up to and with the version, as `http://127.0.0.1:8000/v1`."
-    )
-    api_key: ApiKey | None = Field(default=None, description="The key as `${VARIABLE}` of the environment or .env.")
-    batch: Literal["openai"] | None = Field(
-        default=None, description="Batch API that it offers; sync only when left out."
-    )
-    structured: Literal["json_schema", "json_object", "none"] | None = Field(
-        default=None, description="What it can be told about the form of an answer."
-    )
-    limits: LimitsFile = Field(default=LimitsFile(), description="What the account may do.")
-    prices: dict[NonEmpty, PriceFile] = Field(default={}, description="Prices by model.")
-    headers: dict[Annotated[str, AfterValidator(check.header_name)], HeaderValue] = Field(
-        default={}, description="Headers to send with every request."
-    )
-
-
-class PathsFile(FileModel):
-    """The project's folders, relative to its root."""
-
-    workflows: NonEmpty = Field(default="workflows", description="Workflow files.")
-    agentcards: NonEmpty = Field(default="agentcards", description="AgentCards.")
-    schemas: NonEmpty = Field(default="schemas", description="JSON Schemas.")
-    output: NonEmpty = Field(default="output", description="Results of workflows that name no folder.")
-
-
-class ProjectFile(RunRulesFile):
-    """agac.yml; nothing in it is required."""
-
-    providers: dict[Annotated[str, AfterValidator(check.provider_name)], ProviderSpec] = Field(
-        default={}, description="Providers on top of the ones that agac knows."
-    )
-    aliases: dict[NonEmpty, NonEmpty] = Field(
-        default={}, description="Short names of models, as `fast: openai/gpt-5.4-mini?reasoning=low`."
-    )
-    defaults: DefaultsFile = Field(default=DefaultsFile(), description="What holds for all workflows.")
-    paths: PathsFile = Field(default=PathsFile(), description="The project's folders.")
-
-
-def _camel(value: Any) -> Any:
-    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
-    if not isinstance(value, dict):
-        return value
-    return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
-
-
-class RequestParamsFile(FileModel):
-    """Sampling and service parameters of a card."""
-
-    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
-    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
-    top_p: float | None = Field(default=None, ge=0, le=1, description="Nucleus sampling; also written topP.")
-    top_k: int | None = Field(default=None, ge=1, description="Of how many tokens one is chosen; also written topK.")
-    min_p: float | None = Field(
-        default=None, ge=0, le=1, description="How likely a token must be beside the likeliest; also written minP."
-    )
-    repetition_penalty: float | None = Field(default=None, gt=0, description="Also written repetitionPenalty.")
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written presencePenalty.")
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written frequencyPenalty.")
-    stop_sequences: list[NonEmpty] | None = Field(default=None, min_length=1, description="Texts that end a reply.")
-    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = Field(
-        default=None, description="Service tier; `fast` means priority."
-    )
-
-
-class CardFile(FileModel):
-    """The front matter of an AgentCard of type agent."""
-
-    type: Literal["agent"] = Field(default="agent", description="Kind of the card.")
-    name: NonEmpty | None = Field(default=None, description="Name; the file's name when left out.")
-    description: NonEmpty | None = Field(default=None, description="What the agent is for.")
-    instruction: NonEmpty | None = Field(default=None, description="System message; instead of the text below.")
-    model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
-    request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
-        default=RequestParamsFile(), description="Sampling and service parameters."
-    )
-    messages: Annotated[list[NonEmpty], BeforeValidator(check.paths, json_schema_input_type=str | list[str])] | None = (
-        Field(default=None, min_length=1, description="Files of messages that stand before the prompt.")
-    )
-    schema_version: int = Field(default=1, ge=1, le=1, description="Version of the card format.")
-    default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")
-    tool_only: Annotated[bool, AfterValidator(check.not_tool_only)] = Field(default=False, description="Must be false.")
-    use_history: bool = Field(default=False, description="Rows share no history; true only warns.")
-    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = Field(
-        default=False, description="Must be false."
-    )

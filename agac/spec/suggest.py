@@ -23,6 +23,11 @@ def listed(known: Iterable[str], nothing: str = "none") -> str:
     return ", ".join(names[:MAX_LISTED]) + more if names else nothing
 
 
+def sentence(hint: str) -> str:
+    """A hint as a remedy: `did you mean 'prompt'?` and `write a, b` begin with a capital and have an end."""
+    return f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('?', '.')) else '.'}"
+
+
 def did_you_mean(name: str, known: Iterable[str], kind: str = "known") -> str:
     """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near."""
     names = list(known)

@@ -34,7 +34,7 @@ def table_target(
     except OutsideProject as error:
         return None, str(error)
     target = TableTarget(path, project.shown(path), table)
-    message = _refusal(target, project, folder, source)
+    message = _wrong_place(target, project, folder) or _wrong_content(target, source)
     return (None, message) if message else (target, "")
 
 
@@ -59,7 +59,7 @@ def _table(query: str) -> tuple[str, str]:
     return names[0], ""
 
 
-def _refusal(target: TableTarget, project: ProjectSpec, folder: Path, source: InputSpec | None) -> str:
+def _wrong_place(target: TableTarget, project: ProjectSpec, folder: Path) -> str:
     path, shown = target.path, target.shown
     if any(lies_in(path, project.root / name) for name in (".agac", ".git")):
         return f"{shown} belongs to agac or git; name a database of your own"
@@ -67,11 +67,15 @@ def _refusal(target: TableTarget, project: ProjectSpec, folder: Path, source: In
         return f"{shown} is a folder; name a database in it"
     if any(part.is_file() for part in path.parents):
         return f"{shown}: a file is where its folder should be"
-    if path.is_file() and not _may_be_database(path):
-        return f"{shown} is no SQLite database; name one, or a file that is not there yet"
-    if lies_in(path, folder) and path.parent == folder / "preview":
+    if path.parent == folder / "preview":
         return f"{shown} lies in the folder of previews; name another place"
-    if source is not None and source.path == path and _reads(source.statement or "", target.table):
+    return ""
+
+
+def _wrong_content(target: TableTarget, source: InputSpec | None) -> str:
+    if target.path.is_file() and not _may_be_database(target.path):
+        return f"{target.shown} is no SQLite database; name one, or a file that is not there yet"
+    if source is not None and source.path == target.path and _reads(source.statement or "", target.table):
         return (
             f"the input reads the table {target.table!r}: what is written into it would change the rows, and all of "
             "them would be asked again; name another table"

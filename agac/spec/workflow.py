@@ -15,7 +15,8 @@ from agac.core.types import JSONValue, Schema
 from agac.spec.template import Template
 
 if TYPE_CHECKING:
-    from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
+    from agac.spec.models import DefaultsFile, RunRulesFile
+    from agac.spec.projectmodels import ProviderSpec
 
 Level = Literal["project", "defaults", "card", "stage", "override"]
 """Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
@@ -145,6 +146,7 @@ class TableTarget:
     path: Path
     shown: str
     table: str
+    where: Where = field(default=Where(""), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

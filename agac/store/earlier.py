@@ -63,9 +63,3 @@ async def askings_of_row(database: Database, row_key: int) -> list[Asking]:
         Asking(stage, fingerprint, at, bool(answered), json.loads(retry)["from_stage"] if retry else None)
         for stage, fingerprint, at, answered, retry in found
     ]
-
-
-async def near_ids(database: Database, run: int, limit: int) -> list[RowId]:
-    """Some ids of a run, to choose from."""
-    with translated(database.path):
-        return [row[0] for row in await database.reader.execute_fetchall(sql("some_ids"), (run, limit))]

@@ -61,7 +61,7 @@ class TaskRecord(NamedTuple):
 
 class AttemptRecord(NamedTuple):
     """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`. `service_tier` is the one
-    that served it, as the provider said."""
+    that served it, as the provider said; `ttft` and `time_to_response` are those of streamed calls."""
 
     stage: int
     invocation: int
@@ -85,6 +85,8 @@ class AttemptRecord(NamedTuple):
     model: str
     simulated: bool
     service_tier: str | None
+    ttft: float | None
+    time_to_response: float | None
 
 
 class Origin(NamedTuple):

@@ -70,8 +70,8 @@ GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 UPDATE run SET exported_revision = NULL WHERE output_dir = (SELECT output_dir FROM run WHERE id = ?);
 
 -- name: run_files
--- What was written into an output folder, by whichever run.
-SELECT exported_files FROM run WHERE output_dir = ? AND exported_files IS NOT NULL;
+-- What was written into an output folder, by whichever run, and whether it is what stands there.
+SELECT id, exported_revision IS NOT NULL, exported_files FROM run WHERE output_dir = ? AND exported_files IS NOT NULL;
 
 -- name: run_exported
 -- The files in the output folder now show this revision.
@@ -305,9 +305,13 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 -- Every call that was made for a row.
 SELECT a.stage, a.event_id, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
     a.error_message, a.ambiguous, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.reply,
-    e.provider, e.base_url, e.model, e.simulated,
-    a.service_tier
+    e.provider, e.base_url, e.model, e.simulated, a.service_tier, a.ttft, a.time_to_response
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
+
+-- name: call_last
+-- Whether the last call of an invocation brought no answer, and why. It is looked for among the newest ones only.
+SELECT status IS NULL OR status = 429 OR status >= 500, error_type, error_message FROM attempt
+WHERE event_id = ? AND id > (SELECT max(id) - 1000 FROM attempt) ORDER BY id DESC LIMIT 1;
 
 -- name: results_asked
 -- Where these results were asked. A pass over all tasks: nothing else ever needs an index for it.
@@ -477,10 +481,6 @@ WHERE r.run_id = ? AND r.id = ? ORDER BY r.occurrence LIMIT 1;
 -- Earlier runs of the same workflow that have a row of this id.
 SELECT r.id FROM run r JOIN row w ON w.run_id = r.id AND w.occurrence = 0
 WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id = ? ORDER BY r.id DESC;
-
--- name: some_ids
--- The first ids of a run.
-SELECT id FROM row WHERE run_id = ? AND ordinal IS NOT NULL ORDER BY ordinal LIMIT ?;
 
 -- name: askings_of_row
 -- When a row's stages were asked, by question and invocation, whether that brought an answer, and of which retry.

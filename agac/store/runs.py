@@ -14,6 +14,10 @@ KILLED = 137
 """The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
 
 
+UNWRITTEN = [-1, -1]
+"""In `exported_files` a table that could not be written: no file ever is so, so that the next run tries again."""
+
+
 class Invocation(NamedTuple):
     """One call of `agac run`. `ended_at` is None while it runs, and for ever when it was killed."""
 
@@ -112,11 +116,19 @@ async def retarget_run(database: Database, run: int, where: OutputPlace) -> None
     await write(database, "run_retarget", values)
 
 
-async def files_written(database: Database, output_dir: str) -> list[dict[str, list[int]]]:
-    """What the runs that write into a folder left there, as `RunRecord.exported_files` has it."""
+class Written(NamedTuple):
+    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
+
+    run: int
+    shown: bool
+    files: dict[str, list[int]]
+
+
+async def files_written(database: Database, output_dir: str) -> list[Written]:
+    """What the runs that write into a folder left there."""
     with translated(database.path):
         found = await database.reader.execute_fetchall(sql("run_files"), (output_dir,))
-    return [json.loads(files) for (files,) in found]
+    return [Written(run, bool(shown), json.loads(files)) for run, shown, files in found]
 
 
 async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
@@ -184,6 +196,15 @@ async def lost_calls(database: Database, run: int, at_work: int = 0) -> int:
     with translated(database.path):
         (row,) = await database.reader.execute_fetchall(sql("lost_calls"), (run, at_work))
     return int(row[0] or 0)
+
+
+async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
+    """Why the last call of an invocation brought no answer; None when it did, or when others made many since."""
+    with translated(database.path):
+        found = list(await database.reader.execute_fetchall(sql("call_last"), (event,)))
+    if not found or not found[0][0]:
+        return None
+    return {"type": found[0][1], "message": found[0][2]}
 
 
 async def definition_of(database: Database, run: int) -> dict[str, Any]:

@@ -130,6 +130,15 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
         (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
         (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
         (["export", "--run", "9"], "error: no run 9\n"),
+        (["completion"], "error: one of bash, zsh, fish is missing\n  Write it as in `agac completion bash`."),
+        (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
+        (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
+        (["retry"], "error: RUN is missing\n  Write it as in `agac retry last`."),
+        (["why", "last", "r-1"], "error: STAGE is missing\n  Write it as in `agac why last r-1 classify`."),
+        (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
+        (["data", "rows.cvs"], "error: rows.cvs: no such file\n"),
+        (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
+        (["data", "sqlite://x.db?qery=SELECT 1"], ": unknown parameter 'qery'\n  Did you mean 'query'?\n"),
     ],
 )
 def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder, arguments: list[str], said: str) -> None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until
 from support.project import ProjectFolder, clean_environment
+from support.terminals import PseudoTerminal
 from test_pipes import COMMANDS
 
 from agac.cli.completion import COMPLETIONS
@@ -122,16 +124,82 @@ def test_the_script_is_one_that_the_shell_understands(shell: str, project: Proje
         assert (checked.returncode, checked.stderr) == (0, b"")
 
 
-def test_bash_completes_what_is_typed(stocked: ProjectFolder, tmp_path: Path) -> None:
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell that finds agac, and has a home of its own."""
     program = tmp_path / "bin/agac"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agac "$@"\n', encoding="utf-8")
     program.chmod(0o755)
+    return {"PATH": f"{program.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+
+
+def installed(name: str) -> str:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed, so that its completion cannot be tried")
+    return name
+
+
+def test_bash_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, str]) -> None:
     script = (
-        f'PATH="{program.parent}:$PATH"; eval "$(agac completion bash)"\n'
+        'eval "$(agac completion bash)"\n'
         "COMP_WORDS=(agac run -a re); COMP_CWORD=3; _agac_completion agac re -a; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
     ran = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=stocked.root, env=clean_environment({}), capture_output=True
+        ["bash", "--norc", "-c", script], cwd=stocked.root, env=clean_environment(shell), capture_output=True
     )
     assert ran.stdout.decode().split() == ["returns", "reviews"], ran.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("agac va", ["validate\tCheck workflows without running them."]),
+        ("agac backu", ["backup\tCopy the database, also while a run is at work."]),
+        ("agac run --concurr", ["--concurrency\tThe most calls in flight; 1 is one by one."]),
+        ("agac run -a re", ["returns", "reviews"]),
+        ("agac run --workflow=re", ["--workflow=returns", "--workflow=reviews"]),
+        ("agac retry last --stage c", ["check", "classify"]),
+        ("agac data ../../age", ["../../agentcards/"]),
+    ],
+)
+def test_fish_completes_what_is_typed(
+    typed: str, offered: list[str], stocked: ProjectFolder, shell: dict[str, str]
+) -> None:
+    below = stocked.root / "deep/down"
+    below.mkdir(parents=True)
+    words = [installed("fish"), "-c", f"agac completion fish | source; complete -C '{typed}'"]
+    ran = subprocess.run(words, cwd=below, env=clean_environment(shell), capture_output=True)
+    assert ran.stdout.decode().splitlines() == offered, ran.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("agac vali", "agac validate "),
+        ("agac run --concurr", "agac run --concurrency "),
+        ("agac run -a tr", "agac run -a translations "),
+        ("agac run --workflow=tr", "agac run --workflow=translations "),
+        ("agac run -a re", "agac run -a re"),  # two begin so
+        ("agac data ../../age", "agac data ../../agentcards/"),
+    ],
+)
+def test_zsh_completes_what_is_typed(
+    typed: str, completed: str, stocked: ProjectFolder, shell: dict[str, str], tmp_path: Path
+) -> None:
+    """In a shell with a terminal: only there it completes. Ctrl-G writes the line into a file."""
+    below = stocked.root / "deep/down"
+    below.mkdir(parents=True)
+    line = tmp_path / "line"
+    (tmp_path / ".zshrc").write_text(
+        'eval "$(agac completion zsh)"\nPS1="READY> "\n'
+        f'tell() {{ print -rn -- "$BUFFER" > {line}.new && mv {line}.new {line} }}; zle -N tell; bindkey "^G" tell\n'
+    )
+    terminal = PseudoTerminal([installed("zsh"), "-d", "-i"], below, shell, 120, 24)
+    try:
+        terminal.until("READY> ")
+        terminal.press(f"{typed}\t\a".encode())
+        wait_until(line.exists, "the line", terminal.process)
+        assert line.read_text() == completed, terminal.seen
+    finally:
+        terminal.close()

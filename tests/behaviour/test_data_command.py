@@ -90,7 +90,7 @@ def test_standard_input_files_and_several(tmp_path: Path) -> None:
         (["-"], "standard input: nothing came"),
         (["r.csv", "--format", "cvs"], "--format cvs: unknown format"),
         (["hf://datasets/x"], "hf:// is not supported yet"),
-        (["."], "is a folder; name a file in it"),
+        (["."], "error: .: is a folder\n  Name a file in it, or several as 'data/*.csv'"),
     ],
 )
 def test_what_cannot_be_shown_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -179,8 +179,9 @@ def test_a_format_that_cannot_be_told_is_asked_for(project: ProjectFolder) -> No
     project.workflow(path="-")
     refused = piped(project, CSV.encode(), "run", "-a", "reviews")
     assert refused.returncode == 2
-    assert (
-        b"--input -: cannot tell the format of what is piped in; add format to the workflow's input" in refused.stderr
+    assert refused.stderr == (
+        b"error: standard input: cannot tell the format of what is piped in\n"
+        b"  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet.\n"
     )
 
 

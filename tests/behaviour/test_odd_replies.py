@@ -64,5 +64,7 @@ def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectF
     project.workflow()
     with scripted(reply('{"sentiment": "odd"}', without=["usage"])) as server:
         project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
-        calls = project.run().summary["calls"]
-    assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, 0, 2)
+        report = project.run()
+    calls = report.summary["calls"]
+    assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, None, 2)
+    assert report.invocation["cost_usd"] is None

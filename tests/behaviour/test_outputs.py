@@ -251,3 +251,87 @@ def test_any_value_is_the_same_in_prompt_store_and_output(
             assert envelope["input"]["value"] == value
 
     holds()
+
+
+def test_a_run_says_whose_results_it_replaced_and_how_they_come_back(project: ProjectFolder) -> None:
+    project.numbered(3)
+    project.rows([{"id": "x", "text": "other"}], "data/other.csv")
+    project.workflow(defaults=ECHO, stages=SAY)
+    assert project.run().replaced is None
+    full = raw(project, "results.jsonl")
+    other = project.agac("run", "-a", "reviews", "--input", "data/other.csv")
+    again = "They replaced those of run 1 (data/rows.csv), which come back with: agac export --run 1\n"
+    assert other.out.endswith(again), other.out
+    assert len(project.envelopes()) == 1
+    assert "Results of run 2: output/reviews/results.jsonl" in project.agac("status").out
+    assert project.agac("export", "--run", "1").code == 0
+    assert raw(project, "results.jsonl") == full
+    status = project.agac("status")
+    where = "The results of run 2 are not in output/reviews. Write them there with: agac export --run 2\n"
+    assert status.out.endswith(where), status.out
+    told = project.agac("run", "-a", "reviews", "--input", "data/other.csv", "--json").json["replaced"]
+    assert told == {"run": 1, "input": "data/rows.csv", "again": "agac export --run 1"}
+
+
+def test_the_results_of_a_run_at_its_limit_come_back_with_partial(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "two"}]).base_url)
+    project.rows([{"id": str(n), "text": "one" if n < 2 else "two"} for n in range(9)])
+    project.workflow(defaults=ECHO, stages=SAY, max_errors=1, stop_loss=False)
+    assert project.run(concurrency=1).exit_code == 4
+    project.rows([{"id": "x", "text": "other"}], "data/other.csv")
+    replaced = project.run(input=project.root / "data/other.csv").replaced
+    assert replaced is not None
+    assert replaced["again"] == "agac export --run 1 --partial"
+    assert project.agac(*replaced["again"].split()[1:]).code == 0
+
+
+def test_nothing_is_said_to_be_replaced_that_was_not_there(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(defaults=ECHO, stages=SAY)
+    for limit in (1, 2):
+        assert project.run(limit=limit).replaced is None  # a preview replaces previews
+    project.run()
+    for path in (project.root / "output/reviews").glob("*.*"):
+        path.unlink()
+    project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}])
+    report = project.run()
+    assert (report.replaced, report.edited) == (None, ())
+    assert "replaced" not in project.agac("run", "-a", "reviews").out
+
+
+def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFolder, server: Server) -> None:
+    project.numbered(2)
+    project.workflow(defaults=ECHO, stages=SAY, output={"format": "csv"})
+    project.run()
+    table = project.root / "output/reviews/results.csv"
+    before = table.read_text()
+    table.write_text("sorted by hand")
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.out.endswith("Somebody had changed results.csv since the last run; what stood there was replaced\n")
+    assert table.read_text() == before
+    assert "Somebody" not in project.agac("run", "-a", "reviews").out
+    assert server.account()["requests"] == 2
+
+
+def test_a_price_that_nobody_knows_is_unknown_everywhere(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.workflow(defaults=ECHO, stages=SAY)
+    ran = project.agac("run", "-a", "reviews")
+    assert "2 calls without a known price\n" in ran.out
+    assert "$" not in ran.out
+    assert "$" not in project.agac("status", "last").out
+    summary = project.output(file="summary.json")
+    assert (summary["calls"]["cost_usd"], summary["calls"]["calls_without_price"]) == (None, 2)
+    again = project.agac("run", "-a", "reviews", "--json").json
+    assert (again["invocation"]["cost_usd"], again["invocation"]["calls"]) == (0, 0)
+    assert project.agac("run", "-a", "reviews", "--fresh", "--json").json["invocation"]["cost_usd"] is None
+
+
+def test_one_known_price_is_a_sum_beside_the_number_of_unknown_ones(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices={"echo": {"input": 1000.0, "output": 0.0}})
+    project.numbered(1)
+    project.workflow(defaults=ECHO, stages=[*SAY, {"name": "more", "prompt": "${say}", "model": "local/small"}])
+    calls = project.run().summary["calls"]
+    assert calls["cost_usd"] > 0
+    assert calls["calls_without_price"] == 1
+    assert " and 1 call without a known price" in project.agac("run", "-a", "reviews").out

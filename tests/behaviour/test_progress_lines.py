@@ -10,7 +10,7 @@ import pytest
 from agac.api.watching import RowCount, Watched
 from agac.cli import progress
 from agac.cli.live.lines import Paper, duration, run_lines
-from agac.cli.live.pace import Log, Rate
+from agac.cli.live.pace import Log, Rate, Waiting
 from agac.cli.live.text import cells, cropped, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
 from agac.engine.control import Stop
@@ -214,6 +214,32 @@ def test_a_log_is_due_after_ten_seconds_and_a_tenth_of_the_rows_and_each_minute(
     assert log.due(72.0, 0.15)
     assert not log.due(81.0, None)
     assert log.due(82.0, None)
+
+
+def test_why_no_answer_comes_is_told_until_one_does() -> None:
+    run = watched(classify=classify())
+    run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
+    assert lines(run)[1:] == ["trying again: local cannot be\\nreached: refused"]
+    assert lines(run, 30)[1:] == ["trying again: local cannot be…"]
+    run.invocation.control.interrupt()
+    assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
+
+
+def test_calls_that_are_made_again_are_told_of_when_no_answer_comes_between_them() -> None:
+    waiting = Waiting()
+    looks = [(0.0, True), (0.9, True), (1.0, True), (1.1, False), (1.2, True), (2.1, True), (2.3, True)]
+    assert [waiting.long(now, waiting=again) for now, again in looks] == [
+        False, False, True, False, False, False, True,
+    ]  # fmt: skip
+
+
+def test_a_log_says_at_once_that_no_answer_comes_and_not_again_within_a_minute() -> None:
+    log = Log(0.0)
+    assert not log.first_told(1.0, waiting=False)
+    assert log.first_told(2.0, waiting=True)
+    assert not log.first_told(3.0, waiting=False)
+    assert not log.first_told(61.9, waiting=True)
+    assert log.first_told(62.0, waiting=True)
 
 
 def test_a_pipe_gets_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,3 +114,38 @@ def test_a_dumb_terminal_is_left_alone(slow: ProjectFolder) -> None:
         assert window.cursor_is_on
         assert not re.search(r"classify .*\d+/8 ", screen)
         assert "8 rows, 8 done" in screen
+
+
+def test_ctrl_z_gives_the_terminal_back_and_fg_paints_again(slow: ProjectFolder) -> None:
+    with in_tmux(slow.root) as window:
+        window.type(RUN)
+        window.until_seen(LINE)
+        window.press("C-z")
+        window.until(lambda: window.text().count("PROMPT>") == 2 and window.cursor_is_on, "the prompt, with a cursor")
+        assert of_progress(window.text()) == []
+        window.type("fg")
+        screen = window.until_seen(LINE)
+        assert len(of_progress(screen)) == 1, screen
+        assert not window.cursor_is_on
+        window.press("C-c")
+        window.until(lambda: window.text().count("PROMPT>") == 3 and window.cursor_is_on, "the prompt")
+        assert "Interrupted; every answer is stored" in window.history()
+
+
+def test_in_the_background_nothing_is_painted(slow: ProjectFolder) -> None:
+    with in_tmux(slow.root) as window:
+        window.type(RUN)
+        window.until_seen(LINE)
+        window.press("C-z")
+        window.until(lambda: "Stopped" in window.text(), "a stopped job")
+        window.type("bg")
+        window.until(lambda: window.text().count("PROMPT>") == 3, "the prompt")
+        calls = "SELECT count(*) FROM attempt"
+        more = slow.query(calls)[0][0] + 40
+        window.until(lambda: slow.query(calls)[0][0] >= more, "work that goes on")
+        assert of_progress(window.text()) == []
+        assert window.cursor_is_on
+        window.type("fg")
+        window.until_seen(LINE)
+        window.press("C-c")
+        window.until(lambda: window.text().count("PROMPT>") == 4 and window.cursor_is_on, "the prompt")

@@ -421,3 +421,32 @@ def test_any_edits_cost_what_was_never_answered_and_give_what_a_new_project_give
         assert files(project) == files(new)
 
     holds()
+
+
+def test_a_repeated_id_names_the_files_of_both_rows(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "1"}, {"id": "b", "text": "2"}], "data/in/1.csv")
+    project.write("data/in/2.csv", "id,text\n")
+    project.rows([{"id": "c", "text": "3"}, {"id": "b", "text": "4"}, {"id": "c", "text": "5"}], "data/in/3.csv")
+    project.workflow(path="data/in/*.csv")
+    hint = "give each row its own id, or set input.on_duplicate_id: first | last | suffix"
+    expected = [
+        f"data/in/3.csv: row 2: id 'b' was used by data/in/1.csv: row 2 already; {hint}",
+        f"data/in/3.csv: row 3: id 'c' was used by data/in/3.csv: row 1 already; {hint}",
+    ]
+    for _ in range(2):
+        assert project.run().exit_code == 3
+        assert [one["error"]["message"] for one in project.envelopes(file="errors.jsonl")] == expected
+    project.workflow(path=["data/in/3.csv", "data/in/1.csv"])  # another order, another first
+    project.run(fresh=True)
+    assert [one["error"]["message"].partition(";")[0] for one in project.envelopes(file="errors.jsonl")] == [
+        "data/in/3.csv: row 3: id 'c' was used by data/in/3.csv: row 1 already",
+        "data/in/1.csv: row 2: id 'b' was used by data/in/3.csv: row 2 already",
+    ]
+
+
+def test_a_repeated_id_of_one_file_names_the_row(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}])
+    project.workflow()
+    project.run()
+    (failed,) = project.envelopes(file="errors.jsonl")
+    assert failed["error"]["message"].startswith("id 'a' was used by row 1 already; ")

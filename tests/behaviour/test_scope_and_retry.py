@@ -128,7 +128,7 @@ def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, fa
         retry(project, error="Refusd")
     with pytest.raises(UsageError, match="no run 9"):
         retry(project, run=9)
-    with pytest.raises(UsageError, match="row r-5 of run 1 did not fail"):
+    with pytest.raises(UsageError, match="row 'r-5' of run 1 did not fail"):
         retry(project, rows=("r-5",))
     project.assert_sound()
 

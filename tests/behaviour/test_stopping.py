@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -298,3 +299,33 @@ def test_calls_lost_to_a_full_disk_are_said_by_the_next_run(project: ProjectFold
     assert again.code == 0
     assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
     assert server.account()["duplicates"] <= lost
+
+
+def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_after_a_ctrl_c(
+    project: ProjectFolder,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        project.configure(url)
+        project.numbered(2)
+        project.workflow()
+        process = runs(project)
+        why = "local (127.0.0.1) cannot be reached: connection refused. Check that the server runs"
+        wait_until(lambda: "Run 1 is trying again" in project.agac("status").out, "a call that is tried again", process)
+        assert f"Run 1 is trying again: {why}" in project.agac("status", "last").out
+        last = project.agac("status", "--json").json["runs"][0]["last_invocation"]
+        assert last["waiting_for"]["message"].startswith(why)
+        wait_until(lambda: len(project.query("SELECT id FROM attempt")) >= 8, "some seconds of it", process)
+        interrupt(process)
+        ran = ended(process)
+    assert ran.code == 130
+    assert f"trying again: {why}" in ran.err
+    assert f"  The last call brought no answer: {why} and that its base_url, {url}, is right.\n" in ran.err
+    after = project.agac("status")
+    assert f"The last call of run 1 brought no answer: {why}" in after.out
+    assert "Run 1 is not finished. Go on with: agac run -a reviews" in after.out
+    with simulator() as server:
+        project.configure(server.base_url)
+        finishes(project, go_on_command(ran), rows=2)
+    assert "brought no answer" not in project.agac("status").out

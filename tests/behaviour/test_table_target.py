@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
-from support.project import ProjectFolder
+from support.project import ProjectFolder, clean_environment
 from support.server import Server
 
 import agac
@@ -42,10 +44,36 @@ def run(project: ProjectFolder, rows: list[dict[str, Any]] = ROWS, to: str = TO,
     return project.run()
 
 
-def refused(project: ProjectFolder, words: str, **keys: Any) -> agac.AgacError:
-    with pytest.raises(agac.AgacError, match=words) as caught:
+def refused(project: ProjectFolder, words: str, **keys: Any) -> str:
+    """What `run`, `plan` and `validate` say alike before anything is asked; they leave all files as they are."""
+    with pytest.raises(agac.SpecError) as caught:
         run(project, **keys)
-    return caught.value
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.where.file) == ("output.to", "workflows/reviews.yml")
+    assert re.search(words, problem.message), problem.message
+    before = {path: path.stat().st_mtime_ns for path in project.root.rglob("*")}
+    assert agac.validate("reviews", project=project.root).problems == [problem]
+    with pytest.raises(agac.SpecError) as planned:
+        agac.plan_run("reviews", project=project.root)
+    assert planned.value.problems == [problem]
+    assert {path: path.stat().st_mtime_ns for path in project.root.rglob("*")} == before
+    assert not (project.root / "output/reviews").exists()
+    return problem.message
+
+
+def not_written(project: ProjectFolder, words: str, **keys: Any) -> agac.AgacError:
+    """Why the table was not written at the end of a run, whose other files were."""
+    report = run(project, **keys)
+    error = report.not_written
+    assert error is not None
+    assert re.search(words, error.message), error.message
+    assert report.exit_code == 1
+    assert error.remedy is not None
+    assert f"Write the table with: agac export --run {report.summary['run']}" in error.remedy
+    assert len(project.envelopes()) == report.summary["rows"]["total"]
+    assert [file.name for file in report.files][:2] == ["results.jsonl", "results.json"]
+    assert project.root / "data/out.db" not in report.files
+    return error
 
 
 def test_the_table_is_made_with_the_id_as_its_key(project: ProjectFolder) -> None:
@@ -181,28 +209,25 @@ def test_a_table_that_cannot_take_rows_by_id_is_refused_before_anything_is_asked
 ) -> None:
     sql(project, statement)
     error = refused(project, words)
-    assert error.message.startswith("data/out.db: table 'results'")
-    assert error.remedy is not None
-    assert "Name another table in output.to" in error.remedy
+    assert error.startswith("data/out.db: table 'results'")
+    assert "Name another table in output.to" in error
     assert server.account()["requests"] == 0
 
 
 def test_the_remedy_for_ids_that_are_not_unique_works(project: ProjectFolder) -> None:
     sql(project, "CREATE TABLE results (id TEXT)")
     error = refused(project, "not unique")
-    assert error.remedy is not None
-    sql(project, error.remedy.partition("Or run ")[2])
+    sql(project, error.partition("Or run ")[2])
     assert run(project).exit_code == 0
 
 
 @pytest.mark.parametrize("declared", ["INTEGER", "BIGINT", "REAL", "NUMERIC", "DATE"])
 def test_texts_are_not_turned_into_numbers_but_refused(project: ProjectFolder, server: Server, declared: str) -> None:
     sql(project, f"CREATE TABLE results (id TEXT PRIMARY KEY, text {declared})")
-    error = refused(project, f"the column 'text' is {declared}, but text would be written into it")
+    error = not_written(project, f"the column 'text' is {declared}, but text would be written into it")
     assert error.remedy is not None
     assert "turn '007' into 7" in error.remedy
     assert sql(project, "SELECT * FROM results") == []
-    assert not (project.root / "output/reviews/results.jsonl").exists()
     sql(project, "DROP TABLE results")
     agac.export("reviews", project=project.root)
     assert len(sql(project, "SELECT * FROM results")) == 2
@@ -211,14 +236,12 @@ def test_texts_are_not_turned_into_numbers_but_refused(project: ProjectFolder, s
 
 def test_a_computed_column_is_refused(project: ProjectFolder) -> None:
     sql(project, "CREATE TABLE results (id TEXT PRIMARY KEY, text AS (id || 'x'))")
-    refused(project, "the column 'text' is computed by SQLite")
+    not_written(project, "the column 'text' is computed by SQLite")
 
 
 def test_a_constraint_of_the_table_is_told_and_nothing_is_written(project: ProjectFolder) -> None:
     sql(project, "CREATE TABLE results (id TEXT PRIMARY KEY, must TEXT NOT NULL)")
-    error = refused(project, r"data/out\.db: table 'results': NOT NULL constraint failed: results\.must")
-    assert error.remedy is not None
-    assert "all results are safe in the store" in error.remedy
+    not_written(project, r"data/out\.db: table 'results': NOT NULL constraint failed: results\.must")
     assert sql(project, "SELECT * FROM results") == []
     assert sql(project, "SELECT count(*) FROM pragma_table_info('results')") == [(2,)]
 
@@ -229,16 +252,19 @@ def test_a_database_that_is_locked_is_told(project: ProjectFolder, monkeypatch: 
     holder = sqlite3.connect(project.root / "data/out.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     try:
-        with pytest.raises(agac.AgacError, match="database is locked") as caught:
+        with pytest.raises(agac.AgacError, match="database is locked; nothing of it was written") as caught:
             agac.export("reviews", project=project.root)
     finally:
         holder.close()
-    assert caught.value.remedy == "Another program holds the database: let it end, then run `agac export`."
+    assert caught.value.remedy == (
+        "Another program holds the database: let it end. The results are stored, and all other files are written. "
+        "Write the table with: agac export --run 1"
+    )
 
 
 def test_more_columns_than_sqlite_has_are_told(project: ProjectFolder) -> None:
     row = {"id": "a", "text": "x", **{f"c{i}": i for i in range(2100)}}
-    error = refused(project, "too many columns", rows=[row])
+    error = not_written(project, "too many columns", rows=[row])
     assert error.remedy is not None
     assert "2000 columns" in error.remedy
     assert not (project.root / "data/out.db").exists()
@@ -256,7 +282,7 @@ def test_a_broken_database_is_told_before_anything_is_asked(project: ProjectFold
     path.parent.mkdir()
     path.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     error = refused(project, r"data/out\.db: file is not a database")
-    assert error.remedy == "Name a SQLite database in output.to."
+    assert error.endswith("Name a SQLite database in output.to.")
     assert server.account()["requests"] == 0
 
 
@@ -283,8 +309,6 @@ agac.run("reviews", project=sys.argv[2])
 def test_a_kill_leaves_the_table_as_it_was_and_the_next_run_mends_it(
     project: ProjectFolder, server: Server, place: str
 ) -> None:
-    import subprocess
-
     run(project)
     project.rows([{"id": "a", "text": "ONE"}, {"id": "c", "text": "three"}], "data/rows.jsonl")
     ended = subprocess.run([sys.executable, "-c", KILL, place, str(project.root)], capture_output=True, timeout=60)
@@ -323,3 +347,144 @@ def test_ids_that_are_surely_text_are_refused_by_a_column_of_numbers_before_any_
     ran = project.agac("run", "-a", "reviews")
     assert (ran.code, "text would be written into it" in ran.err) == (2, True), ran.err
     assert server.account()["requests"] == 0
+
+
+def integers(project: ProjectFolder, source: str) -> str:
+    """Rows 5 and 6, whose ids are integers, in a file of their own; gives the input's path."""
+    (project.root / "data").mkdir(exist_ok=True)
+    if source == "jsonl":
+        project.rows([{"id": 5, "text": "five"}, {"id": 6, "text": "six"}], "data/n.jsonl")
+        return "data/n.jsonl"
+    if source == "sqlite":
+        made = ("CREATE TABLE n (id INTEGER, text TEXT)", "INSERT INTO n VALUES (5, 'five'), (6, 'six')")
+        sql(project, *made, path="data/n.db")
+        return "sqlite://data/n.db?table=n"
+    duckdb = pytest.importorskip("duckdb")
+    rows = "SELECT * FROM (VALUES (5::BIGINT, 'five'), (6, 'six')) r(id, text)"
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY ({rows}) TO '{project.root}/data/n.parquet' (FORMAT parquet)")
+    return "data/n.parquet"
+
+
+@pytest.mark.parametrize("merge", [None, "replace", "extend", "update", "append"])
+@pytest.mark.parametrize("source", ["jsonl", "sqlite", "parquet"])
+def test_integers_as_ids_stay_integers_in_a_new_table_and_in_one_of_the_user(
+    project: ProjectFolder, source: str, merge: str | None
+) -> None:
+    path = integers(project, source)
+    output = {"merge": merge} if merge else {}
+    project.workflow(path=path, defaults=ECHO, stages=SAY, output={"to": TO, **output})
+    assert project.run().exit_code == 0
+    assert sql(project, "SELECT type, pk FROM pragma_table_info('results') WHERE name = 'id'") == [("INTEGER", 1)]
+    assert sql(project, "SELECT id, typeof(id) FROM results") == [(5, "integer"), (6, "integer")]
+    mine = ("CREATE TABLE mine (note, id INTEGER PRIMARY KEY)", "INSERT INTO mine VALUES ('x', 5)")
+    sql(project, *mine)
+    to = "sqlite://data/out.db?table=mine"
+    project.workflow(path=path, defaults=ECHO, stages=SAY, output={"to": to, **output})
+    for _ in range(2):
+        assert project.run().exit_code == 0
+    said = "say" if merge == "append" else "result"
+    assert sql(project, f"SELECT id, note, {said} FROM mine") == [(5, "x", "five"), (6, None, "six")]
+
+
+def test_integers_beside_other_ids_are_texts_in_the_table(project: ProjectFolder) -> None:
+    run(project, [{"id": 5, "text": "five"}, {"id": "a", "text": "x"}, {"id": 2**70, "text": "wide"}])
+    assert sql(project, "SELECT id, typeof(id) FROM results ORDER BY rowid") == [
+        ("5", "text"), ("a", "text"), (str(2**70), "text"),
+    ]  # fmt: skip
+
+
+def test_an_unusable_row_does_not_make_texts_of_integers(project: ProjectFolder) -> None:
+    run(project, [{"id": 5, "text": "five"}, {"id": None, "text": "x"}, {"id": 5, "text": "again"}])
+    assert sql(project, "SELECT id, typeof(id) FROM results") == [(5, "integer")]
+
+
+def test_the_row_number_is_an_integer(project: ProjectFolder) -> None:
+    run(project, input={"id_field": None})
+    assert sql(project, "SELECT type, pk FROM pragma_table_info('results') WHERE name = 'row_number'") == [
+        ("INTEGER", 1)
+    ]
+
+
+def test_texts_of_a_csv_file_are_refused_in_a_column_of_numbers_before_anything_is_asked(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.rows(ROWS)
+    sql(project, "CREATE TABLE results (id INTEGER PRIMARY KEY, text REAL)")
+    project.workflow(defaults=ECHO, stages=SAY, output={"to": TO})
+    (problem,) = agac.validate("reviews", project=project.root).problems
+    assert "the column 'id' is INTEGER, but text would be written into it; the column 'text' is REAL" in problem.message
+    ran = project.agac("plan", "-a", "reviews")
+    assert (ran.code, str(problem) in ran.err) == (2, True), ran.err
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, str(problem) in ran.err) == (2, True), ran.err
+    assert server.account()["requests"] == 0
+
+
+def test_a_field_of_the_schema_that_a_column_cannot_take_is_refused_before_anything_is_asked(
+    project: ProjectFolder, server: Server
+) -> None:
+    sql(project, "CREATE TABLE results (id TEXT PRIMARY KEY, team INTEGER)")
+    stage = {"name": "say", "prompt": "${text}", "output_schema": {"team": "string"}}
+    refused(project, "the column 'team' is INTEGER, but text", stages=[stage], output={"merge": "replace"})
+    assert server.account()["requests"] == 0
+
+
+def test_a_preview_does_not_mind_the_table(project: ProjectFolder) -> None:
+    sql(project, "CREATE VIEW results AS SELECT 1 AS id")
+    refused(project, "is a view")
+    assert project.run(limit=1).exit_code == 0
+
+
+def test_a_database_with_a_write_ahead_log_is_looked_at_without_a_trace(project: ProjectFolder) -> None:
+    sql(project, "PRAGMA journal_mode = WAL", "CREATE TABLE results (x)")
+    refused(project, "has no column 'id'")
+    assert [path.name for path in (project.root / "data").glob("out.db*")] == ["out.db"]
+
+
+def test_a_table_that_is_locked_at_the_end_keeps_no_other_file_from_being_replaced(
+    project: ProjectFolder, server: Server
+) -> None:
+    run(project, output={"format": "csv"})
+    project.rows([{"id": "c", "text": "three"}], "data/rows.jsonl")
+    code = "import sys, agac.data.outputs.database as d; d.BUSY_SECONDS = 0.05; from agac.cli.main import main; main()"
+    again = [sys.executable, "-c", code, "run", "-a", "reviews"]
+    with closing(sqlite3.connect(project.root / "data/out.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        ended = subprocess.run(again, cwd=project.root, capture_output=True, text=True, env=clean_environment(None))
+        assert ended.returncode == 1
+        assert ended.stderr.endswith(
+            "not written: data/out.db: table 'results': database is locked; nothing of it was written\n"
+            "  Another program holds the database: let it end. The results are stored, and all other files are written."
+            " Write the table with: agac export --run 1\n"
+        )
+        assert "out.db" not in ended.stdout
+        assert "Results: output/reviews/results.jsonl" in ended.stdout
+        assert project.output() == ["three"]
+        assert (project.root / "output/reviews/results.csv").read_text() == "id,text,result,error\nc,three,three,\n"
+        status = project.agac("status")
+        assert "Not written: data/out.db. Write it with: agac export --run 1\n" in status.out
+        assert "Results of run 1: output/reviews/results.jsonl" in status.out
+        assert project.agac("status", "--json").json["runs"][0]["not_written"] == ["data/out.db"]
+    assert project.run().exit_code == 0
+    assert sql(project, "SELECT id FROM results ORDER BY id") == [("a",), ("b",), ("c",)]
+    assert project.agac("status", "--json").json["runs"][0]["not_written"] == []
+    assert server.account()["requests"] == 3
+
+
+def test_a_first_table_that_fails_is_tried_again_by_the_next_run(project: ProjectFolder) -> None:
+    not_written(project, "too many columns", rows=[{"id": "a", "text": "x", **{f"c{i}": i for i in range(2100)}}])
+    report = project.run()
+    assert (report.exit_code, report.invocation["calls"]) == (1, 0)
+    assert report.not_written is not None
+
+
+@pytest.mark.parametrize("order", [("Name", "name", "NAME"), ("name", "NAME", "Name")])
+def test_columns_that_differ_by_case_keep_their_values_apart(project: ProjectFolder, order: tuple[str, ...]) -> None:
+    run(project, [{"id": "a", "text": "x", "Name": 1, "name": 2}], output={"format": "csv"})
+    run(project, [{"id": "b", "text": "y", **{name: name for name in order}}], output={"format": "csv"})
+    assert sql(project, "SELECT id, Name, name_2, NAME_3 FROM results") == [
+        ("a", 1, 2, None), ("b", "Name", "name", "NAME"),
+    ]  # fmt: skip
+    header = (project.root / "output/reviews/results.csv").read_text().partition("\n")[0]
+    assert header == ",".join(["id", "text", *order, "result", "error"])

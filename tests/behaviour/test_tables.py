@@ -305,8 +305,11 @@ def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(
     folder = project.root / "output/reviews"
     folder.mkdir(parents=True)
     (folder / "results.csv").symlink_to(tmp_path / "precious")
-    with pytest.raises(agac.AgacError, match=r"results\.csv: is a link"):
+    with pytest.raises(agac.SpecError) as caught:
         simple(project, format="csv")
+    (problem,) = caught.value.problems
+    assert "results.csv: is a link" in problem.message
+    assert problem.path == "output.dir"
     assert server.account()["requests"] == 0
     assert (tmp_path / "precious").read_text() == "precious"
 

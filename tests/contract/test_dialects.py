@@ -25,7 +25,8 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
 from agac.providers.base import Dialect, encode
 from agac.providers.dialects import DIALECTS
-from agac.providers.table import OPENAI, RESPONSES, SHIPPED, Provider
+from agac.providers.provider import Provider
+from agac.providers.table import OPENAI, SHIPPED
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
@@ -74,7 +75,7 @@ MEMBERS = [
     Member("openai-chat", OPENAI, openai_sdk, "messages", ("openai-chat/*.json",)),
     Member(
         "openai-responses",
-        replace(RESPONSES, name="openai"),  # whom the recorded errors name
+        replace(SHIPPED["responses"], name="openai"),  # whom the recorded errors name
         responses_sdk,
         "input",
         ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),

@@ -105,7 +105,7 @@ def layout_of(rows: Cells) -> Layout:
 
 
 def output(rows: Cells) -> list[OutputRow]:
-    return [OutputRow(row[0], True, list(row), row[1]) for row in rows]
+    return [OutputRow(row[0], list(row), row[1]) for row in rows]
 
 
 def some(count: int = 5) -> Cells:
@@ -283,7 +283,7 @@ def test_the_same_rows_make_the_same_file(member: Member, tmp_path: Path) -> Non
 
 def test_a_line_holds_the_record_as_json(tmp_path: Path) -> None:
     sink = TABLES["txt"](tmp_path / "results.txt", layout_of([]), False)
-    sink.write([OutputRow("a", True, [], {"a": ["ü\n", 2**63 - 1]}), OutputRow("b", True, [], 0.5)])
+    sink.write([OutputRow("a", [], {"a": ["ü\n", 2**63 - 1]}), OutputRow("b", [], 0.5)])
     sink.commit()
     first, second = lines(tmp_path / "results.txt")
     assert json.loads(first[0]) == {"a": ["ü\n", 2**63 - 1]}

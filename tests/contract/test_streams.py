@@ -15,9 +15,9 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply
 from agac.providers.base import encode
 from agac.providers.dialects import DIALECTS
+from agac.providers.provider import Provider
 from agac.providers.sse import Events, GarbledStream
 from agac.providers.streams import STREAMS, Assembly, asking
-from agac.providers.table import Provider
 from agac.simulator.asks import Answer, Ask, Message
 from agac.simulator.outlets import CHAT, RESPONSES, Api
 

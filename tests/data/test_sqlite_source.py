@@ -85,6 +85,22 @@ def test_words_of_a_statement_that_cannot_be_used(shop: Path, statement: str, wo
     assert caught.value.message == f"{SHOWN}: {words}"
 
 
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        ("SELECT * FROM rr", "Did you mean 'r'?"),
+        ("SELECT * FROM zzz", "Its tables: "),
+        ("SELECT idd FROM r", "Did you mean 'id'?"),
+        ("SELECT x.zzz FROM r x", "The columns: id, n"),
+        ("SELECT", "Correct the query."),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_those_that_do(shop: Path, statement: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        rows(shop, statement)
+    assert str(caught.value.remedy).startswith(remedy)
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     path.write_text("id,text\n" * 200)

@@ -17,15 +17,13 @@ from agac import api
 from agac.core.errors import UsageError
 from agac.providers.modelref import parse_model
 from agac.providers.table import SHIPPED
-from agac.spec import models
+from agac.spec.cardmodels import CardFile
 from agac.spec.editorschemas import file_schema
+from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.projectmodels import ProjectFile
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS: dict[str, type[models.FileModel]] = {
-    "workflow": models.WorkflowFile,
-    "project": models.ProjectFile,
-    "card": models.CardFile,
-}
+KINDS: dict[str, type[FileModel]] = {"workflow": WorkflowFile, "project": ProjectFile, "card": CardFile}
 SCHEMAS: dict[str, dict[str, Any]] = {kind: api.file_schema(kind) for kind in KINDS}
 STAGES: dict[str, Any] = {"stages": [{"name": "classify"}]}
 
@@ -160,6 +158,8 @@ TAKEN: list[tuple[str, Any]] = [
     ("project", {"providers": {"local": {"api_key": "none", "headers": {"x-team": "data"}, "limits": {"rpm": 5}}}}),
     ("project", {"providers": {"a": {"prices": {"m": {"input": 0, "output": 2.5, "batch": 0.5}}}}}),
     ("card", {}),
+    ("card", {"type": "agent"}),
+    ("card", {"type": "Agent"}),
     ("card", {"request_params": {"topP": 0.5, "max_tokens": 5}, "messages": "shots.txt", "schema_version": 1}),
     ("card", {"messages": ["a.txt", "b.json"], "use_history": True, "model": "${MODEL:simulator/small}"}),
 ]
@@ -183,6 +183,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("project", {"providers": {"local": {"dialect": "soap"}}}),
     ("project", {"providers": {"a": {"prices": {"m": {"input": 1}}}}}),
     ("card", {"type": "chain"}),
+    ("card", {"type": "agents"}),
     ("card", {"request_params": {"top_p": 2}}),
 ]
 

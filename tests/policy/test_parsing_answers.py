@@ -14,7 +14,7 @@ from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
 from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
 from agac.plan.plan import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
-from agac.providers.table import Provider
+from agac.providers.provider import Provider
 from agac.spec.template import compile_template
 
 

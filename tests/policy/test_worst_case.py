@@ -14,7 +14,8 @@ from agac.core.types import Params, Usage
 from agac.engine.budget import NOTHING, Amount, WorstCase, counted, dearest
 from agac.plan.plan import PlannedModel
 from agac.providers.prices import cost
-from agac.providers.table import SHIPPED, SIMULATOR, Price
+from agac.providers.provider import Price
+from agac.providers.table import SHIPPED, SIMULATOR
 from agac.store.batch import Call, Endpoint
 
 RATES = st.floats(0, 100, allow_nan=False)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agac.core.types import Usage
 from agac.providers.prices import cost, lacks_tier, price_of
-from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, Price, Provider
+from agac.providers.provider import Price, Provider
+from agac.providers.table import OPENAI, SHIPPED, SIMULATOR
 
 MILLION = 1_000_000
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from agac.core.types import Params
 from agac.providers.modelkeys import FIELDS, READERS
 from agac.providers.modelref import ModelRef, parse_model
-from agac.providers.table import SHIPPED, Provider
+from agac.providers.provider import Provider
+from agac.providers.table import SHIPPED
 
 PROVIDERS = {**SHIPPED, "my.local": Provider("my.local", "openai-chat", "http://127.0.0.1:8000/v1")}
 
@@ -66,9 +67,10 @@ def test_keys_become_parameters(query: str, params: dict[str, Any]) -> None:
     [
         ("", "no model is named; write provider/model, like openai/gpt-5.4-mini"),
         ("?temperature=1", "no model is named; write provider/model, like openai/gpt-5.4-mini"),
-        ("openai/", "'openai/' names no model; write openai/<model>"),
-        ("openai.", "'openai.' names no model; write openai/<model>"),
-        ("openai", "'openai/' names no model; write openai/<model>"),
+        ("openai/", "'openai/' names no model; write openai/<model>, as openai/gpt-4o"),
+        ("openai.", "'openai.' names no model; write openai/<model>, as openai/gpt-4o"),
+        ("openai", "'openai' names a provider and no model; write openai/<model>, as openai/gpt-4o"),
+        ("simulator", "'simulator' names a provider and no model; write simulator/<model>, as simulator/small"),
         ("openai/gpt 5", "'gpt 5' is no model name: it holds a space"),
         (
             "my-own-model",

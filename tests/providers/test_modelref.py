@@ -14,7 +14,8 @@ from agac.providers.aliases import ALIASES, MODELS, VERSION
 from agac.providers.elsewhere import ELSEWHERE
 from agac.providers.modelkeys import NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.modelref import ModelRef, alias_problem, parse_model
-from agac.providers.table import SHIPPED, Provider
+from agac.providers.provider import Provider
+from agac.providers.table import SHIPPED
 
 OWN = Provider("own", "openai-chat", "http://127.0.0.1:8000/v1")
 PROVIDERS = {**SHIPPED, "own": OWN}
@@ -156,7 +157,7 @@ def test_keys_of_other_programs_without_a_meaning_here_are_said_to_have_none(que
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("openai.", "'openai.' names no model; write openai/<model>"),
+        ("openai.", "'openai.' names no model; write openai/<model>, as openai/gpt-4o"),
         ("gpt-5.4-mini.high", "'.high' is no part of a model's name; write gpt-5.4-mini?reasoning=high"),
         ("openai.gpt-5.4.low", "'.low' is no part of a model's name; write openai/gpt-5.4?reasoning=low"),
         ("openai/m?temp=1&temp=1", "temperature is given twice"),

@@ -18,8 +18,8 @@ from agac.core.errors import UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.http import Sender
+from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply
-from agac.providers.table import Provider
 from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"

@@ -10,8 +10,9 @@ import pytest
 
 from agac.core.types import Message, Request, Schema
 from agac.providers import openai_chat
+from agac.providers.provider import Provider, Structured
 from agac.providers.structured import shape_of, strict_obstacles
-from agac.providers.table import OPENAI, Provider, Structured
+from agac.providers.table import OPENAI
 
 
 def closed(**properties: Any) -> dict[str, Any]:

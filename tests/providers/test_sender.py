@@ -18,8 +18,8 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.faults import TROUBLES, trouble_of
 from agac.providers.http import DEFAULT_TIMEOUT, Sender, filled
+from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply
-from agac.providers.table import Provider
 from agac.spec.workflow import Timeout
 
 CANARY = "sk-canary-0123456789abcdef"

@@ -16,8 +16,9 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import http as sending
 from agac.providers.http import Sender
+from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply
-from agac.providers.table import MISTRAL, Provider
+from agac.providers.table import SHIPPED
 from agac.spec.workflow import Timeout
 
 WIRE = b'{"model":"m"}'
@@ -86,7 +87,7 @@ def test_a_stream_is_asked_for_and_put_together_as_one_body() -> None:
 def test_a_provider_that_refuses_to_be_told_to_count_is_not_told() -> None:
     async def check() -> None:
         async with serving(stream(STOP, DONE)) as server:
-            row = replace(MISTRAL, base_url=f"http://127.0.0.1:{server.port}/v1")
+            row = replace(SHIPPED["mistral"], base_url=f"http://127.0.0.1:{server.port}/v1")
             async with Sender(row, Redactor([]), env={}, stream=True) as one:
                 await one.send(WIRE)
         assert json.loads(server.seen[0].body) == {"model": "m", "stream": True}

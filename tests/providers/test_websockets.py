@@ -19,9 +19,9 @@ from agac.core.types import Fault, FaultKind
 from agac.providers import websocket
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
+from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply
 from agac.providers.streams import STREAMS
-from agac.providers.table import Provider
 from agac.providers.websocket import SocketSender
 from agac.spec.workflow import Timeout
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.cardmodels import CardFile
+from agac.spec.models import FileModel, WorkflowFile
 from agac.spec.modelwords import known_keys, validate
+from agac.spec.projectmodels import ProjectFile
 from agac.spec.yamlfile import Document, Path_, key_path, parse_yaml
 
 

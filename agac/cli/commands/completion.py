@@ -10,8 +10,8 @@ from agac.cli.completion import SHELLS, script
 
 @click.command(
     help="Print the script with which a shell completes agac's commands, flags, workflows, stages and runs. "
-    'For bash: eval "$(agac completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc; '
-    "fish: agac completion fish > ~/.config/fish/completions/agac.fish"
+    'For bash: eval "$(agac completion bash)" in ~/.bashrc; for zsh: eval "$(agac completion zsh)" in ~/.zshrc; '
+    "for fish: agac completion fish | source, in ~/.config/fish/config.fish."
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context

@@ -12,8 +12,11 @@ from agac.cli.main import Globals
 from agac.cli.shown.data import data_lines
 
 
-@click.command(help="Look at an input: its format and size, its columns with their types, its first rows.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.command(
+    help="Look at an input: its format and size, its columns with their types, its first rows. INPUT is a file, "
+    "several, a pattern in quotes, sqlite://DATABASE?table=NAME (or ?query=SELECT …), or - for standard input."
+)
+@click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
 @click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet or files.")
 @click.option(
     "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."

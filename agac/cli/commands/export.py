@@ -11,7 +11,7 @@ from agac.cli.main import Globals
 
 @click.command(help="Write a run's output files again, from the store.")
 @click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
-@click.option("--run", "number", type=int, help="The run with this number.")
+@click.option("--run", "number", type=int, metavar="N", help="The run with this number.")
 @click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj

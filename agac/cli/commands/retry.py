@@ -7,17 +7,19 @@ import click
 from agac import api
 from agac.cli import garbage, render, typed
 from agac.cli.main import Globals
-from agac.cli.options import read_budget, read_run
+from agac.cli.options import read_budget
 from agac.cli.shown.retry import choice_lines
 
 
-@click.command(help="Try failed rows of a run again, also those that an ordinary run leaves alone.")
+@click.command(
+    help="Try failed rows of a run (RUN: its number, or `last`) again, also those that an ordinary run leaves alone."
+)
 @click.argument("run", metavar="RUN")
 @click.option("--row", "rows", metavar="ID", multiple=True, help="Only this row; may be given more than once.")
 @click.option("--stage", metavar="NAME", help="Only rows that failed at this stage.")
 @click.option("--error", metavar="KIND", help="Only rows that failed so, as SchemaMismatch.")
 @click.option("--from", "from_stage", metavar="STAGE", help="Ask this stage and those after it anew, of done rows too.")
-@click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight.")
+@click.option("--concurrency", type=click.IntRange(1, 10_000), metavar="N", help="The most calls in flight.")
 @click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried again, and ask nothing.")
@@ -41,9 +43,8 @@ def command(
     """Exit codes as `agac run`."""
     from agac.cli.progress import progress
 
-    number = read_run(run)
     choice = api.Retry(rows=api.row_ids(rows), stage=stage, error=error, from_stage=from_stage)
-    found = api.retry_choice(number, choice, project=settings.project_dir)
+    found = api.retry_choice(run, choice, project=settings.project_dir)
     if dry_run:
         if as_json:
             render.print_json(found.as_json())

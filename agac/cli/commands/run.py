@@ -9,7 +9,7 @@ import click
 from agac import api
 from agac.cli import garbage, render, typed
 from agac.cli.main import Globals
-from agac.cli.options import read_budget, read_variables
+from agac.cli.options import choosing_rows, choosing_stages, read_budget, read_variables
 
 
 @click.command(help="Run a workflow. Run it again to go on: only what lacks an answer is asked.")
@@ -17,20 +17,14 @@ from agac.cli.options import read_budget, read_variables
     "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
     help="The workflow: its name, or its file. Several run one after the other.",
 )  # fmt: skip
-@click.option("--limit", type=click.IntRange(1), help="Only so many rows.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="Skip so many rows first.")
-@click.option("--sample", type=click.IntRange(1), metavar="N", help="Only so many rows, drawn by chance.")
-@click.option("--seed", type=int, metavar="N", help="Draws another sample; 0 when left out.")
-@click.option("--input", metavar="INPUT", help="Read the rows from here: a file, a pattern in quotes, - for stdin.")
-@click.option("--model", help="Use this model for every stage: provider/model?key=value.")
-@click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars.")
-@click.option("--concurrency", type=click.IntRange(1, 10_000), help="The most calls in flight; 1 is one by one.")
-@click.option("--output", metavar="DIR", help="Folder for the results, relative to the project.")
+@choosing_rows
+@click.option(
+    "--concurrency", type=click.IntRange(1, 10_000), metavar="N", help="The most calls in flight; 1 is one by one."
+)
+@click.option("--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project.")
 @click.option("--fresh", is_flag=True, help="Ask everything anew: earlier results are not reused.")
 @click.option("--stage", metavar="NAME", help="Ask this stage only; rows that lack what it needs stay open.")
-@click.option("--from", "from_stage", metavar="STAGE", help="Ask this stage and those after it only.")
-@click.option("--until", metavar="STAGE", help="Ask no stage after this one.")
-@click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are.")
+@choosing_stages
 @click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked and what it costs, as `agac plan` does.")

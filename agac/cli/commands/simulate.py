@@ -12,13 +12,25 @@ from agac.core.errors import AgacError, UsageError
 
 
 @click.command(help="Serve a simulated provider on this machine, until Ctrl-C. GET /account says what it was asked.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8088, show_default=True, help="Port; 0: any free one.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed and request give the same reply.")
-@click.option("--latency", default="0", show_default=True, help="Seconds, or normal:M,SD lognormal:M,S uniform:A,B.")
-@click.option("--slots", type=click.IntRange(1), help="Requests served at once; the others wait.")
-@click.option("--rpm", type=click.IntRange(1), help="Requests a minute before 429.")
-@click.option("--tpm", type=click.IntRange(1), help="Tokens a minute before 429.")
-@click.option("--burst", type=click.IntRange(1), help="Requests that may come at once; a minute's worth by default.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", default=8088, show_default=True, help="Port; 0: any free one."
+)
+@click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="The same seed and request give the same reply."
+)
+@click.option(
+    "--latency",
+    metavar="SECONDS",
+    default="0",
+    show_default=True,
+    help="Seconds, or normal:M,SD lognormal:M,S uniform:A,B.",
+)
+@click.option("--slots", type=click.IntRange(1), metavar="N", help="Requests served at once; the others wait.")
+@click.option("--rpm", type=click.IntRange(1), metavar="N", help="Requests a minute before 429.")
+@click.option("--tpm", type=click.IntRange(1), metavar="N", help="Tokens a minute before 429.")
+@click.option(
+    "--burst", type=click.IntRange(1), metavar="N", help="Requests that may come at once; a minute's worth by default."
+)
 @click.option("--no-websocket", is_flag=True, help="Accept no WebSockets, as a server that speaks HTTP alone.")
 @click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")

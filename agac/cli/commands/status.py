@@ -11,7 +11,8 @@ from agac.cli.shown.status import run_status_lines, status_lines
 
 
 @click.command(
-    help="Show the newest runs, or one run in full: what is done, what failed, what it cost, what to do next."
+    help="Show the newest runs, or one run (RUN: its number, or `last`) in full: what is done, what failed, what it "
+    "cost, what to do next."
 )
 @click.argument("run", required=False)
 @click.option("-a", "--workflow", metavar="NAME", help="Only runs of this workflow.")

@@ -45,12 +45,18 @@ class Block:
             lines = "".join(f"{line}{TO_LINE_END}\n" for line in text.split("\n"))
             self._write("\r" + (TO_SCREEN_END if self._lines else "") + lines + self._painted())
 
-    def close(self) -> None:
-        """Takes the block away and gives the cursor back."""
+    def rest(self) -> None:
+        """Takes the block away and gives the cursor back, until it is painted again."""
         with self._lock:
             if self._hidden:
                 self._write("\r" + TO_SCREEN_END + SHOW)
-            self._lines, self._hidden, self._closed = (), False, True
+            self._lines, self._hidden = (), False
+
+    def close(self) -> None:
+        """Takes the block away for good and gives the cursor back."""
+        with self._lock:
+            self.rest()
+            self._closed = True
 
     def _painted(self) -> str:
         if not self._lines:

@@ -140,6 +140,8 @@ def _notes(snapshot: Snapshot, paper: Paper) -> list[str]:
         last = f" (last: {error.type}, row {on_one_line(str(row), paper.encoding)})"
         staged = any(stage.failed for stage in snapshot.stages)
         notes.append(f"unusable rows {snapshot.unusable:,}{'' if staged else last}")
+    if snapshot.waiting_for is not None and not snapshot.stopping:
+        notes.append(f"trying again: {on_one_line(snapshot.waiting_for.message, paper.encoding)}")
     if snapshot.stopping:
         calls = "1 call" if snapshot.in_flight == 1 else f"{snapshot.in_flight:,} calls"
         notes.append(STOPPING.format(calls=calls))

@@ -141,8 +141,7 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     yield f"  Attempt {attempt['number']} of invocation {attempt['invocation']}: {attempt['purpose']}, {_who(attempt)}"
     status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
     tier = [f"tier {attempt['service_tier']}"] if attempt["service_tier"] else []
-    facts = [f"{attempt['started_at']}", f"{attempt['duration_s'] * 1000:,.0f} ms", status, *tier, *_usage(attempt)]
-    yield f"    {', '.join(facts)}"
+    yield f"    {', '.join([attempt['started_at'], _took(attempt), status, *tier, *_usage(attempt)])}"
     if attempt["of_earlier_content"]:
         yield "    asked with another prompt, before the row or an answer before it changed"
     if attempt["asked_again_with"]:
@@ -155,6 +154,14 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
         yield from _block("reply", attempt["reply"], "    ")
     elif attempt["http_status"] is not None:
         yield "    reply: not kept (keep_replies: failed, or an empty one)"
+
+
+def _took(attempt: dict[str, Any]) -> str:
+    """How long a call took; of a streamed one, until its first token and until the first one of the answer itself."""
+    first, answer = attempt["ttft_s"], attempt["time_to_response_s"]
+    parts = [f"first token {first * 1000:,.0f} ms"] if first is not None else []
+    parts += [f"of the answer {answer * 1000:,.0f} ms"] if answer not in (None, first) else []
+    return f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _usage(attempt: dict[str, Any]) -> Iterator[str]:

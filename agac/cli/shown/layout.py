@@ -31,12 +31,12 @@ def _cell(value: object) -> str:
 
 def money(calls: dict[str, Any]) -> str:
     """What calls cost, never guessing: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
-    text = f"{'simulated ' if calls['cost_is_simulated'] else ''}${calls['cost_usd']:,.4f}"
     unpriced = calls["calls_without_price"]
-    if not unpriced:
-        return text
     without = f"{counted(unpriced, 'call')} without a known price"
-    return f"{text} and {without}" if calls["cost_usd"] else without
+    if calls["cost_usd"] is None:
+        return without
+    text = f"{'simulated ' if calls['cost_is_simulated'] else ''}${calls['cost_usd']:,.4f}"
+    return f"{text} and {without}" if unpriced else text
 
 
 def from_here(path: Path) -> str:

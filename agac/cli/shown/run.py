@@ -11,9 +11,10 @@ from agac.cli.shown.failed import remedy_lines
 from agac.cli.shown.layout import first_line, from_here, money, table
 from agac.cli.shown.parked import parked_line
 from agac.cli.shown.timing import timing_line
-from agac.cli.shown.words import counted
+from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
+    from agac.api.running import RunReport
     from agac.engine.scope import Scope
 
 
@@ -38,6 +39,18 @@ def run_lines(
     if invocation["rows_parked"]:
         lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
+    return lines
+
+
+def replaced_lines(report: RunReport) -> list[str]:
+    """Whose results the files held before, and which of them somebody had changed."""
+    lines = []
+    if before := report.replaced:
+        lines.append(f"They replaced those of run {before['run']} ({plain(before['input'])}), which come back with: "
+                     f"{before['again']}")  # fmt: skip
+    if report.edited:
+        names = ", ".join(file.name for file in report.edited)
+        lines.append(f"Somebody had changed {names} since the last run; what stood there was replaced")
     return lines
 
 

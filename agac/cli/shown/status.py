@@ -139,19 +139,26 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
     number, again = run["run"], run["go_on"]
     left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
     folder = from_here(project / run["output"])
+    last = (run["last_invocation"] or {}).get("waiting_for")
+    why = plain(first_line(last["message"])) if last else ""
     if run["state"] == "running":
-        return []
+        return [f"Run {number} is trying again: {why}"] if last else []
     if run.get("replaced_by"):
         newer = run["replaced_by"]
         return [f"Run {newer} took its place. Look at it with: agac status {newer}"]
     if run["state"] != "finished":
         if (run["last_invocation"] or {}).get("exit_code") == ExitCode.LIMIT:
-            why = plain(first_line((run["last_invocation"] or {}).get("stopped") or "budget or max_errors"))
-            return [f"Run {number} met a limit: {why}", f"Raise it, then go on with: {again}"]
+            limit = plain(first_line((run["last_invocation"] or {}).get("stopped") or "budget or max_errors"))
+            return [f"Run {number} met a limit: {limit}", f"Raise it, then go on with: {again}"]
         reason = (run["last_invocation"] or {}).get("stopped")
         stopped = [f"Run {number} stopped: {plain(first_line(reason))}"] if reason else []
+        stopped += [f"The last call of run {number} brought no answer: {why}"] if last and not reason else []
         return [*stopped, f"Run {number} is not finished. Go on with: {again}"]
+    if not run["shown"]:
+        return [f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"]
+    lost = [f"Not written: {', '.join(run['not_written'])}. Write it with: agac export --run {number}"]
+    lost = lost if run["not_written"] else []
     if run["rows"]["failed"]:
         failed = counted(run["rows"]["failed"], "row")
-        return [f"{failed} of run {number} failed: see {folder}/errors.jsonl{status_remedy(run, left)}"]
-    return [f"Results of run {number}: {folder}/results.jsonl"]
+        return [*lost, f"{failed} of run {number} failed: see {folder}/errors.jsonl{status_remedy(run, left)}"]
+    return [*lost, f"Results of run {number}: {folder}/results.jsonl"]

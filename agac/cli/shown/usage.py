@@ -6,11 +6,22 @@ import re
 
 import click
 
-EXAMPLES = {"workflow": "-a reviews", "workflows": "-a reviews", "keep_runs": "--keep-runs 3"}
-"""How an option that is missing could have been given, by its name."""
+EXAMPLES = {
+    "agac why": "last r-1 classify",
+    "workflow": "-a reviews",
+    "workflows": "-a reviews",
+    "keep_runs": "--keep-runs 3",
+    "shell": "bash",
+    "run": "last",
+    "inputs": "data/reviews.csv",
+    "file": "copy.db",
+    "name": "support",
+}
+"""How what is missing could have been given, by the command or by its name."""
 
 WORDS = (
     (r"^'(-[\w-]+)'", r"\1"),
+    (r"^'[\[{][^'\]}]*[\]}]': ", ""),  # an argument's choices: they are told again
     (r" is not a valid integer( range)?$", " is no whole number"),
     (r" is not a valid float( range)?$", " is no number"),
     (r"(\S+) is not in the range x>=(\S+)$", r"takes \2 or more, not \1"),
@@ -42,7 +53,11 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _name(parameter: click.Parameter) -> str:
-    return " or ".join(parameter.opts) if isinstance(parameter, click.Option) else parameter.make_metavar(_NOWHERE)
+    if isinstance(parameter, click.Option):
+        return " or ".join(parameter.opts)
+    if isinstance(parameter.type, click.Choice):
+        return f"one of {', '.join(parameter.type.choices)}"
+    return parameter.make_metavar(_NOWHERE)
 
 
 _NOWHERE = click.Context(click.Command("agac"))
@@ -51,5 +66,5 @@ _NOWHERE = click.Context(click.Command("agac"))
 def _example(error: click.ClickException, context: click.Context) -> str:
     if not isinstance(error, click.MissingParameter) or error.param is None:
         return ""
-    given = EXAMPLES.get(error.param.name or "")
+    given = EXAMPLES.get(context.command_path) or EXAMPLES.get(error.param.name or "")
     return f"Write it as in `{context.command_path} {given}`. " if given else ""

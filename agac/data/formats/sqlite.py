@@ -19,6 +19,7 @@ from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.types import JSONValue
 from agac.data.jsontext import quoted
 from agac.data.records import Record, opened, refused
+from agac.spec.suggest import did_you_mean, sentence
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _OWN_PRAGMA = "data_version"
@@ -27,6 +28,9 @@ _OWN_PRAGMA = "data_version"
 _END = re.compile(r"(?:\s|;|--[^\n]*\Z)*\Z")
 _REPEATED = re.compile(r"(.+):\d+")
 _BUSY_SECONDS = 5.0
+
+_MISSING = re.compile(r"no such (table|column): (.+)")
+_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
 
 
 class SqliteSource:
@@ -44,7 +48,7 @@ class SqliteSource:
                 found = connection.execute(f"SELECT * FROM (\n{inner}\n) LIMIT 0")  # noqa: S608 - only reading is possible
                 self._columns = tuple(str(column[0]) for column in found.description)
         except AgacError as error:
-            raise UsageError(error.message, remedy=error.remedy) from error
+            raise UsageError(error.message, remedy=self._meant(error.message) or error.remedy) from error
         self._refuse_repeated()
 
     def columns(self) -> tuple[str, ...]:
@@ -77,6 +81,21 @@ class SqliteSource:
 
     def _refused(self, ordinal: int, column: str, problem: str) -> Record:
         return refused(ordinal, self._shown, None, ErrorType.INVALID_ROW, f"the column {quoted(column)} {problem}")
+
+    def _meant(self, message: str) -> str | None:
+        """Which table or column a name that does not exist may have meant."""
+        if (missing := _MISSING.search(message)) is None:
+            return None
+        kind, name = missing.groups()
+        with self.connected() as connection:
+            tables = [str(table) for (table,) in connection.execute(_TABLES)]
+            if kind == "table":
+                return sentence(did_you_mean(name, tables, "its tables"))
+            read = [one for one in tables if re.search(rf"\b{re.escape(one)}\b", self._statement, re.IGNORECASE)]
+            quoted_names = ['"' + one.replace('"', '""') + '"' for one in read]
+            found = [connection.execute(f"SELECT * FROM {one} LIMIT 0").description for one in quoted_names]  # noqa: S608 - quoted
+        columns = dict.fromkeys(str(column[0]) for columns in found for column in columns)
+        return sentence(did_you_mean(name.rpartition(".")[2], columns, "the columns"))
 
     def _refuse_repeated(self) -> None:
         named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
@@ -137,7 +156,7 @@ def _explained(message: str) -> tuple[str, str]:
         return "the file is no SQLite database, or it is encrypted", "Check the path."
     if "locked" in message or "busy" in message:
         return "another program is writing to the database", "Wait for it to end, then run again."
-    return f"SQLite says: {message}", "Correct the query, or check the database."
+    return f"SQLite says: {message}", "Correct the query."
 
 
 def _bad_text(value: str) -> str | None:

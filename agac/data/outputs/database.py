@@ -13,10 +13,9 @@ from agac.core.types import JSONValue
 from agac.data.atomic import AtomicFile, explained
 from agac.data.jsontext import encode
 from agac.data.outputs.kinds import Kind
-from agac.data.outputs.layout import Column, Layout, distinct
+from agac.data.outputs.layout import Column, Layout
 from agac.data.outputs.records import OutputRow
-from agac.data.outputs.tablecheck import check_table, columns_of, quoted
-from agac.spec.workflow import Merge
+from agac.data.outputs.tablecheck import check_table, columns_of, quoted, table_columns
 
 BUSY_SECONDS = 30.0
 _MAX_INTEGER = 1 << 63
@@ -42,12 +41,10 @@ class TableSink:
         self._made, self._unshared = False, unshared
         self._connection: sqlite3.Connection | None = None
         self._id_place = layout.id_place
-        columns = _key_first(layout)
-        self._key_type = "INTEGER" if layout.id_field is None else "TEXT"
         try:
             with self._explained():
                 self._open()
-                self._prepare(columns)
+                columns = self._prepare(layout)
         except BaseException:
             self.abort()
             raise
@@ -57,7 +54,7 @@ class TableSink:
         """Puts rows in, or brings those up to date that are there. Raises AgacError when the database refuses one."""
         assert self._connection is not None
         with self._explained():
-            self._connection.executemany(self._statement, [self._values(row) for row in rows if row.known])
+            self._connection.executemany(self._statement, [self._values(row) for row in rows if row.id is not None])
 
     def finish(self) -> None:
         """Nothing is left to do: what was written waits in the transaction, in the database's own files."""
@@ -91,28 +88,29 @@ class TableSink:
             self._connection.execute("PRAGMA journal_mode = MEMORY")
         self._connection.execute("BEGIN IMMEDIATE")
 
-    def _prepare(self, columns: Sequence[Column]) -> None:
-        """The table as the rows need it."""
+    def _prepare(self, layout: Layout) -> list[Column]:
+        """The table as the rows need it; gives the columns that are written, the key first."""
         connection = self._connection
         assert connection is not None
-        check_table(connection, self._table, columns[0].name, columns, self._shown)
         known = columns_of(connection, self._table)
+        columns = table_columns(layout, [column.name for column in known.values()])
+        check_table(connection, self._table, columns, self._shown)
         if not known:
-            key = f"{quoted(columns[0].name)} {self._key_type} PRIMARY KEY NOT NULL"
+            ids = "INTEGER" if columns[0].kind is Kind.INTEGER else "TEXT"
+            key = f"{quoted(columns[0].name)} {ids} PRIMARY KEY NOT NULL"
             body = ", ".join([key, *map(_definition, columns[1:])])
             connection.execute(f"CREATE TABLE {quoted(self._table)} ({body})")
-            return
+            return columns
         for column in columns:
             if column.name.lower() not in known:
                 connection.execute(f"ALTER TABLE {quoted(self._table)} ADD COLUMN {_definition(column)}")
+        return columns
 
     def _values(self, row: OutputRow) -> list[JSONValue]:
         values = [_storable(cell) for cell in row.cells]
-        if self._id_place is None:
-            return [row.id, *values]
-        key = values.pop(self._id_place)
-        # an id that agac made unique (`suffix`) is not the one that stands in the row
-        return [key if str(key) == row.id else row.id, *values]
+        if self._id_place is not None:
+            values.pop(self._id_place)
+        return [_storable(row.id), *values]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -152,27 +150,6 @@ class FreshDatabase:
         self._file.abort()
 
 
-def key_name(id_field: str | None, merge: Merge | None) -> str:
-    """The column by which rows are found: the row's own where the table has the row's fields, else one of ours."""
-    if id_field is None:
-        return "row_number"
-    return "id" if merge == "replace" else id_field
-
-
-def _key_first(layout: Layout) -> list[Column]:
-    """The columns under names that SQLite tells apart, the one that rows are found by first."""
-    columns = list(layout.columns)
-    if layout.id_place is not None:
-        key = columns.pop(layout.id_place)
-    elif layout.id_field is None:
-        key = Column(key_name(None, None), Kind.INTEGER)
-    else:
-        key = Column(key_name(layout.id_field, "replace"), Kind.TEXT)
-    columns.insert(0, key)
-    names = distinct([column.name for column in columns])
-    return [Column(name, column.kind, column.declared) for name, column in zip(names, columns, strict=True)]
-
-
 def _definition(column: Column) -> str:
     """Without a declared type where the next run may bring other values: then nothing is converted."""
     declared = column.declared or column.kind is Kind.TEXT
@@ -199,11 +176,11 @@ def _storable(value: JSONValue) -> JSONValue:
 def _remedy(error: sqlite3.Error) -> str:
     text = str(error)
     if "locked" in text or "busy" in text:
-        return "Another program holds the database: let it end, then run `agac export`."
+        return "Another program holds the database: let it end."
     if "not a database" in text:
         return "Name a SQLite database, or a file that is not there yet, in output.to."
     if "too many" in text:
         return "SQLite takes 2000 columns: choose output.merge: replace or append, or write csv or parquet."
     if "full" in text:
-        return "Free some space, then run `agac export`: all results are safe in the store."
-    return "Mend the table or name another one in output.to, then run again: all results are safe in the store."
+        return "Free some space: all results are safe in the store."
+    return "Mend the table, or name another one in output.to and run again: all results are safe in the store."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -30,11 +29,6 @@ _MIN_LINE = 1 << 20
 _OPTIONS = "FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false"
 _VECTOR = 2048  # duckdb takes so many rows at a time
 _GROUP, _GROUP_CHARACTERS = 10 * _VECTOR, 1 << 26
-
-
-def is_installed() -> bool:
-    """Whether parquet files can be written here; loads nothing."""
-    return importlib.util.find_spec("duckdb") is not None
 
 
 class ParquetSink:

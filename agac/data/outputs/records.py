@@ -17,13 +17,12 @@ Fields = dict[str, JSONValue]
 class OutputRow(NamedTuple):
     """A settled row on its way into tables and lines.
 
+    `id` is the row's own, an integer where the row has one; None for a row that lacks its id, or repeats another's.
     `cells` are the values of the layout's columns, in their order; `record` is what is written of it as one value,
-    None for a row that failed. `known` says whether `id` is the row's own: one that lacks its id, or repeats another's,
-    has none.
+    None for a row that failed.
     """
 
-    id: RowId
-    known: bool
+    id: RowId | None
     cells: list[JSONValue]
     record: JSONValue
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from agac.core.errors import UsageError
 from agac.data.outputs.kinds import Kind
-from agac.data.outputs.layout import Column
+from agac.data.outputs.layout import Column, Layout, distinct
 
-_OTHER = "Name another table in output.to; results that were paid for are safe in the store."
+_OTHER = "Name another table in output.to."
 _NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
 
 
@@ -32,8 +33,18 @@ def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:
     return {name.lower(): Known(name, type_.upper(), hidden > 0) for _, name, type_, _, _, _, hidden in rows}
 
 
-def check_table(connection: sqlite3.Connection, table: str, key: str, columns: Sequence[Column], shown: str) -> None:
-    """Raises UsageError when the table cannot take these columns, found by `key`. A table not there yet can."""
+def table_columns(layout: Layout, there: Collection[str] = ()) -> list[Column]:
+    """The columns of a table under names that SQLite tells apart, the one that rows are found by first. `there` are
+    the names that the table has already."""
+    columns = [column for place, column in enumerate(layout.columns) if place != layout.id_place]
+    columns.insert(0, layout.key)
+    names = distinct([column.name for column in columns], there)
+    return [replace(column, name=name) for name, column in zip(names, columns, strict=True)]
+
+
+def check_table(connection: sqlite3.Connection, table: str, columns: Sequence[Column], shown: str) -> None:
+    """Raises UsageError when the table cannot take these columns, found by the first. A table not there yet can."""
+    key = columns[0].name
     found = connection.execute(
         "SELECT type, sql FROM sqlite_master WHERE lower(name) = ? AND type IN ('table', 'view')", (table.lower(),)
     ).fetchone()
@@ -93,17 +104,25 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def check_target(path: Path, table: str, key: str, shown: str, columns: Sequence[Column] = ()) -> None:
-    """Raises UsageError when rows found by `key` cannot be written into the table, as far as their `columns` are known;
-    changes nothing."""
+def _reading(path: Path) -> str:
+    """A database to be looked at without a trace: one with a write-ahead log, which lies empty, would get its files."""
+    with path.open("rb") as file:
+        logged = file.read(19)[18:] == b"\x02"
+    immutable = "&immutable=1" if logged and not path.with_name(f"{path.name}-wal").exists() else ""
+    return f"file:{quote(str(path))}?mode=ro{immutable}"
+
+
+def check_target(path: Path, table: str, columns: Sequence[Column], shown: str) -> None:
+    """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
+    which they are found, at least. Changes nothing."""
     place = next(part for part in (path, *path.parents) if part.exists())
     if not os.access(place, os.W_OK):
         raise UsageError(f"{shown}: {place} cannot be written", remedy="Make it writable or choose another output.to.")
     if place != path or not path.stat().st_size:
         return
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as connection:
-            check_table(connection, table, key, columns, f"{shown}: table {table!r}")
+        with closing(sqlite3.connect(_reading(path), uri=True, timeout=5.0)) as connection:
+            check_table(connection, table, columns, f"{shown}: table {table!r}")
     except sqlite3.OperationalError:
         return  # it is locked just now, or something passing: said at the end, when it still stands
     except sqlite3.DatabaseError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from agac.core.errors import AgacError
 from agac.data.outputs.layout import Layout
 from agac.data.outputs.lines import DelimitedSink, TextSink
 from agac.data.outputs.parquet import ParquetSink
@@ -31,6 +33,48 @@ class RowSink(Protocol):
     def abort(self) -> None:
         """Forgets everything; what was there stays as it was. After `commit` it does nothing."""
         ...
+
+
+class Apart:
+    """A sink that may fail alone: what is written together with it is shown all the same. `failure` says why."""
+
+    def __init__(self, make: Callable[[], RowSink]) -> None:
+        self.failure: AgacError | None = None
+        self._sink: RowSink | None = None
+        with self._kept():
+            self._sink = make()
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """As `RowSink.write`, but for what is raised."""
+        with self._kept():
+            if self._sink is not None:
+                self._sink.write(rows)
+
+    def finish(self) -> None:
+        """As `RowSink.finish`."""
+        with self._kept():
+            if self._sink is not None:
+                self._sink.finish()
+
+    def commit(self) -> None:
+        """As `RowSink.commit`."""
+        with self._kept():
+            if self._sink is not None:
+                self._sink.commit()
+
+    def abort(self) -> None:
+        """As `RowSink.abort`."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.abort()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except AgacError as error:
+            self.failure = error
+            self.abort()
 
 
 TABLES: dict[OutputFormat, Callable[[Path, Layout, bool], RowSink]] = {

@@ -1,0 +1,116 @@
+"""What agac knows about an endpoint: the columns of the provider table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Structured = Literal["json_schema", "json_object", "none"]
+"""How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an account may use at once and a minute; None: not limited by us."""
+
+    concurrency: int | None = None
+    rpm: int | None = None
+    tpm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do.
+
+    `batch`, `flex`, `priority` are factors for that mode and those service tiers; None: not known, full price.
+
+    `above`: from so many input tokens on, all tokens of the call have the other price; the highest such step counts.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    batch: float | None = None
+    flex: float | None = None
+    priority: float | None = None
+    above: tuple[tuple[int, Price], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """How a model's thinking is turned on and off: what is added to the request. `efforts`: it takes those too."""
+
+    on: Mapping[str, Any]
+    off: Mapping[str, Any]
+    efforts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One endpoint and what is known about it."""
+
+    name: str
+    """How model strings and agac.yml call it."""
+    dialect: str
+    """The key of its dialect in `agac.providers.dialects.DIALECTS`."""
+    base_url: str
+    """What stands before the dialect's path, without a slash at its end. Empty: embedded and not yet started. `${VAR}`
+    in a shipped row is what the user's environment says."""
+    key_variable: str | None = None
+    """The environment variable that holds the key; None: no key is sent, unless agac.yml gives one."""
+    key_optional: bool = False
+    """Can be asked without a key."""
+    api_key: str | None = field(default=None, repr=False)
+    """The key itself."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    """Sent with every request, after the dialect's own."""
+    structured: Structured = "json_schema"
+    """How a schema is enforced."""
+    strict_schema: bool = False
+    """Knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The wire name of `max_tokens`."""
+    renames: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Wire names of other parameters where they differ from OpenAI's."""
+    extras: tuple[str, ...] | None = None
+    """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None: not known, all are
+    sent."""
+    service_tiers: tuple[str, ...] | None = None
+    """The service tiers that it has; None: not known, any is sent."""
+    routed: bool = False
+    """Hands calls on to whoever is named after a colon: `model:route`."""
+    switches: Mapping[str, Switch] = field(default_factory=dict, hash=False)
+    """How thinking is turned on and off, by model; `*`: any other. A model that has none takes efforts."""
+    stream_usage: bool = True
+    """Is to be told that a stream should count its tokens (`stream_options`); False: it refuses to be told."""
+    limits: Limits = field(default_factory=Limits)
+    """What the user allows; the shipped rows leave it open, since it differs by account."""
+    prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    """Prices by model that win over the price library's."""
+    price_id: str | None = None
+    """The provider's name in the price library; None: only `prices` counts. A route is added to it."""
+    tiers_priced: bool = False
+    """The price library has the prices of its service tiers too."""
+    simulated: bool = False
+    """Its replies come from no model: shown as simulated, and its costs as `simulated $`."""
+    embedded: bool = False
+    """agac starts it by itself for the time of a run."""
+    batch: str | None = None
+    """The batch API it speaks; None: sync only."""
+    missing_variables: tuple[str, ...] = ()
+    """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that must never be shown: the key, and whatever came from the environment into a header or the URL."""
+
+    def switch_of(self, model: str) -> Switch | None:
+        """How a model's thinking is turned on and off, None when it has no switch. `model` may hold a route."""
+        name = model.partition(":")[0] if self.routed else model
+        return self.switches.get(name) or self.switches.get("*")
+
+    def meant_reasoning(self, model: str, value: str | None) -> str | None:
+        """`off` as the effort `none` where there is no switch, and the other way round."""
+        switch = self.switch_of(model)
+        if value == "off" and switch is None:
+            return "none"
+        return "off" if value == "none" and switch is not None and not switch.efforts else value
