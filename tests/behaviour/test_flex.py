@@ -72,7 +72,7 @@ def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> No
 
     workflow(project, "http://127.0.0.1:9/v1", ["local/m?service_tier=flex", "local/m"], timeout=60)
     opened = open_project(project.root)
-    checked = checked_workflow(opened, "reviews", Overrides())
+    checked = checked_workflow(opened, "reviews", Overrides(), partial=False)
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     assert [model.timeout.total for model in plan.stages[0].models] == [90.0, 60.0]
 

@@ -284,7 +284,7 @@ def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(projec
     two = {"name": "two", "prompt": "${one}", "model": "openrouter/google/x:free", "output_schema": {"a": "string"}}
     project.workflow("w", stages=[one, two])
     opened = open_project(project.root)
-    checked = checked_workflow(opened, "w", Overrides())
+    checked = checked_workflow(opened, "w", Overrides(), partial=False)
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     preparer = Preparer(plan.stages, plan.vars, 1)
     tasks = [preparer.prepare(s, preparer.visible({"id": "1", "text": "a"}, {"one": "x"}), "1") for s in plan.stages]
