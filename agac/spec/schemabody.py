@@ -1,19 +1,18 @@
-"""JSON Schemas as data: are they valid, do they stay at home, and which fields do they declare."""
+"""JSON Schemas as data: are they valid, and do they stay at home."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from agac.spec.schemaplaces import LOCAL_HOPS, target
 from agac.spec.suggest import did_you_mean, nearest
 from agac.spec.yamlfile import Path_
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _DATA = frozenset({"enum", "const", "default", "examples"})
 _REFS = ("$ref", "$dynamicRef")
-_LOCAL_HOPS = 20
-"""More references in a row than this only go round in a circle."""
 
 Fault = tuple[Path_, str]
 
@@ -65,17 +64,17 @@ def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) ->
             continue
         if not ref.startswith("#"):
             yield (*path, key), f"{ref!r} points outside this schema; only #/… is followed, nothing is ever fetched"
-        elif (ref.startswith("#/") or ref == "#") and _target(root, ref) is None:
+        elif (ref.startswith("#/") or ref == "#") and target(root, ref) is None:
             yield (*path, key), f"{ref!r} does not exist; {_near_ref(root, ref)}"
         elif _circle(root, sub):
             yield (*path, key), f"{ref!r} leads back to itself"
 
 
 def _circle(root: dict[str, Any], sub: Any) -> bool:
-    for _ in range(_LOCAL_HOPS):
+    for _ in range(LOCAL_HOPS):
         if not isinstance(sub, dict) or not isinstance(ref := sub.get("$ref"), str):
             return False
-        sub = _target(root, ref)
+        sub = target(root, ref)
     return True
 
 
@@ -89,110 +88,9 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _target(root: dict[str, Any], ref: str) -> Any:
-    """What a local reference points at, None when there is nothing."""
-    found: Any = root
-    for part in ref.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(part)
-        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
-        else:
-            return None
-    return found
-
-
 def _pattern_fault(pattern: str, path: Path_) -> list[Fault]:
     try:
         re.compile(pattern)
     except re.error as error:
         return [(path, f"{pattern!r} is not a regular expression: {error}")]
     return []
-
-
-def property_names(body: dict[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
-    """The names that `${stage.<path>.…}` may go on with; None when the schema leaves them open.
-
-    Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
-    itself. An empty set: the value at `path` has no fields (it is a text, say). Numbers in `path` index arrays.
-    """
-    at: list[Any] = [body]
-    for part in path:
-        stepped = [_step(body, schema, part) for schema in at]
-        if any(step is None for step in stepped):
-            return None
-        at = [schema for step in stepped if step is not None for schema in step]
-    names: set[str] = set()
-    for schema in at:
-        own = _own_names(body, schema)
-        if own is None:
-            return None
-        names |= own
-    return frozenset(names)
-
-
-def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
-    for _ in range(_LOCAL_HOPS):
-        if not isinstance(schema, dict):
-            return None
-        if not isinstance(ref := schema.get("$ref"), str):
-            return schema
-        schema = _target(root, ref) if ref.startswith("#") else None
-    return None
-
-
-def _branches(root: dict[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]] | None:
-    """The alternatives of a schema, references followed; None when they cannot be told."""
-    found = _resolved(root, schema)
-    if found is None or depth > _LOCAL_HOPS or "allOf" in found or "if" in found:
-        return None
-    alternatives = found.get("anyOf") or found.get("oneOf")
-    if not isinstance(alternatives, list) or "properties" in found:
-        return [found]
-    branches: list[dict[str, Any]] = []
-    for alternative in alternatives:
-        inner = _branches(root, alternative, depth + 1)
-        if inner is None:
-            return None
-        branches += inner
-    return branches
-
-
-def _own_names(root: dict[str, Any], schema: Any) -> frozenset[str] | None:
-    branches = _branches(root, schema)
-    if branches is None:
-        return None
-    names: set[str] = set()
-    for branch in branches:
-        if "properties" in branch:
-            if branch.get("additionalProperties") not in (None, False) or branch.get("patternProperties"):
-                return None
-            names |= branch["properties"].keys()
-        elif _may_hold(branch, "object") or _may_hold(branch, "array"):
-            return None
-    return frozenset(names)
-
-
-def _step(root: dict[str, Any], schema: Any, part: str) -> list[Any] | None:
-    """The schemas of the member `part`, none when there is no such member, None when that is left open."""
-    branches = _branches(root, schema)
-    if branches is None:
-        return None
-    found: list[Any] = []
-    for branch in branches:
-        properties = branch.get("properties", {})
-        if part in properties:
-            found.append(properties[part])
-        elif part.isdecimal() and _may_hold(branch, "array"):
-            found.append(branch.get("items", True))
-        elif _own_names(root, branch) is None:
-            return None
-    return found
-
-
-def _may_hold(schema: dict[str, Any], kind: str) -> bool:
-    if "enum" in schema or "const" in schema:
-        return False
-    kinds = schema.get("type")
-    return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,8 @@ import pytest
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection, make_plan
 from agac.spec.pythonschema import resolve_schema
-from agac.spec.schemabody import property_names, schema_faults
+from agac.spec.schemabody import schema_faults
+from agac.spec.schemaplaces import property_names
 from agac.spec.schemas import schema_name
 from agac.spec.shorthand import TYPES, expand_shorthand, is_json_schema
 from agac.spec.workflow import JsonSchema, PythonSchema
@@ -361,10 +363,18 @@ def test_a_class_that_is_no_pydantic_model_is_refused(models: Any) -> None:
         resolve_schema(PythonSchema("tools.models", "Plain", "Plain"), models.root)
 
 
-def test_a_module_that_hides_behind_another_is_refused(models: Any) -> None:
+def test_a_module_that_goes_by_the_name_of_another_is_the_projects(models: Any) -> None:
     models.write("json.py", "from pydantic import BaseModel\nclass X(BaseModel):\n    a: int\n")
-    with pytest.raises(UsageError, match=r"the module 'json' that Python knows is .*, not the project's"):
-        resolve_schema(PythonSchema("json", "X", "X"), models.root)
+    resolved = resolve_schema(PythonSchema("json", "X", "X"), models.root)
+    assert list(resolved.schema.body["properties"]) == ["a"]
+    assert sys.modules["json"] is json
+
+
+def test_an_edited_module_is_read_again_by_the_same_process(models: Any) -> None:
+    for field in ("a", "b"):
+        models.write("broken.py", f"from pydantic import BaseModel\nclass X(BaseModel):\n    {field}: int\n")
+        resolved = resolve_schema(PythonSchema("broken", "X", "X"), models.root)
+        assert list(resolved.schema.body["properties"]) == [field]
 
 
 def test_a_linked_module_outside_the_project_is_refused(models: Any, tmp_path_factory: Any) -> None:

@@ -1,0 +1,118 @@
+"""Following a JSON Schema to a place in the values that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+LOCAL_HOPS = 20
+"""More references in a row than this only go round in a circle."""
+
+
+def target(root: dict[str, Any], ref: str) -> Any:
+    """What a local reference points at, None when there is nothing."""
+    found: Any = root
+    for part in ref.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(part)
+        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return found
+
+
+def property_names(body: dict[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
+    """The names that `${stage.<path>.…}` may go on with; None when the schema leaves them open.
+
+    Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
+    itself. An empty set: the value at `path` has no fields (it is a text, say). Numbers in `path` index arrays.
+    """
+    at = schemas_at(body, path)
+    if at is None:
+        return None
+    names: set[str] = set()
+    for schema in at:
+        own = _own_names(body, schema)
+        if own is None:
+            return None
+        names |= own
+    return frozenset(names)
+
+
+def schemas_at(body: dict[str, Any], path: Iterable[str]) -> list[Any] | None:
+    """The schemas of the value at `path`; None when they are left open."""
+    at: list[Any] = [body]
+    for part in path:
+        stepped = [_step(body, schema, part) for schema in at]
+        if any(step is None for step in stepped):
+            return None
+        at = [schema for step in stepped if step is not None for schema in step]
+    return at
+
+
+def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
+    for _ in range(LOCAL_HOPS):
+        if not isinstance(schema, dict):
+            return None
+        if not isinstance(ref := schema.get("$ref"), str):
+            return schema
+        schema = target(root, ref) if ref.startswith("#") else None
+    return None
+
+
+def alternatives(root: dict[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]] | None:
+    """The alternatives of a schema, references followed; None when they cannot be told."""
+    found = _resolved(root, schema)
+    if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
+        return None
+    choices = found.get("anyOf") or found.get("oneOf")
+    if not isinstance(choices, list) or "properties" in found:
+        return [found]
+    branches: list[dict[str, Any]] = []
+    for alternative in choices:
+        inner = alternatives(root, alternative, depth + 1)
+        if inner is None:
+            return None
+        branches += inner
+    return branches
+
+
+def _own_names(root: dict[str, Any], schema: Any) -> frozenset[str] | None:
+    branches = alternatives(root, schema)
+    if branches is None:
+        return None
+    names: set[str] = set()
+    for branch in branches:
+        if "properties" in branch:
+            if branch.get("additionalProperties") not in (None, False) or branch.get("patternProperties"):
+                return None
+            names |= branch["properties"].keys()
+        elif _may_hold(branch, "object") or _may_hold(branch, "array"):
+            return None
+    return frozenset(names)
+
+
+def _step(root: dict[str, Any], schema: Any, part: str) -> list[Any] | None:
+    """The schemas of the member `part`, none when there is no such member, None when that is left open."""
+    branches = alternatives(root, schema)
+    if branches is None:
+        return None
+    found: list[Any] = []
+    for branch in branches:
+        properties = branch.get("properties", {})
+        if part in properties:
+            found.append(properties[part])
+        elif part.isdecimal() and _may_hold(branch, "array"):
+            found.append(branch.get("items", True))
+        elif _own_names(root, branch) is None:
+            return None
+    return found
+
+
+def _may_hold(schema: dict[str, Any], kind: str) -> bool:
+    if "enum" in schema or "const" in schema:
+        return False
+    kinds = schema.get("type")
+    return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)

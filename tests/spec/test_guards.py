@@ -1,0 +1,652 @@
+"""Guards: what can be read, what is asked for, what is told at load, and what a row makes of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from decimal import Decimal
+from typing import Any
+
+import cel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agac.core.errors import Where
+from agac.spec.celtext import Chain, shown
+from agac.spec.guardcheck import check_guard
+from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Guard, compile_guard
+from agac.spec.guardvalues import Evaluator, GuardFailed
+
+PLACE = Where("workflows/w.yml", 7, 11)
+PATH = "stages[1].when"
+
+
+def guard_of(text: str) -> Guard:
+    guard, problems = compile_guard(text, PLACE, PATH)
+    assert guard is not None, [problem.message for problem in problems]
+    assert not problems
+    return guard
+
+
+def refused(text: str) -> list[str]:
+    guard, problems = compile_guard(text, PLACE, PATH)
+    assert guard is None
+    assert all((one.where, one.path, one.severity) == (PLACE, PATH, "error") for one in problems)
+    assert all("\n" not in one.message and "<input>" not in one.message for one in problems)
+    return [problem.message for problem in problems]
+
+
+# what a guard reads
+
+
+@pytest.mark.parametrize(
+    ("text", "ways"),
+    [
+        ('classify.sentiment == "negative"', ["classify.sentiment"]),
+        ('row["odd name"] == "x" && row.plain == 1', ['row["odd name"]', "row.plain"]),
+        ("x.items[0].name == x.items[i].name", ["x.items[0].name", "x.items", "i"]),
+        ("has(x.y) && !has(x.y.z)", ["x.y", "x.y.z"]),
+        ("size(x) > 0 && x.startsWith(y.z)", ["x", "y.z"]),
+        ("xs.all(x, x.ok && x.n > low)", ["xs", "low"]),
+        ("x.exists(x, x > 1) || x == 2", ["x"]),
+        ("xs.filter(x, x.ys.exists(y, y == x.n && z)).size() > 1", ["xs", "z"]),
+        ("xs.map(x, x > a, x + b) == c", ["xs", "a", "b", "c"]),
+        ('\'a.b\' == "c == d" || r\'\\\' == """e\n"f" """ // g == h', []),
+        ("a ? b : c ? {k: v} == m : [e] == l", ["a", "b", "c", "k", "v", "m", "e", "l"]),
+        ("type(a) == string || type(a) in [int, double]", ["a"]),
+        ("((a)).b == -c.d", ["a.b", "c.d"]),
+        ("a . b [ 'c' ] == 1", ["a.b.c"]),
+        (r'row["\u00e9\n"] == 1', ['row["é\\n"]']),
+        ("a[-1] == 1", ["a"]),
+        ("row.type == 1 && a.for == 2", ["row.type", "a.for"]),
+        ('a["in"] == a["null"]', ['a["in"]', 'a["null"]']),
+        ("true", []),
+    ],
+)
+def test_a_guard_knows_what_it_reads(text: str, ways: list[str]) -> None:
+    guard = guard_of(text)
+    assert [shown(chain) for chain in guard.chains] == ways
+    assert guard.names == tuple(dict.fromkeys(chain[0] for chain in guard.chains))
+    assert (guard.text, guard.where) == (text, PLACE)
+
+
+# expressions that are made together with what they read
+
+_NAMES = st.sampled_from(["a", "b", "classify", "row", "i", "_x1"])
+_FIELDS = st.sampled_from(["sentiment", "for", "x", "size", "b"])
+_KEYS = st.sampled_from(["odd name", 'quo"te', "a.b", "==", "é", "\\", "// no", "\n"])
+_BOUND = st.sampled_from(["p", "q"])
+Made = tuple[str, frozenset[Chain], frozenset[str]]
+"""Text, what it reads, names that its macros bind."""
+
+
+def _quoted(key: str) -> str:
+    return '"' + key.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+@st.composite
+def _ways(draw: st.DrawFn, bound: tuple[str, ...]) -> Made:
+    name = draw(st.sampled_from(bound)) if bound and draw(st.booleans()) else draw(_NAMES)
+    text, chain = name, [name]
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["field", "key", "index"]))
+        part: str | int
+        if kind == "field":
+            part = draw(_FIELDS)
+            text += draw(st.sampled_from([".", " . "])) + str(part)
+        else:
+            part = draw(_KEYS) if kind == "key" else draw(st.integers(0, 9))
+            text += f"[{_quoted(part) if isinstance(part, str) else part}]"
+        chain.append(part)
+    return text, frozenset() if name in bound else frozenset({tuple(chain)}), frozenset()
+
+
+_LITERALS = st.sampled_from(
+    ["1", "-2", "1.5", "0x1F", "3u", ".5", "1e3", "true", "null", '"a && b"', "'it\\'s'", "r'\\d'", '"""x"y"""', "b'z'"]
+)
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 3, bound: tuple[str, ...] = ()) -> Made:
+    def inner(names: tuple[str, ...] = bound) -> Made:
+        return draw(expressions(depth - 1, names))
+
+    kind = draw(
+        st.sampled_from(["way", "literal", "has", "two", "one", "if", "call", "method", "macro", "list", "map"])
+    )
+    if depth == 0 or kind == "way":
+        return draw(_ways(bound))
+    if kind == "literal":
+        return draw(_LITERALS), frozenset(), frozenset()
+    if kind == "has":
+        text, chains, _ = draw(_ways(bound))
+        field = draw(_FIELDS)
+        return f"has({text}.{field})", frozenset((*chain, field) for chain in chains), frozenset()
+    if kind == "macro":
+        (over, left, under), name = inner(), draw(_BOUND)
+        body, right, more = inner((*bound, name))
+        macro = draw(st.sampled_from(["all", "exists", "exists_one", "map", "filter"]))
+        return f"({over}).{macro}({name}, {body})", left | right, under | more | {name}
+    parts = [inner() for _ in range({"one": 1, "method": 2, "call": 1, "if": 3}.get(kind, 2))]
+    texts = [f"({text})" if kind != "list" else text for text, _, _ in parts]
+    sign = draw(st.sampled_from(["&&", "||", "==", "!=", "<", ">=", "in", "+", "-", "*", "%"]))
+    shape = {
+        "one": "!{0}",
+        "two": f"{{0}} {sign} {{1}}",
+        "if": "{0} ? {1} : {2}",
+        "call": draw(st.sampled_from(["size({0})", "string({0})", "type({0})"])),
+        "method": "{0}.contains({1})",
+        "list": "[{0}, {1}]",
+        "map": "{{{0}: {1}}}",
+    }[kind]
+    end = draw(st.sampled_from(["", " ", " // x == y\n"]))
+    chains, names = [frozenset().union(*(part[place] for part in parts)) for place in (1, 2)]
+    return shape.format(*texts) + end, chains, names
+
+
+@settings(max_examples=300)
+@given(made=expressions())
+def test_what_is_read_is_exactly_what_was_put_in(made: Made) -> None:
+    text, chains, bound = made
+    guard = guard_of(f"({text}) == 1")
+    assert set(guard.chains) == chains
+    assert set(guard.names) == set(cel.compile(text).variables()) - bound
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["1", "true", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["sentiment", "x", "b"]), inner),
+    max_leaves=6,
+)
+
+
+def _outcome(evaluator: Evaluator, visible: dict[str, Any]) -> bool | str:
+    try:
+        return evaluator.test(visible)
+    except GuardFailed as failed:
+        return failed.message
+
+
+@settings(max_examples=300)
+@given(made=expressions(), row=st.dictionaries(st.sampled_from(["a", "b", "classify", "i", "_x1"]), _VALUES))
+def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]) -> None:
+    guard, _ = compile_guard(made[0], PLACE, PATH)
+    if guard is None:
+        return  # a number or a list: refused at load
+    evaluator = Evaluator(guard, stages=["classify"])
+    visible = {**row, "row": row}
+    evaluator.values(visible)
+    outcome = _outcome(evaluator, visible)
+    if isinstance(outcome, str):
+        assert outcome
+        assert "overload" not in outcome
+    else:
+        assert outcome is cel.compile(made[0]).execute(visible)  # handing over less changes nothing
+
+
+@given(text=st.text(alphabet=st.sampled_from(list("ab.1 =&|!()[]\"'\\${}?:<>é\n")), max_size=12))
+def test_any_text_is_a_guard_or_a_sentence(text: str) -> None:
+    guard, problems = compile_guard(text, PLACE, PATH)
+    assert (guard is None) == bool(problems)
+    assert all(problem.message and "<input>" not in problem.message for problem in problems)
+
+
+# what cannot be read
+
+SLIPS = {
+    "a = 1": "at column 3: `=` compares nothing; write `==`",
+    "a === 1": "at column 3: `===` is written `==`",
+    "a <> 1": "at column 3: `<>` is written `!=`",
+    "a & b": "at column 3: a single `&` means nothing; write `&&`",
+    "a | b": "at column 3: a single `|` means nothing; write `||`",
+    "a == 1 and b": "at column 8: `and` is written `&&`",
+    "a or b": "at column 3: `or` is written `||`",
+    "not a": "at column 1: `not` is written `!`: `!x`, and `!(x in y)` for `x not in y`",
+    "a is null": "at column 3: `is` is written `==`: `x == null`",
+    "a == None": "at column 6: CEL has no `None`; write `null`",
+    "a == True": "at column 6: CEL has no `True`; write `true`",
+    "${ review } == 1": "at column 1: `${ review }` stands in prompts; in a guard write `review`",
+    "a?.b == 1": "at column 2: `?.` and `??` do not exist here; write `has(x.y) && x.y …`",
+    '"abc == a': "at column 1: a text is never closed: '\"abc == a'; add the \"",
+    r'a == "\d"': r"at column 6: a text has `\d`, which stands for nothing; write `\\d`, or r before the text",
+    "(a == 1": "at column 1: `(` is never closed; add the `)`",
+    "a == 1)": "at column 7: `)` closes nothing; remove it, or add the `(`",
+    "a ==": "at column 5: the guard ends too early; something is missing after `==`",
+    "a == 1 b": "at column 8: `b` is not expected here; `==`, `&&` or `||` may be missing before it",
+    "a == == b": "at column 6: `==` is not expected here; a value may be missing before it",
+    "größe == 1": 'at column 1: names have the letters A to Z, digits and _; write `row["größe"]`',
+    "a.größe == 1": 'at column 3: names have the letters A to Z, digits and _; write `["größe"]` for `.größe`',
+    "a.`b c` == 1": 'at column 3: a name in backticks is written `row["b c"]`',
+    "as == 1": 'at column 1: `as` is a reserved word of CEL; write `row["as"]` for the field',
+    "a.in == 1": 'at column 3: `in` is a word of CEL; write `["in"]` for the field',
+    "a.0 == 1": "at column 2: an element of a list is written `[0]`, counted from 0",
+    "a ==\u00a01": "at column 5: the blank U+00A0 is none that CEL knows; write a plain space",
+    "a == 9223372036854775808": (
+        "at column 6: the number is larger than 64 bits can hold; compare with a smaller one, or with a double (1e20)"
+    ),
+    "has(a)": 'at column 5: `has` takes a field: `has(row.name)`, or `"odd name" in row`',
+    "a.exists(1, true)": "at column 10: the first argument names the element: `x.exists(item, item.ok)`",
+    "  ": 'the guard is empty; write a condition, as in `status == "open"`, or leave `when` out',
+    "a &&\n b = 1": "at line 2, column 4 of the guard: `=` compares nothing; write `==`",
+    ".a == 1": "at column 1: a name starts with a dot; write it without",
+    "T{a: 1} == 1": "at column 1: message types (`Name{…}`) do not exist in guards; compare fields",
+    "size(a)": "the guard gives a value, not true or false; compare it, as in `size(items) > 0`",
+    "a + 1": "the guard gives a value, not true or false; compare it, as in `size(items) > 0`",
+    "string == 'x'": "at column 1: `string` is a type in CEL; write `row.string` for the field of that name",
+    "a.startswith('x')": "at column 1: unknown function `startswith`; did you mean 'startsWith'?",
+    "startsWith(a, 'x')": "at column 1: `startsWith` is written after a dot: `x.startsWith(…)`",
+    "len(a) > 1": "at column 1: unknown function `len`; write `size(x)`",
+    "a.int() > 1": "at column 1: `int` takes one value: `int(x)`",
+    "all(a, b)": "at column 1: `all` takes a list, a name for its element and an expression: `x.all(item, item.ok)`",
+    "a.matches('[')": "at column 11: '[' is no regular expression: unclosed character class",
+    "!" * (MAX_LENGTH + 1): (
+        "the guard is longer than 10,000 characters; compute a field in a python stage and test that"
+    ),
+    "(" * 60 + "a" + ")" * 60: "at column 51: brackets are nested too deeply; split the expression",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), SLIPS.items(), ids=[text[:20] for text in SLIPS])
+def test_a_slip_has_its_remedy(text: str, message: str) -> None:
+    assert refused(text) == [message]
+
+
+def test_all_slips_come_at_once() -> None:
+    assert refused("a = 1 and not b or c == foo(${x})") == [
+        "at column 3: `=` compares nothing; write `==`",
+        "at column 7: `and` is written `&&`",
+        "at column 11: `not` is written `!`: `!x`, and `!(x in y)` for `x not in y`",
+        "at column 17: `or` is written `||`",
+        "at column 29: `${x}` stands in prompts; in a guard write `x`",
+    ]
+    assert len(refused("foo(a) == True && bar(b) == None")) == 4
+
+
+def test_an_unknown_function_lists_those_of_cel() -> None:
+    [message] = refused("frobnicate(a)")
+    assert message.startswith("at column 1: unknown function `frobnicate`; functions: size, has, contains, startsWith")
+
+
+_TIME = 'timestamp("2026-01-31T12:00:00Z")'
+_CALLS = {
+    "size": ["size([1])", '"a".size()'],
+    "has": ['has({"a": 1}.a)'],
+    **{name: [f'"abc".{name}("a")'] for name in ("contains", "startsWith", "endsWith", "matches")},
+    **{name: [f"[1].{name}(x, x > 0)"] for name in ("all", "exists", "exists_one", "existsOne", "map", "filter")},
+    **{name: [f'{name}("1")'] for name in ("int", "uint", "double", "bytes", "type", "dyn")},
+    "string": ["string(1.5)"],
+    "timestamp": [_TIME],
+    "duration": ['duration("1h30m")'],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_that_is_known_exists(name: str) -> None:
+    for call in _CALLS.get(name, [f"{_TIME}.{name}()"]):
+        assert Evaluator(guard_of(f"({call}) != null")).test({})
+
+
+# what there is
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "sentiment": {"enum": ["positive", "negative"]},
+        "score": {"type": "integer"},
+        "urgent": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}},
+    },
+    "$defs": {
+        "part": {"type": "object", "properties": {"name": {"type": "string"}, "kind": {"enum": ["good", "bad"]}}}
+    },
+}
+
+
+def checked(text: str, **changes: Any) -> list[str]:
+    seen: dict[str, Any] = {
+        "columns": ("id", "review", "price", "odd name"),
+        "open_columns": False,
+        "stages": {"classify": SCHEMA, "reply": None, "clean": {}, "check-tone": None},
+        "variables": ["limit"],
+        "others": ["later"],
+        "text_columns": True,
+    }
+    found = check_guard(guard_of(text), **{**seen, **changes}, path=PATH)
+    assert all((one.where, one.path) == (PLACE, PATH) for one in found)
+    return [("warning: " if one.severity == "warning" else "") + one.message for one in found]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'classify.sentiment == "negative" && review != ""',
+        'classify.sentiment in ["positive", "negative"] && "negative" == classify.sentiment',
+        'classify.parts[0].name == "x" && classify.parts.exists(p, p.name == "x" && p.kind != "bad")',
+        "clean.xs.exists(classify, classify.x == 1) && clean.xs.all(x, x.ys.all(y, y.z == x.z))",
+        "classify.parts.filter(p, p.name != '').map(p, p.whatever).size() > 0",
+        "classify.score >= 3 && classify.score == 3.0 && classify.urgent",
+        'classify.note == null || classify.note == "x"',
+        'reply == "yes" && reply != null && reply.contains("x")',
+        "clean.anything.at[3].all == 1",
+        'row["odd name"] == "x" && has(row.price) && double(price) > 10.0 && "id" in row',
+        "vars.limit > 1",
+        "classify == null || !classify.urgent",
+        "true",
+    ],
+)
+def test_what_exists_is_fine(text: str) -> None:
+    assert checked(text) == []
+
+
+FAULTS = {
+    'reviw == ""': "at column 1: `reviw`: no such field; did you mean 'review'?",
+    'row.reviw == ""': "at column 1: `row.reviw`: no such field; did you mean 'review'?",
+    'odd == ""': "at column 1: `odd`: no such field; write `row[\"odd name\"]` for the column 'odd name'",
+    "classify.sentimnt == 1": "at column 1: `classify.sentimnt`: no such field; did you mean 'classify.sentiment'?",
+    "!has(classify.sentimnt)": "at column 6: `classify.sentimnt`: no such field; did you mean 'classify.sentiment'?",
+    "classify.parts[0].nam == ''": (
+        "at column 1: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?"
+    ),
+    "classify.parts.exists(p, p.nam == '')": (
+        "at column 26: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?"
+    ),
+    'classify.parts.all(p, p.kind == "goood")': (
+        'at column 23: `p.kind == "goood"` is never true: p.kind is one of "good", "bad"; did you mean "good"?'
+    ),
+    "classify.sentiment.x == 1": (
+        "at column 1: `classify.sentiment.x`: no such field; classify.sentiment is a single value"
+    ),
+    "reply.text == ''": (
+        "at column 1: `reply.text`: stage 'reply' answers with plain text, which has no fields; "
+        "give it an output_schema"
+    ),
+    "review.x == ''": "at column 1: `review.x`: the column 'review' holds text, which has no fields",
+    "later == ''": "at column 1: stage 'later' is not upstream of this one; add it to `needs`",
+    "vars.limt == 1": "at column 1: `vars.limt`: no such variable; did you mean 'limit'?",
+    'classify.sentiment == "negativ"': (
+        'at column 1: `classify.sentiment == "negativ"` is never true: classify.sentiment is one of '
+        '"positive", "negative"; did you mean "negative"?'
+    ),
+    'true || "negativ" != classify.sentiment': (
+        'at column 9: `"negativ" != classify.sentiment` is always true: classify.sentiment is one of '
+        '"positive", "negative"; did you mean "negative"?'
+    ),
+    'classify.sentiment in ["positive", "neutral"]': (
+        'at column 1: `classify.sentiment in ["positive", "neutral"]` names a value that never comes: '
+        'classify.sentiment is one of "positive", "negative"'
+    ),
+    'classify.score == "3"': (
+        'at column 1: `classify.score == "3"` is never true: classify.score is a whole number; '
+        "write the number without quotes"
+    ),
+    'classify.score > "3"': (
+        'at column 1: `classify.score > "3"` cannot be compared: classify.score is a whole number; '
+        "write the number without quotes"
+    ),
+    'classify.urgent == "true"': (
+        'at column 1: `classify.urgent == "true"` is never true: classify.urgent is true or false; '
+        "write `classify.urgent` or `!classify.urgent`"
+    ),
+    "price > 10": "at column 1: `price > 10` cannot be compared: price is text; write `double(price)`",
+    "10 == row.price": "at column 1: `10 == row.price` is never true: row.price is text; write `double(row.price)`",
+    "price == true": 'at column 1: `price == true` is never true: price is text; write `price == "true"`',
+    "!classify.score": "at column 2: `classify.score` is never true or false; compare it with a value",
+    "reply": "at column 1: `reply` is never true or false; compare it with a value",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAULTS.items(), ids=list(FAULTS))
+def test_what_no_row_can_satisfy_is_told_at_load(text: str, message: str) -> None:
+    assert checked(text) == [message]
+
+
+def test_everything_that_is_wrong_comes_at_once() -> None:
+    assert len(checked('reviw == "" && classify.sentimnt == 1 && classify.sentiment == "negativ" && vars.x')) == 4
+
+
+def test_a_stage_whose_name_has_a_dash_cannot_be_read() -> None:
+    assert checked("check-tone == 1")[0] == (
+        "at column 1: `check`: a guard reads the `-` of stage 'check-tone' as minus; rename the stage"
+    )
+
+
+def test_an_unknown_name_is_a_warning_where_rows_bring_their_own_fields() -> None:
+    words = "`reviw` is no known name, unless rows have such a field; did you mean 'review'?"
+    assert checked("reviw == 1", open_columns=True) == [f"warning: at column 1: {words}"]
+    [message] = checked("clasify == 1", columns=None)
+    assert message.startswith("warning: ")
+    assert message.endswith("unless rows have such a field; did you mean 'classify'?")
+    assert checked("whatever == 1", columns=None) == []
+    assert checked("classify.sentimnt == 1", columns=None) != []
+
+
+def test_a_name_with_two_meanings_is_refused() -> None:
+    assert checked("classify == null", columns=("classify",)) == [
+        (
+            "at column 1: `classify` could be the input's column or the result of stage 'classify'; "
+            "rename the one or the other"
+        )
+    ]
+
+
+def test_names_of_a_level_are_known_where_it_has_them() -> None:
+    assert checked("item.x == 1 && index < 3", extra=("item", "index")) == []
+    assert checked("itm == 1", extra=("item", "index")) == ["at column 1: `itm`: no such field; did you mean 'item'?"]
+    assert checked("index < 3")[0].startswith("at column 1: `index`: no such field; ")
+
+
+def test_columns_that_may_hold_numbers_are_compared_with_them() -> None:
+    assert checked("price > 10 && review.x == 1", text_columns=False) == []
+
+
+# a row
+
+
+def told(text: str, /, **row: Any) -> str:
+    with pytest.raises(GuardFailed) as caught:
+        Evaluator(guard_of(text), stages=["reply", "classify"]).test({**row, "row": row})
+    return caught.value.message
+
+
+def holds(text: str, /, **row: Any) -> bool:
+    return Evaluator(guard_of(text)).test({**row, "row": row})
+
+
+def test_true_and_false() -> None:
+    assert holds('a.b == "x" && row["odd name"] != 3', a={"b": "x"}, **{"odd name": 4})
+    assert not holds("has(row.x) && x > 1", y=1)
+    assert holds("reply == null || reply.x == 1", reply=None)
+    assert holds("xs.all(x, x.n < limit)", xs=[{"n": 1}, {"n": 2}], limit=3)
+    assert holds('"x" in row && size(row) == 2', x=1, y=2)
+
+
+def test_numbers_of_every_size_and_kind() -> None:
+    assert holds("a == b + 1", a=2**63 - 1, b=2**63 - 2)
+    assert holds("a > 1 && a != 1", a=2**64 - 1)
+    assert holds("a > 1 && a == 18446744073709551616.0", a=2**64)
+    assert holds("a < 0.0", a=-(2**200))
+    assert holds("a == 1 && a == 1.0 && b > 1", a=1.0, b=1.5)
+    assert holds("a > 1.0", a=Decimal("1.5"))
+    assert holds("a > 1e300", a=float("inf"))
+    assert not holds("a == a", a=float("nan"))
+    assert holds("a == null && b.c[1].d == null", a=None, b={"c": [1, {"d": None}]})
+
+
+FAILED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a skipped stage": (
+        'reply.text == "x"',
+        {"reply": None},
+        "reply was skipped for this row; write `reply != null && …`",
+    ),
+    "a skipped stage in a function": (
+        "size(reply) > 1",
+        {"reply": None},
+        "reply was skipped for this row; write `reply != null && …`",
+    ),
+    "nothing but a skipped stage": (
+        "reply",
+        {"reply": None},
+        "reply was skipped for this row; write `reply != null && …`",
+    ),
+    "text of csv": (
+        "price > 10.0",
+        {"price": "12"},
+        (
+            '`price > 10.0` cannot be computed: price is the text "12", not a number (values of csv files are text); '
+            "write `double(price) > 10.0`"
+        ),
+    ),
+    "the part that fails, not the one that is guarded": (
+        "(reply == null || reply.x == 1) && price > 10",
+        {"reply": None, "price": "5"},
+        (
+            '`price > 10` cannot be computed: price is the text "5", not a number (values of csv files are text); '
+            "write `double(price) > 10`"
+        ),
+    ),
+    "no number": (
+        "double(price) > 10.0",
+        {"price": "cheap"},
+        (
+            '`double(price)` cannot be computed: price is the text "cheap", which is no number; '
+            'write `price.matches("^-?[0-9]+([.][0-9]+)?$") && …`'
+        ),
+    ),
+    "a missing field": (
+        "price > 10",
+        {"id": "1"},
+        "`price` is missing in this row; it has: id; write `has(row.price) && …` where it may be missing",
+    ),
+    "a missing field with an odd name": (
+        'row["odd name"] == 1',
+        {"id": "1"},
+        '`row` has no field "odd name"; it has: id; write `"odd name" in row && …` where it may be missing',
+    ),
+    "a missing field of a result": (
+        "classify.sentiment == 1",
+        {"classify": {"score": 1}},
+        (
+            '`classify` has no field "sentiment"; it has: score; '
+            "write `has(classify.sentiment) && …` where it may be missing"
+        ),
+    ),
+    "a field of nothing": (
+        "a.b.c == 1",
+        {"a": {"b": None}},
+        'a.b has no "c": a.b is null; write `a.b != null && …`',
+    ),
+    "a field of a text": ("a.b == 1", {"a": "x"}, '`a` is the text "x", which has no field "b"'),
+    "a field of a list": (
+        "a.b == 1",
+        {"a": [1]},
+        '`a` is a list, which has no field "b"; write `a[0]` or `a.exists(item, …)`',
+    ),
+    "beyond the end": (
+        "a[2] == 1",
+        {"a": [1]},
+        "`a` has 1 elements, none at 2 (counted from 0); write `size(a) > 2 && …`",
+    ),
+    "an element of a list": (
+        "a.all(x, x.n > 1)",
+        {"a": [{"n": 2}, {"m": 1}]},
+        '`x` has no field "n"; it has: m; write `has(x.n) && …` where it may be missing',
+    ),
+    "over no list": ("a.all(x, x > 1)", {"a": 5}, "`a.all(x, x > 1)`: a is the number 5; `all` goes over a list"),
+    "a text in a text": (
+        '"x" in a',
+        {"a": "xyz"},
+        (
+            '`"x" in a` cannot be computed: a is the text "xyz"; `in` looks into lists and objects: '
+            'write `a.contains("x")`'
+        ),
+    ),
+    "no condition": (
+        "flag",
+        {"flag": "yes"},
+        '`flag` is the text "yes", not true or false; compare it: `flag == "yes"`',
+    ),
+    "no condition within": ("n && true", {"n": 3}, "`n` is the number 3, not true or false; compare it: `n > 0`"),
+    "division": (
+        "a / b == 1",
+        {"a": 1, "b": 0},
+        "`a / b` cannot be computed: a is the number 1 and b is the number 0; division by zero",
+    ),
+    "overflow": (
+        "a + 1 > 0",
+        {"a": 2**63 - 1},
+        f"`a + 1` cannot be computed: a is the number {2**63 - 1}; beyond 64 bits",
+    ),
+    "NaN": (
+        "a > 1.0",
+        {"a": float("nan")},
+        "`a > 1.0` cannot be computed: a is not a number (NaN); what is not a number is neither smaller nor larger",
+    ),
+    "a date": (
+        "a == 1",
+        {"a": dt.date(2026, 1, 1)},
+        "`a` holds a value of type date, which guards cannot read; give it as text or number",
+    ),
+    "half a character": (
+        "a == 'x'",
+        {"a": "\ud800"},
+        "`a` holds half a surrogate pair, which guards cannot read; give it as text or number",
+    ),
+    "a number that no double can hold": (
+        "a > 1",
+        {"a": 10**400},
+        "`a` holds a whole number of more than 308 digits, which guards cannot read; give it as text or number",
+    ),
+    "a time": (
+        'timestamp(a) < timestamp("2026-01-01T00:00:00Z")',
+        {"a": "soon"},
+        '`timestamp(a)` cannot be computed: a is the text "soon"; a timestamp is written as "2026-01-31T12:00:00Z"',
+    ),
+    "a pattern": (
+        "a.matches(b)",
+        {"a": "x", "b": "("},
+        (
+            '`a.matches(b)` cannot be computed: a is the text "x" and b is the text "("; '
+            "the pattern is no regular expression"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "row", "message"), FAILED.values(), ids=list(FAILED))
+def test_a_row_that_does_not_fit_is_told_in_its_own_words(text: str, row: dict[str, Any], message: str) -> None:
+    assert told(text, **row) == message
+
+
+def test_a_long_list_with_a_bad_element_is_told_in_time() -> None:
+    assert told("a.all(x, x > 1)", a=[*range(2, 5000), "x"]).startswith("`a.all(x, x > 1)` cannot be computed")
+
+
+# what the list of filtered rows shows
+
+
+def test_values_are_those_that_the_guard_read() -> None:
+    guard = guard_of(
+        'classify.sentiment == "x" && row["odd name"] == note && absent == 1 && xs.size() > 0 && whole == n'
+    )
+    row = {"classify": {"sentiment": "y", "other": 1}, "note": "n" * 500, "xs": list(range(100)), "whole": {"a": [1]}}
+    values = Evaluator(guard).values({**row, "n": None, "row": {"odd name": 1.5}})
+    assert values == {
+        "classify.sentiment": "y",
+        'row["odd name"]': 1.5,
+        "note": "n" * 79 + "…",
+        "xs": str(list(range(100)))[:79] + "…",
+        "whole": {"a": [1]},
+        "n": None,
+    }
+
+
+def test_fields_that_a_guard_does_not_read_are_not_looked_at() -> None:
+    assert holds("classify.sentiment == 1 && row.b == 2", classify={"sentiment": 1, "x": object()}, b=2, c=object())
+
+
+def test_only_workflows_with_guards_pay_for_cel() -> None:
+    code = "import sys, agac.spec.guards, agac.spec.guardcheck, agac.spec.guardvalues; sys.exit('cel' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
