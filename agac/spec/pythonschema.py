@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.paths import OutsideProject, inside
+from agac.spec.projectmodules import as_written, import_file
+from agac.spec.pythonfile import in_file, python_source, python_tree
 from agac.spec.suggest import did_you_mean
 from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec
 
@@ -61,12 +62,10 @@ def _module_file(root: Path, module: str) -> Path | None:
 
 
 def _name_problem(path: Path, shown: str, cls: str, where: Where, key: str) -> Problem | None:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        return Problem(Where(shown, error.lineno, error.offset), f"not valid Python: {error.msg}")
-    except (OSError, ValueError) as error:
-        return Problem(Where(shown), f"cannot be read as Python: {error}")
+    source = python_source(path, shown)
+    tree = source if isinstance(source, Problem) else python_tree(source)
+    if isinstance(tree, Problem):
+        return in_file(tree, shown)
     names = set(_bound_names(tree.body))
     if cls in names or "*" in names:
         return None
@@ -131,32 +130,13 @@ def _json_schema(adapter: TypeAdapter[Any], name: str) -> dict[str, Any]:
 
 
 def _import(module: str, name: str, root: Path) -> ModuleType:
-    with _importable(root):
-        try:
-            found = importlib.import_module(module)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
-            reason = f"{type(error).__name__}: {error}"
-            raise UsageError(
-                f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'"
-            ) from error
-    file = Path(found.__file__ or "").resolve()
-    if not found.__file__ or not file.is_relative_to(root.resolve()):
-        raise UsageError(
-            f"{name}: the module {module!r} that Python knows is {found.__file__ or 'built in'}, not the project's",
-            remedy="Give the project's module another name.",
-        )
-    return found
-
-
-@contextmanager
-def _importable(root: Path) -> Iterator[None]:
-    """Lets modules of the project be imported for as long as this lasts, and leaves `sys.path` as it was."""
-    entry = str(root.resolve())
-    sys.path.insert(0, entry)
-    importlib.invalidate_caches()
+    file = _module_file(root, module)
+    if file is None:
+        raise UsageError(f"{name}: the project has no module {module!r}", remedy="Run agac validate.")
     try:
-        yield
-    finally:
-        sys.path.remove(entry)
+        return import_file(file, root)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
+        reason = as_written(f"{type(error).__name__}: {error}")
+        raise UsageError(f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'") from error

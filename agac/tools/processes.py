@@ -1,0 +1,231 @@
+"""Processes that call a function of the user's, one row at a time each.
+
+Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end one
+call; and it imports the main script of whoever uses agac as a library. Here a process is `agac.tools.worker` behind two
+pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+from codecs import getincrementaldecoder
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from agac.core.errors import UsageError
+from agac.spec.functions import FunctionRef
+from agac.tools.outcome import FunctionFailed, Record, Returned
+from agac.tools.worker import LENGTH, frame
+
+PATIENCE = 5.0
+"""Seconds for an idle process to end by itself, as its `atexit` functions want."""
+
+_DRAIN = 0.1
+"""Seconds for what an ended process wrote to arrive, where another process keeps its pipe open."""
+
+_START = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; del sys.argv[1:]; "
+_MAIN = "from agac.tools.worker import main; main(told)"
+
+
+class Processes:
+    """At most `most` processes, started as calls need them."""
+
+    def __init__(self, ref: FunctionRef, root: Path, most: int) -> None:
+        self._ref, self._root = ref, root
+        self._places = asyncio.Semaphore(most)
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+
+    async def __aenter__(self) -> Processes:
+        """Starts the first. Raises UsageError when the function cannot be had."""
+        try:
+            self._idle.append(await self._started())
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def call(self, row: Record) -> Returned | FunctionFailed:
+        """What the function gives for `row`; a failure also where the process dies of it."""
+        async with self._places:
+            worker = await self._free()
+            try:
+                answer: Returned | FunctionFailed = await worker.ask(row)
+            except asyncio.CancelledError:
+                worker.kill()
+                raise
+            except _Died as died:
+                return FunctionFailed(f"{died} ({self._ref})")
+            self._idle.append(worker)
+        return answer
+
+    async def _free(self) -> _Worker:
+        while self._idle:
+            if (worker := self._idle.pop()).is_alive():
+                return worker
+        self._all = {worker for worker in self._all if not worker.ended.done()}
+        return await self._started()
+
+    async def _started(self) -> _Worker:
+        told = {
+            "path": sys.path,
+            "parent": os.getpid(),
+            "root": str(self._root),
+            "file": str(self._ref.file),
+            "shown": self._ref.shown,
+            "name": self._ref.name,
+            "async": self._ref.is_async,
+            "hash": self._ref.source_hash.hex(),
+        }
+        program = (sys.executable, "-c", _START + _MAIN, json.dumps(told))
+        worker = _Worker()
+        self._all.add(worker)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.subprocess_exec(lambda: worker, *program, start_new_session=True)
+            ready = await worker.answer()
+        except asyncio.CancelledError:
+            worker.kill()
+            raise
+        except _Died as died:
+            remedy = "See what it printed above; the file is imported by each process."
+            raise UsageError(f"{self._ref} cannot be imported: {died}", remedy=remedy) from None
+        if ready is not True:
+            message, remedy, notes = ready
+            error = UsageError(message, remedy=remedy)
+            for note in notes:
+                error.add_note(note)
+            raise error
+        return worker
+
+    async def _end(self) -> None:
+        for worker in self._all:
+            worker.stop() if worker in self._idle else worker.kill()
+        endings = [worker.ended for worker in self._all if worker.is_begun]
+        if endings:
+            _, late = await asyncio.wait(endings, timeout=PATIENCE)
+            for worker in self._all:
+                worker.kill()
+            if late:
+                await asyncio.wait(late, timeout=PATIENCE)
+
+
+class _Died(Exception):
+    """A process ended without an answer; the text says how."""
+
+
+class _Worker(asyncio.SubprocessProtocol):
+    """Our end of one process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._came = bytearray()
+        self._waiter: asyncio.Future[Any] | None = None
+        self._answers: list[Any] = []
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
+        self._exited = False
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a process, or was."""
+        return self._transport is not None
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self._exited and not self.ended.done()
+
+    async def ask(self, row: Record) -> Any:
+        """The answer to a row. Raises _Died."""
+        self._pipe(0).write(frame(row))
+        return await self.answer()
+
+    async def answer(self) -> Any:
+        """What it says next. Raises _Died."""
+        if self._answers:
+            return self._answers.pop(0)
+        if self.ended.done():
+            raise _Died(self._how())
+        self._waiter = self._loop.create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def stop(self) -> None:
+        """Lets it end: there are no more rows."""
+        if self.is_alive():
+            self._pipe(0).close()
+
+    def kill(self) -> None:
+        """Ends it, and what it started, in whatever it does."""
+        if self._transport is None or self._exited:
+            return
+        with suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+            else:
+                self._transport.kill()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The process was started."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """A part of an answer, or of what the function prints."""
+        if fd != 1:
+            if (stream := sys.stderr) is not None:  # as it is now: a live display may stand in for it
+                stream.write(self._decode(data))
+            return
+        self._came += data
+        while len(self._came) >= LENGTH:
+            end = LENGTH + int.from_bytes(self._came[:LENGTH], "big")
+            if len(self._came) < end:
+                return
+            answer = pickle.loads(memoryview(self._came)[LENGTH:end].tobytes())  # noqa: S301  (our own worker's)
+            del self._came[:end]
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(answer)
+            else:
+                self._answers.append(answer)
+
+    def process_exited(self) -> None:
+        """Its last words may still be in the pipe."""
+        self._exited = True
+        self._loop.call_later(_DRAIN, self._over)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended, and so have its pipes."""
+        self._over()
+
+    def _over(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(_Died(self._how()))
+
+    def _how(self) -> str:
+        code = self._transport.get_returncode() if self._transport is not None else None
+        if code is None or code >= 0:
+            return f"the process ended with exit status {code}"
+        with suppress(ValueError):
+            name = signal.Signals(-code).name
+            more = "; the machine may be out of memory" if name == "SIGKILL" else ""
+            return f"the process was killed by {name}{more}"
+        return f"the process was killed by signal {-code}"
+
+    def _pipe(self, fd: int) -> asyncio.WriteTransport:
+        assert self._transport is not None
+        return cast("asyncio.WriteTransport", self._transport.get_pipe_transport(fd))
