@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agac.core.types import JSONValue, Message, Params, Schema
+    from agac.core.types import JSONValue, Message, Params, RowId, Schema
 
 FORMAT_VERSION = 1
 """Part of every fingerprint. Raising it asks every task again: only for a change in what a request means."""
@@ -43,6 +43,15 @@ def row_hash(data_json: str) -> bytes:
     return digest(data_json)
 
 
+def member_hash(row_id: RowId) -> int:
+    """Where a member of a group stands among the others when they are reduced as a tree: 64 bits, unsigned.
+
+    As good as random, and of the id alone, so that other members move nobody. SQLite's integers are signed: what is
+    stored is this less 2**63, which keeps the order.
+    """
+    return int.from_bytes(digest(canonical(row_id))[:8], "big")
+
+
 def definition_hash(body: JSONValue) -> bytes:
     """Stands for everything in a resolved workflow that can change a result."""
     return digest(canonical(body))
@@ -51,6 +60,12 @@ def definition_hash(body: JSONValue) -> bytes:
 def params_body(params: Params) -> dict[str, Any]:
     """The parameters that are set, by name."""
     return {f.name: value for f in fields(params) if (value := getattr(params, f.name)) is not None}
+
+
+def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
+    """Stands for a task that asks no model: `prints` for what is done, `given` is what it is done to. The order of
+    fields counts: a function may go by it."""
+    return digest(f"{prints.hex()}:{_in_order(given)}")
 
 
 class Fingerprinter:
@@ -62,13 +77,16 @@ class Fingerprinter:
 
     __slots__ = ("_prefix",)
 
-    def __init__(self, *, provider: str, model: str, params: Params, schema: Schema | None) -> None:
+    def __init__(
+        self, *, provider: str, model: str, params: Params, schema: Schema | None, output_field: str | None = None
+    ) -> None:
         shared = {
             "format": FORMAT_VERSION,
             "provider": provider,
             "model": model,
             "params": params_body(params),
             "schema": schema.body if schema else None,
+            **({"output_field": output_field} if output_field else {}),
         }
         self._prefix = blake2b(canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
 
