@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from agac.core.errors import StoreCorrupt, StoreError, StoreTooNew
-from agac.store.db import BUSY_SECONDS, reading_uri, translated
-from agac.store.sql import migrations, sql
+from agac.core.errors import StoreCorrupt, StoreError
+from agac.store.db import BUSY_SECONDS, reading_uri, refuse_newer, translated
+from agac.store.sql import sql
 
 STEP_PAGES = 4096
 """Pages copied between two looks at signals: 16 MB."""
@@ -29,7 +29,7 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
     Raises StoreError.
     """
     with translated(source), closing(_opened(reading_uri(source))) as reader:
-        _refuse_newer(reader, source)
+        _refuse_unusable(reader, source)
         reader.execute("BEGIN")
         reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment
         with translated(target), closing(_opened(f"{target.as_uri()}?mode=rw")) as writer:
@@ -43,10 +43,9 @@ def _opened(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
-def _refuse_newer(reader: sqlite3.Connection, path: Path) -> None:
+def _refuse_unusable(reader: sqlite3.Connection, path: Path) -> None:
     (version,) = reader.execute("PRAGMA user_version").fetchone()
-    if version > migrations()[-1][0]:
-        raise StoreTooNew(f"{path} was written by a newer agac", remedy="upgrade: pip install --upgrade agac")
+    refuse_newer(version, path)
     if version == 0:
         raise StoreError(f"{path} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
 

@@ -129,13 +129,26 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
         return
     with translated(path):
         async with _connected(reading_uri(path)) as reader:
-            version = await _version(reader, path)
-            if version < migrations()[-1][0]:
-                raise StoreOutdated(
-                    f"{path} was written by an older agac",
-                    remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
-                )
+            refuse_older(await _version(reader, path), path)
             yield Database(path, reader, None)
+
+
+def refuse_older(version: int, path: Path) -> None:
+    """Raises StoreOutdated for a schema that a writing command has to bring up to date first."""
+    if version < migrations()[-1][0]:
+        raise StoreOutdated(
+            f"{path} was written by an older agac",
+            remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
+        )
+
+
+def refuse_newer(version: int, path: Path) -> None:
+    """Raises StoreTooNew for a schema that only a newer agac knows."""
+    if version > migrations()[-1][0]:
+        raise StoreTooNew(
+            f"{path} was written by a newer agac (schema {version}, this one knows {migrations()[-1][0]})",
+            remedy="upgrade: pip install --upgrade agac",
+        )
 
 
 def reading_uri(path: Path) -> str:
@@ -183,11 +196,7 @@ async def _closed(connection: Connection, opening: asyncio.Task[None]) -> None:
 async def _version(connection: aiosqlite.Connection, path: Path) -> int:
     (row,) = await connection.execute_fetchall("PRAGMA user_version")
     version = int(row[0])
-    if version > migrations()[-1][0]:
-        raise StoreTooNew(
-            f"{path} was written by a newer agac (schema {version}, this one knows {migrations()[-1][0]})",
-            remedy="upgrade: pip install --upgrade agac",
-        )
+    refuse_newer(version, path)
     return version
 
 

@@ -94,7 +94,7 @@ def test_a_migrated_database_equals_a_fresh_one_and_keeps_its_content(old: Proje
 
 def test_after_the_migration_nothing_is_asked_again(old: ProjectFolder) -> None:
     path = old.root / ".agac/agac.db"
-    for words in (("status",), ("runs",), ("inspect", "1"), ("plan", "-a", "reviews")):
+    for words in (("status",), ("runs",), ("inspect", "1"), ("sql", "SELECT 1"), ("plan", "-a", "reviews")):
         refused = old.agac(*words)
         assert refused.code == 1, words
         assert "was written by an older agac" in refused.err
@@ -123,7 +123,7 @@ def test_nothing_is_migrated_under_a_process_at_work(old: ProjectFolder) -> None
     assert old.agac("run", "-a", "reviews").code == 3
 
 
-@pytest.mark.parametrize("statement", range(5, 22))
+@pytest.mark.parametrize("statement", range(5, 44))
 def test_a_migration_that_is_killed_is_done_by_the_next_command(statement: int, old: ProjectFolder) -> None:
     killed = old.agac("run", "-a", "reviews", env=kill_at(f"statement:{statement}"))
     assert killed.code == -9
@@ -143,6 +143,7 @@ def test_a_migration_that_is_killed_is_done_by_the_next_command(statement: int, 
         ("inspect", "1"),
         ("why", "1", "r-1", "classify"),
         ("retry", "1"),
+        ("sql", "SELECT 1"),
         ("export", "-a", "reviews"),
         ("gc", "--keep-runs", "1"),
         ("backup", "copy.db"),

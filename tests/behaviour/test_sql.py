@@ -1,0 +1,374 @@
+"""`agac sql`: the views say what the run did, nothing can be changed, and millions of rows take no memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+import subprocess
+import tracemalloc
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder, Ran, clean_environment, command
+from support.server import Server
+from support.terminals import on_pty
+
+import agac
+from agac.cli.shown.sql import Rows, csv_lines, json_lines, text_lines
+
+STAGES: list[dict[str, Any]] = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": {"sentiment": "positive|neutral|negative"}},
+    {"name": "reply", "prompt": "Answer ${text}, found ${classify.sentiment}", "model": "local/large"},
+]
+ENDLESS = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+    "SELECT 'begun' UNION ALL SELECT 'and read ahead' UNION ALL SELECT count(*) FROM n"
+)
+MANY = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000) "
+    "SELECT i, 'a text of ' || i AS text FROM n"
+)
+LARGE = re.compile(r"SCAN (row|task|result|attempt|parent|other|member|a)\b")
+
+
+@pytest.fixture
+def finished(project: ProjectFolder) -> ProjectFolder:
+    """A project with one finished run of three rows and two stages."""
+    project.numbered(3)
+    project.run(project.workflow(stages=STAGES))
+    return project
+
+
+def asked(project: ProjectFolder, query: str, *flags: str) -> list[dict[str, Any]]:
+    ran = project.agac("sql", query, "--json", *flags)
+    assert ran.code == 0, ran.err
+    found: list[dict[str, Any]] = ran.json
+    return found
+
+
+def changed(project: ProjectFolder, *statements: str) -> None:
+    """Writes into the store, past agac."""
+    with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_results_have_names_in_place_of_numbers(finished: ProjectFolder) -> None:
+    found = asked(finished, "SELECT * FROM v_results WHERE run = 1 ORDER BY row_number, stage")
+    assert [(row["row_id"], row["stage"], row["outcome"]) for row in found] == [
+        (f"r-{i}", stage, "done") for i in (1, 2, 3) for stage in ("classify", "reply")
+    ]
+    envelopes = {envelope["id"]: envelope for envelope in finished.envelopes()}
+    for row in found:
+        assert (row["workflow"], row["run"], row["replica"], row["error_type"]) == ("reviews", 1, 0, None)
+        assert row["model"] == {"classify": "local/small", "reply": "local/large"}[row["stage"]]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["settled_at"])
+        assert row["calls"] == 1
+        if row["stage"] == "reply":
+            assert json.loads(row["result"]) == envelopes[row["row_id"]]["result"]
+        else:
+            assert json.loads(row["result"])["sentiment"] in ("positive", "neutral", "negative")
+    settled = (
+        "SELECT count(*) AS n FROM v_results WHERE strftime('%s', settled_at) = '' || CAST(settled_seconds AS INTEGER)"
+    )
+    assert asked(finished, settled) == [{"n": 6}]
+
+
+def test_attempts_tell_of_every_call_and_costs_add_them_up(
+    project: ProjectFolder, faulty: Callable[..., Server]
+) -> None:
+    server = faulty([{"kind": "server_error", "at": [1]}, {"kind": "bad_request", "match": "number 2", "always": True}])
+    project.configure(server.base_url, prices={"small": {"input": 2.0, "output": 8.0}})
+    project.numbered(3)
+    project.run(project.workflow(stages=STAGES[:1]))
+    status = project.agac("status", "1", "--json").json
+    attempts = asked(project, "SELECT * FROM v_attempts WHERE run = 1 ORDER BY attempt_id")
+    assert {row["stage"] for row in attempts} == {"classify"}
+    assert sum(row["error_type"] is not None for row in attempts) >= 1
+    assert {row["invocation"] for row in attempts} == {status["runs"][0]["invocations"][0]["number"]}
+    (costs,) = asked(project, "SELECT * FROM v_costs WHERE run = 1")
+    calls = status["runs"][0]["calls"]
+    assert costs["calls"] == len(attempts) == calls["count"]
+    assert (costs["stage"], costs["model"], costs["unpriced"]) == (
+        "classify",
+        "local/small",
+        calls["calls_without_price"],
+    )
+    assert costs["input_tokens"] == sum(row["input_tokens"] or 0 for row in attempts) == calls["input_tokens"]
+    assert costs["cost_usd"] > 0
+    assert costs["cost_usd"] == pytest.approx(sum(row["cost_usd"] or 0 for row in attempts))
+    by_task = asked(project, "SELECT sum(calls) AS calls, sum(cost_usd) AS cost FROM v_results WHERE run = 1")
+    assert by_task == [{"calls": len(attempts), "cost": pytest.approx(costs["cost_usd"])}]
+
+
+def test_lineage_has_rows_of_the_input_with_their_errors(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", "id,text\nr-1,fine\nr-2,too,many\n")
+    project.run(project.workflow(stages=STAGES[:1]))
+    found = asked(project, "SELECT * FROM v_lineage WHERE run = 1 ORDER BY row_number")
+    assert [(row["relation"], row["from_id"], row["stage"], row["state"]) for row in found] == [
+        ("input", None, None, "done"),
+        ("input", None, None, "failed"),
+    ]
+    assert (found[1]["error_type"], found[1]["error_stage"]) == ("InvalidRow", None)
+    assert json.loads(found[0]["data"])["text"] == "fine"
+    assert {key: value for key, value in found[0].items() if key.startswith("error")} == {
+        "error_stage": None, "error_type": None, "error_message": None,
+    }  # fmt: skip
+
+
+def test_lineage_joins_children_to_parents_and_groups_to_members(finished: ProjectFolder) -> None:
+    made = "INSERT INTO row (key, run_id, id, occurrence, hash, data, state, seen, origin, parent_key, place) VALUES "
+    changed(
+        finished,
+        made + "(100, 1, 'r-1/0', 0, x'', '{}', 1, 1, 0, 1, 0), (101, 1, 'r-1/1', 0, x'', '{}', 4, 1, 0, 1, 1)",
+        made + "(102, 1, 'group', 0, x'', '{}', 5, 1, 1, NULL, NULL)",
+        "INSERT INTO member (group_key, sort, row_key, size) VALUES (102, 1, 100, 1), (102, 2, 2, 1)",
+    )
+    query = "SELECT row_id, relation, stage, from_id, place, state FROM v_lineage WHERE run = 1 AND stage IS NOT NULL"
+    found = asked(finished, f"{query} ORDER BY 1, 2, 4")
+    assert [tuple(row.values()) for row in found] == [
+        ("group", "group", "reply", None, None, "skipped"),
+        ("group", "member", "reply", "r-1/0", None, "skipped"),
+        ("group", "member", "reply", "r-2", None, "skipped"),
+        ("r-1/0", "child", "classify", "r-1", 0, "done"),
+        ("r-1/1", "child", "classify", "r-1", 1, "filtered"),
+    ]
+    one_each = "SELECT count(*) AS n FROM v_lineage WHERE run = 1 AND relation <> 'member'"
+    assert asked(finished, one_each) == [{"n": 6}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM v_results WHERE run = 1",
+        "SELECT * FROM v_results WHERE run = 1 AND row_id = 'r-1'",
+        "SELECT stage, outcome, count(*) AS n FROM v_results WHERE run = 1 GROUP BY 1, 2",
+        "SELECT * FROM v_attempts WHERE run = 1 AND row_id = 'r-1' AND stage = 'reply'",
+        "SELECT * FROM v_attempts WHERE run = (SELECT max(id) FROM run)",
+        "SELECT * FROM v_lineage WHERE run = 1 AND row_id = 'r-1/1'",
+        "SELECT * FROM v_lineage WHERE run = 1 AND from_id = 'r-1'",
+        "SELECT * FROM v_results JOIN v_attempts USING (run, row_id, stage) WHERE run = 1 AND row_id = 'r-1'",
+        "SELECT * FROM v_costs WHERE run = 1",
+    ],
+)
+def test_views_of_one_run_go_by_indexes(query: str, finished: ProjectFolder) -> None:
+    plan = [row["detail"] for row in asked(finished, f"EXPLAIN QUERY PLAN {query}")]
+    assert plan
+    assert not [line for line in plan if LARGE.match(line)], plan
+    if "row_id = " in query:
+        rows = [line for line in plan if line.startswith("SEARCH row ")]
+        assert rows
+        assert all("row_id (run_id=? AND id=?)" in line for line in rows), plan
+
+
+def test_every_column_of_every_view_is_documented_and_listed(finished: ProjectFolder) -> None:
+    names = [name for (name,) in finished.query("SELECT name FROM sqlite_schema WHERE type = 'view' ORDER BY rowid")]
+    assert {"v_results", "v_attempts", "v_lineage", "v_costs"} <= set(names)
+    views = agac.views()
+    assert [view.name for view in views] == names
+    listed = finished.agac("sql")
+    as_json = finished.agac("sql", "--json").json
+    for view, told in zip(views, as_json, strict=True):
+        assert list(view.columns) == [row[1] for row in finished.query(f"PRAGMA table_info({view.name})")]
+        assert f"{view.name}: {view.meaning}" in listed.out
+        assert told == {"name": view.name, "meaning": view.meaning, "columns": view.columns}
+        for column, meaning in view.columns.items():
+            assert re.search(rf"^  {column} +{re.escape(meaning)}$", listed.out, re.MULTILINE)
+
+
+def test_json_csv_tables_and_python_say_the_same(finished: ProjectFolder) -> None:
+    query = "SELECT 1 AS n, NULL AS none, 'a,\"b\"\n' AS text, x'00ff' AS bytes, 0.000025 AS cost, char(13) AS cr"
+    assert asked(finished, query) == [
+        {"n": 1, "none": None, "text": 'a,"b"\n', "bytes": "00ff", "cost": 2.5e-05, "cr": "\r"}
+    ]
+    ran = finished.agac("sql", query, "--csv")
+    lines = list(csv.reader(io.StringIO(ran.out, newline="")))
+    assert lines == [
+        ["n", "none", "text", "bytes", "cost", "cr"], ["1", "", 'a,"b"\n', "00ff", "2.5e-05", "\r"],
+    ]  # fmt: skip
+    assert finished.agac("sql", query).out.splitlines() == [
+        "n  none  text     bytes      cost  cr",
+        '1        a,"b"\\n  00ff   0.000025  \\r',
+    ]
+    with agac.sql(query, project=finished.root) as answer:
+        assert answer.columns == ["n", "none", "text", "bytes", "cost", "cr"]
+        assert list(answer) == [(1, None, 'a,"b"\n', b"\x00\xff", 2.5e-05, "\r")]
+
+
+def test_an_answer_without_rows_has_its_columns(finished: ProjectFolder) -> None:
+    query = "SELECT run, stage FROM v_costs WHERE run = 99"
+    assert finished.agac("sql", query, "--json").out == "[]\n"
+    assert finished.agac("sql", query, "--csv").out == "run,stage\n"
+    assert finished.agac("sql", query).out == "run  stage\n"
+
+
+def test_numbers_of_any_size_and_bytes_that_are_no_text_come_through(finished: ProjectFolder) -> None:
+    (row,) = asked(
+        finished, "SELECT 9223372036854775807 AS big, 9e999 AS inf, CAST(x'ff41' AS TEXT) AS torn, 1e300 AS f"
+    )
+    assert row == {"big": 9223372036854775807, "inf": "inf", "torn": "\\xffA", "f": 1e300}
+    assert finished.agac("sql", "SELECT 1234567 AS n").out == "      n\n1234567\n"
+
+
+def test_limit_ends_the_answer_and_says_that_there_is_more(finished: ProjectFolder) -> None:
+    ran = finished.agac("sql", "SELECT row_id FROM v_lineage ORDER BY 1", "--limit", "2", "--csv")
+    assert (ran.code, ran.out, ran.err) == (0, "row_id\nr-1\nr-2\n", "Only the first 2: there are more.\n")
+    ran = finished.agac("sql", "SELECT row_id FROM v_lineage ORDER BY 1", "--limit", "3", "--csv")
+    assert (ran.out, ran.err) == ("row_id\nr-1\nr-2\nr-3\n", "")
+    assert asked(
+        finished, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n", "--limit", "1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("DELETE FROM row", "DELETE"),
+        ("  -- a word before\n/* and another */ insert into run values (1)", "INSERT"),
+        ("UPDATE sqlite_master SET name = 'x'", "UPDATE"),
+        ("WITH x AS (SELECT 1) DELETE FROM row", "DELETE row"),
+        ("EXPLAIN INSERT INTO member VALUES (1, 1, 1, 1)", "INSERT member"),
+        ("ATTACH 'other.db' AS other", "ATTACH"),
+        ("VACUUM INTO 'other.db'", "VACUUM"),
+        ("BEGIN IMMEDIATE", "BEGIN"),
+        ("DROP VIEW v_costs", "DROP"),
+        ("CREATE TEMP TABLE x (y)", "CREATE"),
+        ("PRAGMA journal_mode = DELETE", "PRAGMA journal_mode"),
+        ("PRAGMA writable_schema = 1", "PRAGMA writable_schema"),
+        ("SELECT * FROM pragma_wal_checkpoint", "PRAGMA wal_checkpoint"),
+        ("SELECT load_extension('x')", "load_extension"),
+    ],
+)
+def test_what_does_more_than_read_is_refused(query: str, what: str, finished: ProjectFolder) -> None:
+    path = finished.root / ".agac/agac.db"
+    before = path.read_bytes()
+    ran = finished.agac("sql", query)
+    assert (ran.code, ran.out) == (2, "")
+    if "pragma_wal" not in query:  # which some builds of SQLite do not have
+        assert ran.err.splitlines() == [
+            f"error: {what} is refused: `agac sql` only reads",
+            "  Write one statement that begins with SELECT, WITH, VALUES or EXPLAIN.",
+        ]
+    assert path.read_bytes() == before
+    assert not (finished.root / "other.db").exists()
+
+
+def test_a_schema_that_is_written_behind_a_with_is_refused_by_sqlite(finished: ProjectFolder) -> None:
+    ran = finished.agac("sql", "WITH x AS (SELECT 1) UPDATE sqlite_master SET name = 'x'")
+    assert (ran.code, "may not be modified" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("", ["the query is empty", "Write one, as in"]),
+        (" ; -- nothing", ["the query is empty"]),
+        ("SELECT * FORM v_costs", ['wrong query: near "FORM": syntax error', "Did you mean FROM?"]),
+        ("SELECT (", ["wrong query: incomplete input", "A query looks like this"]),
+        (
+            "SELECT * FROM v_result",
+            ["no such table: v_result", "Did you mean 'v_results'?", "`agac sql` lists the views"],
+        ),
+        (
+            "SELECT * FROM nothing_alike",
+            ["no such table", "Tables and views: v_attempts, v_costs, v_lineage, v_results"],
+        ),
+        ("SELECT outcom FROM v_results", ["no such column: outcom", "Did you mean 'outcome'?"]),
+        ("SELECT r.outcom FROM v_results r", ["no such column: r.outcom", "Did you mean 'outcome'?"]),
+        ("SELECT sentiment FROM v_results", ["A field of a result is json_extract(result, '$.sentiment')."]),
+        ("SELECT run FROM v_results, v_costs", ["ambiguous column name: run", "as in v_results.run"]),
+        ("SELECT grouped(1)", ["no such function: grouped", f"those of SQLite {sqlite3.sqlite_version}"]),
+        ("SELECT 1; SELECT 2", ["several statements are refused"]),
+        ("SELECT * FROM run WHERE id = ?", ["the query has a placeholder", "Write the value itself"]),
+        ("SELECT abs(-9223372036854775807 - 1)", ["integer overflow"]),
+    ],
+)
+def test_a_wrong_query_says_what_was_meant(query: str, said: list[str], finished: ProjectFolder) -> None:
+    ran = finished.agac("sql", query)
+    assert (ran.code, ran.out) == (2, "")
+    for words in said:
+        assert words in ran.err
+
+
+def test_tables_can_be_looked_at_and_json_taken_apart(finished: ProjectFolder) -> None:
+    assert [row["name"] for row in asked(finished, "PRAGMA table_info(v_stages)")] == list(agac.views()[0].columns)
+    assert asked(finished, "SELECT name FROM pragma_table_info('member') LIMIT 1") == [{"name": "group_key"}]
+    pairs = "SELECT e.key AS key FROM v_results, json_each(result) AS e WHERE run = 1 AND stage = 'classify' GROUP BY 1"
+    assert asked(finished, pairs) == [{"key": "sentiment"}]
+    assert asked(finished, "VALUES (1), (2);") == [{"column1": 1}, {"column1": 2}]
+
+
+def piped(project: ProjectFolder, text: bytes) -> Ran:
+    ended = subprocess.run(
+        command(["sql", "-", "--csv"]), cwd=project.root, env=clean_environment({}), input=text, capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+
+def test_a_query_comes_through_standard_input(finished: ProjectFolder) -> None:
+    assert piped(finished, "-- größer\nSELECT 'ü' AS ü;\n".encode()).out == "ü\nü\n"
+    assert "the query is empty" in piped(finished, b"").err
+    assert "-: byte 8 is not UTF-8" in piped(finished, b"SELECT '\xff'").err
+    with on_pty(finished.root, "sql", "-") as terminal:
+        assert terminal.ended() == 2
+    assert "nothing is piped in" in terminal.seen
+
+
+def test_a_command_line_that_says_two_things_is_refused(finished: ProjectFolder) -> None:
+    ran = finished.agac("sql", "SELECT", "1")
+    assert (ran.code, "put the query in quotes" in ran.err) == (2, True)
+    ran = finished.agac("sql", "SELECT 1", "--json", "--csv")
+    assert (ran.code, "--json and --csv exclude one another" in ran.err) == (2, True)
+    ran = finished.agac("sql", "SELECT 1 AS a, 2 AS a", "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "several columns are called a" in ran.err
+    assert finished.agac("sql", "SELECT 1 AS a, 2 AS a", "--csv").out == "a,a\n1,2\n"
+
+
+def test_without_a_store_there_is_nothing_to_ask_but_views_to_list(project: ProjectFolder, tmp_path: Path) -> None:
+    ran = project.agac("sql", "SELECT 1")
+    assert (ran.code, ran.err) == (
+        2, "error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.\n",
+    )  # fmt: skip
+    assert project.agac("sql").code == 0
+    assert not (project.root / ".agac/agac.db").exists()
+
+
+@pytest.mark.parametrize("lines", [json_lines, csv_lines, text_lines], ids=["json", "csv", "table"])
+def test_rows_without_end_take_no_memory(lines: Callable[..., Any], finished: ProjectFolder) -> None:
+    more: dict[str, Any] = {json_lines: {"only_ascii": False}, text_lines: {"width": None}}.get(lines, {})
+    with agac.sql(MANY, project=finished.root) as answer:
+        tracemalloc.start()
+        size = sum(len(line) for line in lines(Rows(answer, None), **more))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert size > 4_000_000
+    assert peak < 1_500_000
+
+
+def test_ctrl_c_ends_a_query_that_never_would(finished: ProjectFolder) -> None:
+    with on_pty(finished.root, "sql", ENDLESS, "--csv") as terminal:
+        terminal.until("begun\r\n")
+        terminal.press(b"\x03")
+        assert terminal.ended() == 130
+    assert "Interrupted" in terminal.seen
+    assert "Traceback" not in terminal.seen
+
+
+def test_a_terminal_too_narrow_for_the_table_shows_values_below_one_another(finished: ProjectFolder) -> None:
+    query = f"SELECT 7 AS n, '{'a' * 500}' AS long, 'x' || char(27) || '[2J' AS evil"
+    with on_pty(finished.root, "sql", query, columns=60) as terminal:
+        assert terminal.ended() == 0
+    shown = terminal.seen.replace("\r\n", "\n")
+    assert shown == f"row 1\n  n: 7\n  long: {'a' * 400}… (500 characters)\n  evil: x\\x1b[2J\n"
+    with on_pty(finished.root, "sql", "SELECT 7 AS n", columns=60) as terminal:
+        assert terminal.ended() == 0
+    assert terminal.seen == "n\r\n7\r\n"
+    assert "a" * 500 in finished.agac("sql", query).out
