@@ -1,0 +1,269 @@
+"""A workflow as a picture, with what became of the rows of its last run. Imports nothing of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.drawing import WORDS, Edge, Node, mermaid
+from agac.api.project import Project, open_project
+from agac.api.reading import database_path
+from agac.api.reports import find_run, workflow_name
+from agac.core.errors import AgacError, SpecError, UsageError, any_error
+from agac.data.atomic import AtomicFile
+from agac.plan.check import resolve_models
+from agac.plan.recorded import ends_of, needs_of
+from agac.spec.load import in_order, load_workflow
+from agac.spec.root import find_project
+from agac.spec.workflow import Overrides, Stage, Workflow
+from agac.store.db import Database, open_for_reading
+from agac.store.history import run_lines
+from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
+
+OURS = ("<svg ", "flowchart ")
+"""How drawings begin: no other file is replaced by one."""
+
+ROWS = ("done", "skipped", "failed", "dropped", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStage:
+    """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
+    its rows in the run; None without a run, and of a stage that the run did not have."""
+
+    name: str
+    kind: str
+    does: str
+    needs: tuple[str, ...]
+    when: str | None
+    otherwise: str
+    counts: Mapping[str, int] | None = None
+
+    @property
+    def label_lines(self) -> list[str]:
+        """The lines below its name."""
+        if self.when is None:
+            return [self.does]
+        return [self.does, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "does": self.does,
+            "needs": list(self.needs),
+            "when": self.when,
+            "otherwise": self.otherwise if self.when else None,
+            "counts": dict(self.counts) if self.counts is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """A workflow's stages in the order in which a row meets them, between its input and the folder of its results.
+
+    `run` is the one whose counts are shown, `rows` what became of its rows; both are None when there is none.
+    """
+
+    workflow: str
+    run: int | None
+    input: str
+    stages: tuple[DrawnStage, ...]
+    results: tuple[str, ...]
+    output: str
+    rows: Mapping[str, int] | None
+
+    @property
+    def title(self) -> str:
+        """What is seen: `reviews, run 3`."""
+        return self.workflow if self.run is None else f"{self.workflow}, run {self.run}"
+
+    def nodes(self) -> list[Node]:
+        """The boxes: the input, the stages, the results."""
+        rows, first, last = self.rows, *self._ends()
+        total = {"rows": rows["total"]} if rows is not None else None
+        ended = {name: rows[name] for name in ROWS} if rows is not None else None
+        stages = [Node(stage.name, stage.kind, stage.label_lines, stage.counts) for stage in self.stages]
+        return [Node(first, "input", counts=total), *stages, Node(last, "output", counts=ended)]
+
+    def edges(self) -> list[Edge]:
+        """The lines: from each stage to those that need it."""
+        first, last = self._ends()
+        inner = [Edge(need, stage.name) for stage in self.stages for need in stage.needs or (first,)]
+        return [*inner, *(Edge(name, last) for name in self.results)]
+
+    def _ends(self) -> tuple[str, str]:
+        """The names of the first and the last box: no box is called like another."""
+        names = {stage.name for stage in self.stages}
+        first = _other_than(names, self.input)
+        return first, _other_than({*names, first}, self.output)
+
+    def svg(self) -> str:
+        """The drawing as an SVG document."""
+        from agac.api.svg import svg
+
+        return svg(self.nodes(), self.edges(), title=self.title)
+
+    def mermaid(self) -> str:
+        """The drawing as Mermaid text."""
+        return mermaid(self.nodes(), self.edges())
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "workflow": self.workflow,
+            "run": self.run,
+            "input": self.input,
+            "stages": [stage.as_json() for stage in self.stages],
+            "results": list(self.results),
+            "output": self.output,
+            "rows": dict(self.rows) if self.rows is not None else None,
+        }
+
+
+def _other_than(names: set[str], name: str) -> str:
+    """The name, with spaces after it that nobody sees where it is taken."""
+    while name in names:
+        name += " "
+    return name
+
+
+def graph(workflow: str | None = None, *, run: int | None = None, project: Path | str | None = None) -> GraphReport:
+    """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
+    as it was in that run. Changes nothing, and needs no provider's key.
+
+    Raises SpecError for problems in the file, UsageError for a run that does not exist.
+    """
+    if run is not None:
+        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        return asyncio.run(_of_run(root, workflow_name(workflow), run))
+    if workflow is None:
+        raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")
+    opened = open_project(project)
+    loaded, problems = load_workflow(opened.spec, workflow, Overrides())
+    if loaded is None or any_error(problems):
+        raise SpecError(in_order(problems))
+    return asyncio.run(_of_file(opened, loaded))
+
+
+async def _of_file(project: Project, workflow: Workflow) -> GraphReport:
+    models, _ = resolve_models(workflow, project.providers, project.spec.aliases)
+    async with open_for_reading(database_path(project.root)) as database:
+        record, counts = await _last_run(database, workflow.name)
+    outcomes = _outcomes(counts)
+    stages = []
+    for stage in workflow.stages:
+        resolved = models.get(stage.name)
+        model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
+        stages.append(_drawn(_body_of(stage, model), outcomes.get(stage.name)))
+    return GraphReport(
+        workflow.name,
+        record.id if record else None,
+        workflow.input.shown,
+        tuple(stages),
+        workflow.output.stages,
+        project.spec.shown(workflow.output.dir),
+        _rows(counts) if record else None,
+    )
+
+
+async def _last_run(database: Database | None, workflow: str) -> tuple[RunRecord | None, list[Count]]:
+    lines = await run_lines(database, workflow) if database else []
+    if database is None or not lines:
+        return None, []
+    return await read_run(database, lines[0].id), await counters(database, lines[0].id)
+
+
+def _body_of(stage: Stage, model: str) -> dict[str, Any]:
+    """A stage of a file as far as it is drawn, in the form of a stored definition."""
+    does = {"model": model} if stage.operation is None else {"operation": stage.operation.body()}
+    guard = {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
+    return {"name": stage.name, "needs": list(stage.needs), **does, **guard}
+
+
+async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
+    async with open_for_reading(database_path(root)) as database:
+        record = await find_run(database, workflow, run)
+        assert database is not None
+        counts, definition = await counters(database, record.id), await definition_of(database, record.id)
+    names, outcomes = [body["name"] for body in definition["stages"]], _outcomes(counts)
+    return GraphReport(
+        record.workflow,
+        record.id,
+        definition["input"]["path"],
+        tuple(_drawn(body, outcomes.get(body["name"], {})) for body in definition["stages"]),
+        tuple(names[position] for position in ends_of(definition)),
+        record.output_dir,
+        _rows(counts),
+    )
+
+
+def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None) -> DrawnStage:
+    operation = body.get("operation")
+    kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
+    return DrawnStage(
+        body["name"],
+        kind,
+        _does(what),
+        needs_of(body),
+        body.get("when"),
+        body.get("otherwise", "skip"),
+        outcomes,
+    )
+
+
+def _does(what: Any) -> str:
+    """What an operation is about, in a line: a function, a condition, fields, new names."""
+    if isinstance(what, dict):
+        return ", ".join(f"{old} → {new}" for old, new in what.items())
+    return ", ".join(what) if isinstance(what, list) else str(what)
+
+
+def _outcomes(counts: Iterable[Count]) -> dict[str, dict[str, int]]:
+    """What became of the rows of each stage that the run knows."""
+    found: dict[str, dict[str, int]] = {}
+    for count in counts:
+        own = found.setdefault(count.stage, dict.fromkeys(WORDS, 0))
+        if count.outcome in own:
+            own[count.outcome] += count.tasks
+    return found
+
+
+def _rows(counts: Iterable[Count]) -> dict[str, int]:
+    rows = row_counts(counts)
+    return {"total": rows["present"], **{name: rows[name] for name in ROWS}}
+
+
+def save_drawing(text: str, file: Path | str) -> None:
+    """Writes a drawing, whole or not at all; an older one is replaced, and no other file.
+
+    Raises UsageError for a place where none can be, AgacError when the disk refuses it.
+    """
+    file = Path(file)
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")
+    if file.is_file() and not _is_ours(file):
+        raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
+    try:
+        drawing = AtomicFile(file)
+        try:
+            drawing.write(text)
+            drawing.commit()
+        finally:
+            drawing.abort()
+    except UsageError:
+        raise
+    except AgacError as error:
+        raise AgacError(error.message, remedy="Name a file elsewhere, or make room there.") from error
+
+
+def _is_ours(file: Path) -> bool:
+    with file.open("rb") as opened:
+        start = opened.read(max(map(len, OURS)))
+    return not start or start.decode("utf-8", "replace").startswith(OURS)

@@ -1,0 +1,105 @@
+"""What `agac.api.drawing.mermaid` writes, read back by Mermaid itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.npm import npm_folder
+
+from agac.api.drawing import MERMAID_LINE, Edge, Node, mermaid, one_line
+
+HERE = Path(__file__).parent
+ODD = [
+    "<script>alert(1)</script>",
+    "\"quoted\" 'names' & more; #35; #quot; &amp;",
+    "end",
+    "a --> b; subgraph x",
+    "n0[\"x\"] | y ]] }} ) %% comment %%{init: {'theme':'dark'}}%%",
+    "`**bold** _it_`",
+    "1. one",
+    "- item",
+    "# heading",
+    "https://example.com/a_b?c=d",
+    "日本語 e\u0301 🙂 \u202eright to left",
+    "two\nlines\tand \x00 a control \ud800",
+    "o" * 1000,
+    " ",
+    "classDef x; click n0 href",
+]
+
+
+@pytest.fixture(scope="session")
+def mermaid_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return npm_folder(HERE / "package.json", request, tmp_path_factory)
+
+
+def read(folder: Path, *texts: str) -> list[dict[str, list[dict[str, Any]]]]:
+    """What Mermaid makes of each; it fails at the first that is not Mermaid."""
+    command = ["node", str(HERE / "read.mjs"), str(folder)]
+    ran = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    found: list[dict[str, list[dict[str, Any]]]] = json.loads(ran.stdout)
+    return found
+
+
+def shown(text: str) -> list[str]:
+    """The lines that a reader sees. Mermaid keeps a #35; as this until it draws."""
+    lines = [re.sub(r"</?[bi]>", "", line) for line in text.split("<br>")]
+    assert not any(c in line for line in lines for c in '<>&"`#'), "nothing of a user's is markup"
+    return [unescape(re.sub("ﬂ°°([0-9]+)¶ß", r"&#\1;", line)) for line in lines]
+
+
+def cut(text: str) -> str:
+    line = one_line(text)
+    return (line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…") or "\u00a0"
+
+
+def test_every_text_comes_back_as_it_was(mermaid_folder: Path) -> None:
+    nodes = [Node(name, "ask", [*ODD], {"done": 1200, "odd <i>": 2}, 1) for name in ODD]
+    edges = [Edge(a, b, label) for a, b, label in zip(ODD, ODD[1:], ODD, strict=False)]
+    (found,) = read(mermaid_folder, mermaid(nodes, edges))
+    assert [box["id"] for box in found["boxes"]] == [f"n{i}" for i in range(len(ODD))]
+    for box, name in zip(found["boxes"], ODD, strict=True):
+        assert shown(box["text"]) == [cut(name), "ask · level 1", *map(cut, ODD), "1,200 done · 2 odd <i>"]
+    assert [(line["from"], line["to"]) for line in found["lines"]] == [
+        (f"n{i}", f"n{i + 1}") for i in range(len(edges))
+    ]
+    said = [shown(line["text"]) for line in found["lines"]]
+    assert said == [[cut(edge.label) if edge.label.strip() else ""] for edge in edges]
+
+
+def test_kinds_and_levels_look_different(mermaid_folder: Path) -> None:
+    kinds = ["input", "ask", "python", "filter", "select", "rename", "dedupe", "output", "some other"]
+    nodes = [Node(kind, kind, level=i // 4) for i, kind in enumerate(kinds)]
+    edges = [Edge(a, b) for a, b in pairwise(kinds)]
+    (found,) = read(mermaid_folder, mermaid(nodes, edges))
+    shapes = {kind: box["shape"] for kind, box in zip(kinds, found["boxes"], strict=True)}
+    assert shapes == {
+        "input": "cylinder",
+        "ask": "square",
+        "python": "subroutine",
+        "filter": "hexagon",
+        "select": "square",
+        "rename": "square",
+        "dedupe": "hexagon",
+        "output": "stadium",
+        "some other": "square",
+    }
+    assert {box["classes"][0] for box in found["boxes"] if box["classes"]} == {*kinds[1:7]}
+    dotted = [line["to"] for line in found["lines"] if line["stroke"] == "dotted"]
+    assert dotted == ["n4", "n8"], "where the level changes"
+
+
+def test_as_many_stages_as_mermaid_draws_and_none_at_all(mermaid_folder: Path) -> None:
+    nodes = [Node(f"stage_{i}", "ask", ["openai/gpt-5.4-mini"], {"done": i}) for i in range(400)]
+    edges = [Edge(f"stage_{i // 2}", f"stage_{i}") for i in range(1, 400)]
+    large, empty = read(mermaid_folder, mermaid(nodes, edges), mermaid([], []))
+    assert (len(large["boxes"]), len(large["lines"])) == (400, 399)
+    assert empty == {"boxes": [], "lines": []}

@@ -1,0 +1,298 @@
+"""Pictures of workflows: nothing lies on anything else, and no text of a user's becomes anything but text."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agac.api.drawing import Edge, Node, mermaid, one_line
+from agac.api.layout import Area
+from agac.api.svg import svg
+from agac.api.textwidth import text_width
+
+SVG = "{http://www.w3.org/2000/svg}"
+Graph = tuple[list[Node], list[Edge]]
+HARMLESS = {
+    "svg": {"class", "viewBox", "width", "height", "role", "aria-label"},
+    "title": set(),
+    "style": set(),
+    "g": {"transform"},
+    "rect": {"class", "x", "y", "width", "height", "rx"},
+    "path": {"class", "d"},
+    "circle": {"class", "cx", "cy", "r"},
+    "text": {"class", "x", "y", "text-anchor"},
+}
+"""All that is ever in a drawing, with its attributes: nothing that loads, links, names or runs anything."""
+NASTY = [
+    "<script>alert(1)</script>",
+    '"\' onload="alert(1)',
+    "]]> & &lt; &#0; <!-- --> <![CDATA[",
+    "日本語 e\u0301 🙂 \u202eright to left",
+    "two\nlines\tand \x00\x1b a control \ud800 \uffff",
+    "o" * 5000,
+    "W" * 60,
+    " ",
+    "url(https://example.com/x.css) @import 'x'",
+]
+
+texts = st.one_of(st.text(max_size=40), st.sampled_from(NASTY))
+counts = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.one_of(st.sampled_from(["done", "reused", "failed", "skipped", "dropped"]), texts),
+        st.integers(0, 10**12),
+        max_size=7,
+    ),
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Up to 60 stages, each needing some of those before it."""
+    names = draw(st.lists(texts, max_size=60, unique=True))
+    kinds = st.one_of(st.sampled_from(["ask", "python", "filter", "select", "rename", "dedupe", "input"]), texts)
+    nodes = [
+        Node(name, draw(kinds), draw(st.lists(texts, max_size=3)), draw(counts), draw(st.integers(0, 3)))
+        for name in names
+    ]
+    edges = []
+    for i in range(1, len(nodes)):
+        for source in sorted(draw(st.sets(st.integers(0, i - 1), max_size=4))):
+            edges.append(Edge(names[source], names[i], draw(st.one_of(st.just(""), texts))))
+    order = draw(st.permutations(range(len(nodes))))
+    return [nodes[i] for i in order], edges
+
+
+@dataclass
+class Drawn:
+    """A drawing, read back."""
+
+    page: Area
+    boxes: list[Area]
+    labels: list[Area]
+    lines: list[list[tuple[float, float]]]
+    """Points along each."""
+    texts: list[ET.Element]
+
+
+def area(element: ET.Element) -> Area:
+    return Area(*(float(element.get(name, "0")) for name in ("x", "y", "width", "height")))
+
+
+def along(way: str) -> list[tuple[float, float]]:
+    """Points along a path of M, L and C, close enough to each other to find a box between them."""
+    points: list[tuple[float, float]] = []
+    for command, numbers in re.findall(r"([MLC])([^MLC]*)", way):
+        values = [float(n) for n in numbers.split()]
+        ends = list(zip(values[::2], values[1::2], strict=True))
+        if command == "M":
+            points += ends
+            continue
+        a, b, c, d = [points[-1], *ends] if command == "C" else [points[-1]] * 2 + [ends[0]] * 2
+        for step in range(1, 41):
+            t = step / 40
+            u = 1 - t
+            weights = (u**3, 3 * u * u * t, 3 * u * t * t, t**3)
+            points.append(
+                tuple(sum(w * p[axis] for w, p in zip(weights, (a, b, c, d), strict=True)) for axis in (0, 1))
+            )
+    return points
+
+
+def read(drawing: str) -> Drawn:
+    root = ET.fromstring(drawing)
+    rects = list(root.iter(f"{SVG}rect"))
+    pages = [rect for rect in rects if rect.get("class") == "page"]
+    lines = [path.get("d", "") for path in root.iter(f"{SVG}path") if path.get("class", "").startswith("line")]
+    boxes = [area(rect) for rect in rects if rect.get("class") == "box"]
+    labels = [area(rect) for rect in pages[1:]]
+    return Drawn(area(pages[0]), boxes, labels, [along(line) for line in lines], list(root.iter(f"{SVG}text")))
+
+
+def overlap(a: Area, b: Area, apart: float = 0.0) -> bool:
+    return (
+        a.x < b.x + b.width + apart
+        and b.x < a.x + a.width + apart
+        and a.y < b.y + b.height + apart
+        and b.y < a.y + a.height + apart
+    )
+
+
+slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@slow
+@given(graphs())
+def test_nothing_lies_on_anything_else(graph: Graph) -> None:
+    nodes, edges = graph
+    drawn = read(svg(nodes, edges))
+    assert len(drawn.boxes) == len(nodes)
+    assert len(drawn.lines) == len(edges)
+    assert len(drawn.labels) == sum(bool(one_line(edge.label)) for edge in edges)
+    for a, b in combinations([*drawn.boxes, *drawn.labels], 2):
+        assert not overlap(a, b, apart=15)
+    for box in [*drawn.boxes, *drawn.labels]:
+        assert 0 <= box.x <= box.x + box.width <= drawn.page.width - 55
+        assert 0 <= box.y <= box.y + box.height <= drawn.page.height - 55
+
+
+@slow
+@given(graphs())
+def test_a_line_goes_down_from_its_source_to_its_target_past_all_others(graph: Graph) -> None:
+    nodes, edges = graph
+    drawn = read(svg(nodes, edges))
+    boxes = dict(zip([node.name for node in nodes], drawn.boxes, strict=True))
+    labels = iter(drawn.labels)
+    for edge, line in zip(edges, drawn.lines, strict=True):
+        source, target = boxes[edge.source], boxes[edge.target]
+        own = [next(labels)] if one_line(edge.label) else []
+        for box in [*drawn.boxes, *(label for label in drawn.labels if label not in own)]:
+            inside = Area(box.x + 0.2, box.y + 0.2, box.width - 0.4, box.height - 0.4)
+            assert not any(overlap(Area(x, y, 0, 0), inside) for x, y in line)
+        assert all(y1 <= y2 + 0.2 for (_, y1), (_, y2) in pairwise(line))
+        (x0, y0), (x1, y1) = line[0], line[-1]
+        assert y0 == pytest.approx(source.y + source.height, abs=0.2)
+        assert y1 == pytest.approx(target.y - 7, abs=0.2)
+        assert source.x < x0 < source.x + source.width
+        assert target.x < x1 < target.x + target.width
+        assert all(any(overlap(Area(x, y, 0, 0), label) for x, y in line) for label in own)
+
+
+@slow
+@given(graphs())
+def test_every_text_is_shown_cut_to_its_box_and_whole_as_its_tool_tip(graph: Graph) -> None:
+    nodes, edges = graph
+    root = ET.fromstring(svg(nodes, edges, title="of <all>"))
+    tips = [title.text or "" for title in root.iter(f"{SVG}title")]
+    assert tips[0] == root.get("aria-label") == "of <all>"
+    for tip, edge in zip(tips[1:], edges, strict=False):
+        label = f": {edge.label}" if edge.label.strip() else ""
+        assert tip == one_line(f"{edge.source} → {edge.target}{label}")
+    for tip, node in zip(tips[1 + len(edges) :], nodes, strict=True):
+        name, kind, *more = tip.split("\n")
+        assert [name, *more] == [one_line(text) for text in (node.name, *node.label_lines)]
+        assert kind.startswith(one_line(node.kind))
+    stages = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@class='box']") is not None]
+    for stage, node in zip(stages, nodes, strict=True):
+        (box,) = stage.findall(f"{SVG}rect[@class='box']")
+        inside = area(box)
+        shown = [(text, text.text or "") for text in stage.findall(f"{SVG}text")]
+        for text, words in shown:
+            x, y = float(text.get("x", "")), float(text.get("y", ""))
+            assert inside.x < x <= x + text_width(words, 12) <= inside.x + inside.width
+            assert inside.y < y < inside.y + inside.height
+        (name,) = [words for text, words in shown if text.get("class") == "name"]
+        assert one_line(node.name).startswith(name.removesuffix("…"))
+        for bar in stage.findall(f"{SVG}rect"):
+            part = area(bar)
+            assert inside.x <= part.x <= part.x + part.width <= inside.x + inside.width
+            assert part.width > 0
+
+
+@slow
+@given(graphs())
+def test_a_drawing_holds_nothing_but_shapes_and_text(graph: Graph) -> None:
+    nodes, edges = graph
+    root = ET.fromstring(svg(nodes, edges, title=NASTY[0]))
+    for element in root.iter():
+        kind = element.tag.removeprefix(SVG)
+        assert set(element.attrib) <= HARMLESS[kind]
+        classes = element.get("class", "").split()
+        assert all(re.fullmatch("[a-z]+(-[a-z]+)?", name) for name in classes)
+    (style,) = root.iter(f"{SVG}style")
+    assert style.text == ET.fromstring(svg([], [])).findtext(f"{SVG}style"), "no text of a user's is in it"
+    assert not re.search(r"url|import|http|@(?!media)", style.text or "")
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_nasty_text_is_text_wherever_it_stands(text: str) -> None:
+    nodes = [Node(text, text, [text], {text: 3, "done": 1}), Node("b", "ask")]
+    drawing = svg(nodes, [Edge(text, "b", text)], title=text)
+    shown = one_line(text)
+    assert drawing.encode("utf-8")
+    assert "<script" not in drawing
+    assert drawing.count("<style>") == 1
+    (kind, name, more, *_) = [t.text or "" for t in read(drawing).texts if t.get("class") != "label"]
+    for part in (kind, name, more):
+        assert shown.startswith(part.removesuffix("…"))
+        assert part == shown or len(part) < 60
+
+
+def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None:
+    found = {"dropped": 30, "failed": 1, "done": 999_969, "waiting": 0}
+    root = ET.fromstring(svg([Node("a", "ask", counts=found)], []))
+    parts = {rect.get("class"): area(rect).width for rect in root.iter(f"{SVG}rect")}
+    assert list(parts)[2:] == ["done", "failed", "dropped"], "after the page and the box, in the order of the words"
+    assert parts["done"] > 20 * parts["failed"]
+    assert min(parts["failed"], parts["dropped"]) > 3
+    figures = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "figure"]
+    assert figures == ["999,969 done", "1 failed", "30 dropped"]
+
+
+def test_a_stage_without_a_run_has_no_figures_and_one_without_rows_says_so() -> None:
+    assert "figure" not in [text.get("class") for text in read(svg([Node("a", "ask")], [])).texts]
+    for nothing in ({}, {"done": 0, "failed": 0}):
+        assert "no rows" in [text.text for text in read(svg([Node("a", "ask", counts=nothing)], [])).texts]
+        assert "no rows" in mermaid([Node("a", "ask", counts=nothing)], [])
+
+
+def test_a_level_is_told_and_lines_between_levels_are_broken() -> None:
+    nodes = [Node("a", "ask"), Node("b", "ask", level=1), Node("c", "ask", level=1)]
+    drawing = svg(nodes, [Edge("a", "b", "explode items"), Edge("b", "c")])
+    assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
+    assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
+
+
+def test_a_chain_is_drawn_straight_down() -> None:
+    names = ["a", "a much longer name", "c", "d"]
+    edges = [Edge(a, b, "on" if a == "c" else "") for a, b in pairwise(names)]
+    drawn = read(svg([Node(name, "ask") for name in names], edges))
+    assert len({round(box.x + box.width / 2) for box in drawn.boxes}) == 1
+    assert all(abs(x - line[0][0]) < 0.2 for line in drawn.lines for x, _ in line)
+
+
+def test_branches_that_need_not_cross_do_not() -> None:
+    """Two chains whose stages stand in turn in the file, the second of them crosswise."""
+    names = ["a1", "b1", "b2", "a2", "a3", "b3"]
+    edges = [Edge("a1", "a2"), Edge("a2", "a3"), Edge("b1", "b2"), Edge("b2", "b3")]
+    boxes = dict(zip(names, read(svg([Node(name, "ask") for name in names], edges)).boxes, strict=True))
+    assert len({boxes[f"a{i}"].x < boxes[f"b{i}"].x for i in (1, 2, 3)}) == 1
+
+
+@pytest.mark.parametrize("draw", [svg, mermaid])
+def test_a_graph_that_is_none_is_refused(draw: object) -> None:
+    assert callable(draw)
+    with pytest.raises(ValueError, match="two stages of a drawing have one name"):
+        draw([Node("a", "ask"), Node("a", "ask")], [])
+    with pytest.raises(ValueError, match="ends at 'b', which is not in it"):
+        draw([Node("a", "ask")], [Edge("a", "b")])
+
+
+def test_a_cycle_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be drawn in layers"):
+        svg([Node("a", "ask"), Node("b", "ask")], [Edge("a", "b"), Edge("b", "a")])
+
+
+def test_a_drawing_is_the_same_in_every_process() -> None:
+    program = (
+        "from agac.api.drawing import Edge, Node, mermaid\nfrom agac.api.svg import svg\n"
+        "nodes = [Node(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
+        "edges = [Edge(f's{i // 3}', f's{i}', f'{i}') for i in range(1, 20)]\n"
+        "print(svg(nodes, edges), mermaid(nodes, edges))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(seen) == 1
