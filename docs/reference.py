@@ -12,6 +12,7 @@ from typing import Any
 import click
 from pages import ROOT
 from pydantic import BaseModel
+from support import outcomes
 
 from agac.cli.main import cli
 from agac.core.types import Params
@@ -33,10 +34,12 @@ from agac.spec.models import (
     StageFile,
     TelemetryFile,
     TimeoutFile,
+    VisibleFile,
     WorkflowFile,
 )
 from agac.spec.projectmodels import LimitsFile, PathsFile, PriceFile, ProjectFile, ProviderSpec
 from agac.store.sql import migrations, split_script
+from agac.store.views import views
 
 WIDTH = 100
 FILES = {"yml": "yaml", "md": "markdown", "json": "json", "csv": "csv"}
@@ -155,6 +158,7 @@ SECTIONS: dict[type[FileModel], str] = {
     InputFile: "input",
     DefaultsFile: "defaults",
     StageFile: "a-stage",
+    VisibleFile: "visible",
     MessageFile: "messages",
     TimeoutFile: "timeout",
     OutputFile: "output",
@@ -187,6 +191,15 @@ def store() -> str:
         text += f"\n### {name}\n\n" + table(("column", "type", "null", "meaning"), rows)
     connection.close()
     return text
+
+
+def view_parts() -> str:
+    """Every view with its columns, as the migrations describe it."""
+    return "".join(
+        f"\n### {view.name}\n\n{view.meaning}\n\n"
+        + table(("column", "meaning"), [(f"`{name}`", text) for name, text in view.columns.items()])
+        for view in views()
+    )
 
 
 def comments(script: str) -> Iterator[tuple[tuple[str, str], str]]:
@@ -280,6 +293,7 @@ def mistakes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "store": store,
+    "views": view_parts,
     "providers": providers,
     "model keys": model_keys,
     "other model keys": other_keys,
@@ -287,6 +301,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "providers elsewhere": providers_elsewhere,
     "faults": fault_kinds,
     "mistakes": mistakes,
+    "outcomes of stages": outcomes.stage_table,
+    "outcomes of outputs": outcomes.output_table,
+    "outcomes of rows": outcomes.listed_table,
     **{f"keys {model.__name__}": partial(keys, model) for model in SECTIONS},
 }
 """Every generated part by its name."""

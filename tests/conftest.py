@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 from support.project import ProjectFolder
 from support.server import Server, simulator
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background so, and what we start would inherit it: no Ctrl-C would ever come.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class NetworkInTest(AssertionError):

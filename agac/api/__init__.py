@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from agac.api.checking import CheckReport, validate
     from agac.api.editors import SchemasReport, file_schema, write_schemas
     from agac.api.explaining import WhyReport, why
+    from agac.api.graphing import GraphReport, graph, save_drawing
     from agac.api.keeping import BackupReport, GcReport, backup, gc
     from agac.api.looking import InspectReport, RunsReport, inspect, runs
     from agac.api.options import RunOptions
     from agac.api.planning import PlanReport, plan_run
     from agac.api.previewing import DataReport, show_data
+    from agac.api.querying import sql
     from agac.api.reading import StatusReport, export, status
     from agac.api.reports import row_ids
     from agac.api.retrying import RetryChoice, retry, retry_choice
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
     from agac.engine.scope import Retry
     from agac.simulator.embedded import embedded_simulator
+    from agac.store.select import QueryAnswer
+    from agac.store.views import View, views
 
 _HOMES = {
     "AgacError": "agac.core.errors",
@@ -39,9 +43,11 @@ _HOMES = {
     "DataReport": "agac.api.previewing",
     "ExitCode": "agac.core.errors",
     "GcReport": "agac.api.keeping",
+    "GraphReport": "agac.api.graphing",
     "InspectReport": "agac.api.looking",
     "PlanReport": "agac.api.planning",
     "Problem": "agac.core.errors",
+    "QueryAnswer": "agac.store.select",
     "Retry": "agac.engine.scope",
     "RetryChoice": "agac.api.retrying",
     "RowError": "agac.core.errors",
@@ -52,12 +58,14 @@ _HOMES = {
     "SpecError": "agac.core.errors",
     "StatusReport": "agac.api.reading",
     "UsageError": "agac.core.errors",
+    "View": "agac.store.views",
     "WhyReport": "agac.api.explaining",
     "backup": "agac.api.keeping",
     "embedded_simulator": "agac.simulator.embedded",
     "export": "agac.api.reading",
     "file_schema": "agac.api.editors",
     "gc": "agac.api.keeping",
+    "graph": "agac.api.graphing",
     "init": "agac.api.scaffold",
     "inspect": "agac.api.looking",
     "plan_run": "agac.api.planning",
@@ -68,10 +76,13 @@ _HOMES = {
     "run_async": "agac.api.running",
     "run_several": "agac.api.several",
     "runs": "agac.api.looking",
+    "save_drawing": "agac.api.graphing",
     "show_card": "agac.api.showing",
     "show_data": "agac.api.previewing",
+    "sql": "agac.api.querying",
     "status": "agac.api.reading",
     "validate": "agac.api.checking",
+    "views": "agac.store.views",
     "why": "agac.api.explaining",
     "write_schemas": "agac.api.editors",
 }
@@ -84,9 +95,11 @@ __all__ = [
     "DataReport",
     "ExitCode",
     "GcReport",
+    "GraphReport",
     "InspectReport",
     "PlanReport",
     "Problem",
+    "QueryAnswer",
     "Retry",
     "RetryChoice",
     "RowError",
@@ -97,12 +110,14 @@ __all__ = [
     "SpecError",
     "StatusReport",
     "UsageError",
+    "View",
     "WhyReport",
     "backup",
     "embedded_simulator",
     "export",
     "file_schema",
     "gc",
+    "graph",
     "init",
     "inspect",
     "plan_run",
@@ -113,10 +128,13 @@ __all__ = [
     "run_async",
     "run_several",
     "runs",
+    "save_drawing",
     "show_card",
     "show_data",
+    "sql",
     "status",
     "validate",
+    "views",
     "why",
     "write_schemas",
 ]

@@ -81,16 +81,17 @@ def _changed_since(
 ) -> list[str]:
     """Within a run the workflow is the same: the row changed, or an answer that the prompt names."""
     names = [placeholder.name.partition(".")[0] for placeholder in stages[position].prompt.placeholders]
-    upstream = [stage for stage in stages[:position] if stage.name in names]
+    before_it = [stage for stage in stages[:position] if stage.name in stages[position].ancestors]
+    upstream = [stage for stage in before_it if stage.name in names]
     newer = [stage.name for stage in upstream if (task := tasks.get(stage.index)) and task.settled_at > before.at]
     found = [f"the answer of stage {name} changed" for name in newer]
     if not newer:
         return ["the row changed"]
-    if not set(names) - {stage.name for stage in stages[:position]} - {VARS}:
+    if not set(names) - {stage.name for stage in before_it} - {VARS}:
         return found
     return [
         *found,
-        "the row changed" if _other_row(stages[:position], before, tasks, askings) else "perhaps the row too",
+        "the row changed" if _other_row(before_it, before, tasks, askings) else "perhaps the row too",
     ]
 
 

@@ -52,8 +52,8 @@ def _stages(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterat
 
 
 def _stage(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    if old["model"] != new["model"]:
-        yield f"model of {name}: {old['model']} → {new['model']}"
+    if old.get("model") != new.get("model"):
+        yield f"model of {name}: {old.get('model', 'none')} → {new.get('model', 'none')}"
     for key in sorted((old.keys() | new.keys()) - {"name", "model"}):
         if old.get(key) != new.get(key):
             which = f": {', '.join(_params(old[key], new[key]))}" if key == "params" else ""

@@ -38,7 +38,7 @@ async def confirm_cost(
         usd, unknown = await _cost_of_retry(plan, database, retry)
     if usd <= bound and not unknown:
         return
-    mark = "simulated " if all(stage.provider.simulated for stage in plan.stages) else ""
+    mark = "simulated " if all(stage.provider.simulated for stage in plan.asking) else ""
     said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{_and_more(unknown)}; {bound_words(bound)}"
     answer = confirm(f"{said}. Go on?") if confirm is not None else None
     if not answer:
@@ -86,7 +86,7 @@ async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[
     tasks = tasks_of_retry(plan, retry, await chosen_counts(database, retry.run, retry))
     counts = await runs.counters(database, retry.run)
     usd, unknown = 0.0, []
-    for stage in plan.stages:
+    for stage in plan.asking:
         past = history(counts, stage.name, stage.lane)
         expected = estimate(stage, tasks[stage.name], None, past, same_prompt=True)
         if expected.usd is None:

@@ -6,13 +6,14 @@ import asyncio
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agac.api.askings import Again, again, asked, why_anew
 from agac.api.options import position_of
 from agac.api.reading import database_path
+from agac.api.rebuilding import Rebuilt
 from agac.api.reports import find_rows, find_run
 from agac.core.keys import digest
 from agac.core.types import Message, Outcome, RowId
@@ -43,6 +44,14 @@ class Asked:
     messages: tuple[Message, ...] | None
     missing: str | None
     made: bytes | None = None
+    guard: str | None = None
+
+    @property
+    def passed_over(self) -> dict[str, Any] | None:
+        """The guard that kept the row out of the stage, with the values that it looked at; None: it did not."""
+        own = self.tasks.get(self.stage.index)
+        note: dict[str, Any] = json.loads(own.note) if own and own.note else {}
+        return note if "values" in note else None
 
     def components(self) -> dict[str, Any]:
         """What goes into the fingerprint."""
@@ -66,6 +75,7 @@ class Asked:
             "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
             "outcome": task.outcome,
             "error": {"type": task.error_type, "message": task.error_message} if task.error_type else None,
+            "passed_over": self.passed_over,
             "settled_at": iso(task.settled_at),
             "answered_at": iso(task.answered_at),
             "answered_by": f"{task.provider}/{task.model}" if task.provider else None,
@@ -119,10 +129,11 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
     async with open_for_reading(database_path(root)) as database:
         record = await find_run(database, None, run)
         assert database is not None
-        stages = recorded_stages(await runs.definition_of(database, record.id))
+        definition = await runs.definition_of(database, record.id)
+        stages = recorded_stages(definition)
         position = position_of(stage, [one.name for one in stages], "STAGE")
         found = await find_rows(database, record.id, [row])
-        now = await _asked(database, record.id, [one.id for one in found], stages, position)
+        now = await _asked(database, record.id, [one.id for one in found], definition, position)
         assert now is not None
         before = await _before(database, record.id, now.row_id, stage)
         askings = await askings_of_row(database, now.task.row_key)
@@ -145,25 +156,26 @@ def _anew(record: RunRecord, now: Asked, before: Asked | None, present: Asking |
 async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Asked | None:
     """The row's task at the stage of the same name in the newest earlier run that has one."""
     for number in await runs_before(database, run, row_id):
-        stages = recorded_stages(await runs.definition_of(database, number))
-        names = [one.name for one in stages]
+        definition = await runs.definition_of(database, number)
+        names = [body["name"] for body in definition["stages"]]
         if stage in names:
-            found = await _asked(database, number, (row_id,), stages, names.index(stage))
+            found = await _asked(database, number, (row_id,), definition, names.index(stage))
             if found is not None and found.task.outcome is not None:
                 return found
     return None
 
 
 async def _asked(
-    database: Database, run: int, ids: Sequence[RowId], stages: Sequence[RecordedStage], position: int
+    database: Database, run: int, ids: Sequence[RowId], definition: Mapping[str, Any], position: int
 ) -> Asked | None:
+    stages, guard = recorded_stages(definition), definition["stages"][position].get("when")
     for row_id in ids:
         task = await stored_task(database, run, row_id, position)
         if task is not None:
             tasks = {one.stage: one for one in await tasks_of_row(database, task.row_key)}
             errors = {row.key: row.error_type for row in await rows_with_ids(database, run, [row_id])}
             messages, missing = _rebuilt(stages, position, task, tasks, errors[task.row_key])
-            return _as_asked(run, stages[position], task, tasks, row_id, messages, missing)
+            return replace(_as_asked(run, stages[position], task, tasks, row_id, messages, missing), guard=guard)
     return None
 
 
@@ -175,16 +187,30 @@ def _rebuilt(
     error: str | None,
 ) -> tuple[tuple[Message, ...] | None, str | None]:
     """The messages of a task, or why there are none."""
-    values = {stages[i].name: json.loads(one.value) for i, one in tasks.items() if i < position and one.value}
+    upstream = stages[position].ancestors
+    outcomes = {stages[index].name: one.outcome for index, one in tasks.items()}
+    if outcomes.get(stages[position].name) in (Outcome.SKIPPED, Outcome.DROPPED):
+        return None, "the row was passed over, so nothing was asked"
+    left = [name for name in upstream if outcomes.get(name) == Outcome.DROPPED]
+    if left:
+        return None, f"stage {left[0]} made the row leave, so this one was not asked"
+    seen = Rebuilt(json.loads(task.data) or {})
+    for stage in stages[:position]:
+        seen.learn(stage, tasks.get(stage.index))
     if task.outcome is None and error is not None:
-        failed = [stage.name for stage in stages[:position] if _failed(tasks.get(stage.index))]
+        failed = [stage.name for stage in stages if stage.name in upstream and _failed(tasks.get(stage.index))]
         what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({error})"
         return None, f"{what}, so this one was not asked"
     try:
-        return stages[position].messages(json.loads(task.data) or {}, values), None
+        if stages[position].operation is not None:
+            return None, "this stage asks no model"
+        changed_by = stages[position].rows_of
+        if changed_by is not None and seen.unknown([changed_by]):
+            return None, f"stage {changed_by} gave no row yet, so this one was not asked"
+        return seen.messages(stages[position]), None
     except MissingField as field:
         head = field.name.partition(".")[0]
-        if head in {stage.name for stage in stages[:position]} - values.keys():
+        if head in upstream and head in seen.unknown(upstream):
             return None, f"stage {head} has no answer yet, so this one was not asked"
         return None, str(field)
 
@@ -213,10 +239,10 @@ def _as_asked(
 def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
     if before is None:
         return []
-    new, old = now.components(), before.components()
+    new, old = ({**one.components(), "operation": one.stage.operation, "when": one.guard} for one in (now, before))
     found: list[dict[str, Any]] = [
         {"what": name, "before": old[name], "now": new[name]}
-        for name in ("model", "params", "reuse")
+        for name in ("model", "params", "reuse", "operation", "when")
         if new[name] != old[name]
     ]
     if _schema(now) != _schema(before):

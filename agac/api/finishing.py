@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agac.engine.budget import Amount, Pot, Purse
-from agac.plan.estimate import CHARACTERS_A_TOKEN, Estimate, History, estimate, history
+from agac.plan.estimate import CHARACTERS_A_TOKEN, LOCAL, Estimate, History, estimate, history
 from agac.plan.plan import Plan
+from agac.plan.steps import PlannedStage
 from agac.store.runs import Count
 
 MARGIN = 1.2
@@ -60,7 +61,7 @@ def finishing(
 def open_tasks(summary: dict[str, Any], rows: int) -> tuple[int, list[int]]:
     """The rows of an input of `rows` that have no outcome, and for each stage those of them that have not passed it."""
     settled, stages = summary["rows"], summary["stages"]
-    left = max(rows - settled["done"] - settled["failed"] - settled["dropped"], 0)
+    left = max(rows - sum(settled[outcome] for outcome in ("done", "skipped", "failed", "dropped")), 0)
     tasks = []
     for place, stage in enumerate(stages):
         ended = settled["done"] + sum(later["failed"] for later in stages[place + 1 :])
@@ -70,11 +71,13 @@ def open_tasks(summary: dict[str, Any], rows: int) -> tuple[int, list[int]]:
 
 def _needs(plan: Plan, counts: Sequence[Count], tasks: Sequence[int]) -> list[Estimate]:
     """A stage that was not asked yet is taken to read as much a call as the others."""
-    past = [history(counts, stage.name, stage.lane) for stage in plan.stages]
+    past = [
+        history(counts, stage.name, stage.lane) if isinstance(stage, PlannedStage) else None for stage in plan.stages
+    ]
     known = [one for one in past if one is not None]
     characters = _mean_input(known) * CHARACTERS_A_TOKEN if known else None
     return [
-        estimate(stage, count, characters, one, same_prompt=True)
+        estimate(stage, count, characters, one, same_prompt=True) if isinstance(stage, PlannedStage) else LOCAL
         for stage, count, one in zip(plan.stages, tasks, past, strict=True)
     ]
 

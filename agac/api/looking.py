@@ -106,7 +106,10 @@ async def _line_report(database: Database, line: history.RunLine, before: histor
         "workflow": line.workflow,
         "state": state_of(record, await last_invocation(database, record)),
         "selection": record.selection,
-        "rows": {"total": rows["present"], **{key: rows[key] for key in ("done", "failed", "dropped", "open")}},
+        "rows": {
+            "total": rows["present"],
+            **{key: rows[key] for key in ("done", "skipped", "failed", "dropped", "open")},
+        },
         "calls": calls_of(counts),
         "started_at": iso(record.created_at),
         "last_worked_at": iso(line.last_at),

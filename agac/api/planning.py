@@ -28,9 +28,10 @@ from agac.engine.comparison import Before
 from agac.engine.forecast import Forecast, Forecaster, Reason, StageForecast
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
-from agac.plan.estimate import Estimate, estimate, history
-from agac.plan.plan import Plan, PlannedStage, Selection, make_plan
+from agac.plan.estimate import LOCAL, Estimate, estimate, history
+from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.reasons import OTHER_TEXT
+from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 
@@ -46,7 +47,7 @@ class PlannedTasks:
     the run compared with, where that is something else.
     """
 
-    stage: PlannedStage
+    stage: AnyStage
     forecast: StageForecast
     estimate: Estimate
     aliases: tuple[dict[str, str | None], ...] = ()
@@ -60,12 +61,20 @@ class PlannedTasks:
             "run": self.forecast.run,
             "reuse": self.forecast.reuse,
             "blocked": self.forecast.blocked,
+            "skipped": self.forecast.skipped,
+            "dropped": self.forecast.dropped,
+            "undecided": self.forecast.undecided,
             "reasons": _reasons(self.forecast.reasons),
             "blocked_reasons": _reasons(self.forecast.blocked_reasons),
             "collapsed": self.forecast.collapsed,
             "estimate": self.estimate.as_json(),
-            "simulated": self.stage.provider.simulated,
+            "simulated": self.simulated,
         }
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its calls cost nothing."""
+        return isinstance(self.stage, PlannedStage) and self.stage.provider.simulated
 
 
 def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
@@ -218,9 +227,9 @@ def _needed(stages: list[PlannedTasks]) -> Amount:
     return total
 
 
-def _planned(
-    stage: PlannedStage, found: StageForecast, counts: list[runs.Count], before: Before | None
-) -> PlannedTasks:
+def _planned(stage: AnyStage, found: StageForecast, counts: list[runs.Count], before: Before | None) -> PlannedTasks:
+    if isinstance(stage, LocalStage):
+        return PlannedTasks(stage, found, LOCAL)
     characters = found.characters / found.sampled if found.sampled else None
     if characters is not None and stage.schema is not None:
         characters += len(str(stage.schema.body))

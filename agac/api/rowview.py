@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from agac.api.rebuilding import Rebuilt
 from agac.core.errors import ErrorType
 from agac.core.types import Message, Outcome
 from agac.engine.summary import iso
@@ -17,6 +18,15 @@ from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State
 from agac.store.runs import RunRecord
+
+_STATES = {
+    State.PENDING: "open",
+    State.DONE: "done",
+    State.FAILED: "failed",
+    State.DROPPED: "dropped",
+    State.FILTERED: "dropped",
+    State.SKIPPED: "skipped",
+}
 
 STALE = "the row, or an answer before this one, changed since; it is asked again by the next run"
 
@@ -30,7 +40,7 @@ class Asked(NamedTuple):
     origins: Mapping[int, Origin]
 
 
-class Rebuilt(NamedTuple):
+class Prompt(NamedTuple):
     """A stage's prompt for a row and its fingerprint; without messages `note` says why there are none."""
 
     messages: tuple[Message, ...] | None
@@ -59,43 +69,50 @@ def _row_report(run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked,
     row = asked.row
     data = json.loads(row.data)
     found: list[dict[str, Any]] = []
-    results: dict[str, Any] | None = {}
+    seen = Rebuilt(data)
+    left = {stage.name for stage in stages if _outcome(asked, stage) == Outcome.DROPPED}
     for stage in stages:
-        rebuilt = _rebuilt(run, stage, row, data, results)
+        prompt = _prompt(run, stage, row, seen, left)
         task = asked.tasks.get(stage.index)
-        current = task is not None and task.fingerprint is not None and task.fingerprint == rebuilt.fingerprint
-        found.append(_stage_report(stage, rebuilt, task, asked))
-        if results is not None:
-            results = {**results, stage.name: json.loads(task.value)} if current and task and task.value else None
+        found.append(_stage_report(stage, prompt, task, asked))
+        seen.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
     return {
         "id": row.id,
         "occurrence": row.occurrence,
         "row_number": row.ordinal,
         "in_input": row.ordinal is not None,
-        "state": {State.PENDING: "open"}.get(State(row.state), State(row.state).name.lower()),
+        "state": _STATES[State(row.state)],
         "error": _error(row.error_type, row.error_message, row.error_stage),
         "fields": data,
         "stages": [report for report in found if only in (None, report["name"])],
     }
 
 
-def _rebuilt(
-    run: RunRecord, stage: RecordedStage, row: RowRecord, data: dict[str, Any] | None, results: dict[str, Any] | None
-) -> Rebuilt:
-    if data is None:
-        return Rebuilt(None, None, "this record of the input could not be read")
-    if results is None:
-        return Rebuilt(None, None, "the stage before this one has no answer")
+def _outcome(asked: Asked, stage: RecordedStage) -> str | None:
+    task = asked.tasks.get(stage.index)
+    return task.outcome if task else None
+
+
+def _prompt(run: RunRecord, stage: RecordedStage, row: RowRecord, seen: Rebuilt, left: Collection[str]) -> Prompt:
+    """`left` are the stages that made the row leave."""
+    if not seen.is_readable:
+        return Prompt(None, None, "this record of the input could not be read")
+    lacking = seen.lacking(stage)
+    if lacking is not None:
+        why = "made the row leave" if lacking in left else "has no answer"
+        return Prompt(None, None, f"stage {lacking!r}, upstream of this one, {why}")
     try:
-        messages = stage.messages(data, results)
+        messages = seen.messages(stage) if stage.operation is None else ()
     except MissingField as missing:
-        return Rebuilt(None, None, str(missing))
-    return Rebuilt(messages, stage.fingerprint(messages, row.id, run.id), None)
+        return Prompt(None, None, str(missing))
+    return Prompt(messages, seen.fingerprint(stage, messages, row.id, run.id), None)
 
 
-def _stage_report(stage: RecordedStage, rebuilt: Rebuilt, task: TaskRecord | None, asked: Asked) -> dict[str, Any]:
+def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, asked: Asked) -> dict[str, Any]:
     stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
-    prompt = None if stale else rebuilt.messages
+    note = json.loads(task.note) if task and task.note else {}
+    passed_over = note if "values" in note else None
+    prompt = None if stale or passed_over else rebuilt.messages
     return {
         "name": stage.name,
         "model": stage.model,
@@ -103,11 +120,14 @@ def _stage_report(stage: RecordedStage, rebuilt: Rebuilt, task: TaskRecord | Non
         "params": dict(stage.params),
         "outcome": task.outcome if task else "open",
         "stale": stale,
+        "passed_over": passed_over,
+        "operation": dict(stage.operation) if stage.operation else None,
+        "traceback": note.get("traceback"),
         **(_task_report(task, asked) if task else {}),
         "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
         if prompt
         else None,
-        "prompt_note": STALE if stale else rebuilt.note,
+        "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt.fingerprint, asked.attempts.get(stage.index, [])),
     }
 

@@ -168,6 +168,7 @@ def _work(project: Project, checked: Checked, plan: Plan, fresh: bool, scope: Sc
         fresh=fresh,
         scope=scope,
         retry=retry,
+        root=project.root,
         redactor=project.redactor(),
         clocks=Clocks(),
         env=project.env,
@@ -184,7 +185,8 @@ async def _run(
 
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
-        seen = Watched(plan.workflow, invocation, count, checked.warnings)
+        upstream = {stage.name: stage.ancestors for stage in plan.stages}
+        seen = Watched(plan.workflow, invocation, count, checked.warnings, upstream)
         watching = asyncio.ensure_future(watch(seen))
     try:
         await run_once(database, work, invocation)
@@ -287,6 +289,8 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "rows_unchanged": totals.unchanged,
         "rows_done": totals.rows_done,
         "rows_failed": totals.rows_failed,
+        "rows_skipped": totals.rows_skipped,
+        "rows_dropped": totals.rows_filtered + totals.rows_dropped,
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "rows_parked": totals.rows_parked,
         "tasks_asked": totals.tasks_done,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agac.core.errors import Problem
-from agac.plan.plan import Plan, PlannedStage
+from agac.plan.plan import Plan
+from agac.plan.steps import PlannedStage
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.db import Database
@@ -25,7 +26,7 @@ def meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | No
 
 async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> list[Problem]:
     """A warning for each short name that the workflow's last run understood otherwise: its rows are asked again."""
-    if not any(stage.ref and stage.ref.written for stage in plan.stages):
+    if not any(stage.ref and stage.ref.written for stage in plan.asking):
         return []
     last = next(iter(await runs.run_ids(database, workflow.name)), None)
     if last is None:
@@ -39,6 +40,6 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
             f"{spec.path}.model",
             "warning",
         )
-        for spec, stage in zip(workflow.stages, plan.stages, strict=True)
+        for spec, stage in zip(workflow.asking, plan.asking, strict=True)
         if stage.ref is not None and (meant := meant_before(stage, definition)) is not None
     ]

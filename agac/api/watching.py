@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from agac.core.errors import Problem, RowError
@@ -22,7 +22,7 @@ class RowCount:
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
     """A stage at a moment. Rows: `settled` need nothing more here, `worked` of them were settled by this invocation,
-    `total` come here as far as is known.
+    of which its guard kept out `skipped` and `dropped`; `total` come here as far as is known.
 
     `cost` in USD, of the calls whose price is known.
     """
@@ -34,6 +34,8 @@ class StageSnapshot:
     in_flight: int
     reused: int
     failed: int
+    skipped: int
+    dropped: int
     last_error: tuple[RowError, RowId] | None
     cost: float
     unpriced: int
@@ -63,23 +65,19 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
-    take long; it may be called in a thread."""
+    take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name."""
 
     workflow: str
     invocation: Invocation
     count_rows: Callable[[], RowCount | None]
     warnings: list[Problem]
+    upstream: Mapping[str, Collection[str]]
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
         """The run now. `counted` is what `count_rows` gave, once it did."""
         totals = self.invocation.totals
         rows = row_count(totals, counted)
-        never = totals.unusable + totals.rows_dropped
-        stages = []
-        for name, stage in totals.stages.items():
-            never += stage.parked
-            stages.append(_stage(name, stage, totals, rows, never))
-            never += stage.failed
+        stages = [self._stage(name, stage, rows) for name, stage in totals.stages.items()]
         return Snapshot(
             self.workflow,
             tuple(stages),
@@ -89,6 +87,31 @@ class Watched:
             totals.last_error,
             stopping=self.invocation.control.stop is not None,
             waiting_for=totals.waiting_for,
+        )
+
+    def _stage(self, name: str, stage: StageTotals, rows: RowCount | None) -> StageSnapshot:
+        """Rows that came to their end upstream never come here; neither do those that ended in a branch beside it
+        without having been here, of which only the number is known, and only roughly while others are under way."""
+        totals = self.invocation.totals
+        settled = totals.unchanged + stage.settled
+        ended = [totals.stages[other] for other in self.upstream[name] if other in totals.stages]
+        never = totals.unusable + totals.rows_dropped + stage.parked
+        never += sum(other.failed + other.dropped + other.parked for other in ended)
+        never = max(never, totals.settled - settled)
+        return StageSnapshot(
+            name=name,
+            settled=settled,
+            worked=stage.settled,
+            total=RowCount(max(settled, rows.rows - never), rows.exact) if rows else None,
+            in_flight=stage.in_flight,
+            reused=stage.reused,
+            failed=stage.failed,
+            skipped=stage.skipped,
+            dropped=stage.dropped,
+            last_error=stage.last_error,
+            cost=stage.cost,
+            unpriced=stage.unpriced,
+            simulated=stage.simulated > 0,
         )
 
 
@@ -101,23 +124,6 @@ def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
     if counted is not None and counted.rows < totals.seen:
         return None  # there are more than anybody thought
     return counted
-
-
-def _stage(name: str, stage: StageTotals, totals: Totals, rows: RowCount | None, never: int) -> StageSnapshot:
-    settled = totals.unchanged + stage.settled
-    return StageSnapshot(
-        name=name,
-        settled=settled,
-        worked=stage.settled,
-        total=RowCount(max(settled, rows.rows - never), rows.exact) if rows else None,
-        in_flight=stage.in_flight,
-        reused=stage.reused,
-        failed=stage.failed,
-        last_error=stage.last_error,
-        cost=stage.cost,
-        unpriced=stage.unpriced,
-        simulated=stage.simulated > 0,
-    )
 
 
 Watch = Callable[[Watched], Awaitable[None]]

@@ -27,6 +27,8 @@ COMMANDS = {
     "inspect": "Look at a run, or at everything that was asked of a row.",
     "retry": "Try failed rows of a run again.",
     "why": "Show why a task was asked, and what differs from the last time.",
+    "graph": "Draw a workflow, with what became of the rows of its last run.",
+    "sql": "Ask the store a question in SQL; nothing can be changed.",
     "export": "Write a run's output files again.",
     "gc": "Drop old runs and what no kept run needs.",
     "backup": "Copy the database, also while a run is at work.",

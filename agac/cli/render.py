@@ -13,24 +13,26 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from agac import __version__
+from agac import __version__, api
 from agac.cli.live.text import harmless, is_unicode
 from agac.cli.shown import plan as shown_plan
-from agac.cli.shown.layout import first_line, from_here, table
+from agac.cli.shown.drawing import mermaid_warning, unspelled
+from agac.cli.shown.layout import first_line, from_here
 from agac.cli.shown.limits import limit_lines
-from agac.cli.shown.run import replaced_lines, run_lines
+from agac.cli.shown.run import guard_lines, replaced_lines, run_lines
 from agac.cli.shown.words import counted
 from agac.cli.typed import command_line, command_to_run
-from agac.core.errors import AgacError, ExitCode, Problem, SpecError
+from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
+    from agac.api.graphing import GraphReport
     from agac.api.planning import PlanReport
     from agac.api.running import RunReport
     from agac.api.showing import CardReport
@@ -62,6 +64,12 @@ def print_json(value: Any) -> None:
     """A result for machines, on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
     print(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """A long result, a line at a time, on standard output."""
+    for line in lines:
+        print(_for(sys.stdout, line))
 
 
 def say(text: str) -> None:
@@ -172,8 +180,8 @@ def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None
         folder = report.files[0].parent
         names = ", ".join(file.name if file.parent == folder else from_here(file) for file in report.files[1:])
         print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
-        for line in replaced_lines(report):
-            print_text(line)
+    for line in [*guard_lines(report.summary, report.files), *replaced_lines(report)]:
+        print_text(line)
 
 
 def _say_how_it_ended(report: RunReport, command: str) -> None:
@@ -207,9 +215,8 @@ def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_j
 
 
 def _plan_lines(report: PlanReport, workflows: Sequence[str]) -> list[str]:
-    stages = table(shown_plan.HEADER, shown_plan.plan_rows(report))
     total = shown_plan.total_lines(report, command_to_run(report.workflow, workflows))
-    head = [shown_plan.head_line(report), "", stages, "", *shown_plan.alias_lines(report)]
+    head = [shown_plan.head_line(report), "", shown_plan.plan_table(report), "", *shown_plan.alias_lines(report)]
     return [*head, *shown_plan.reason_lines(report), *total, *shown_plan.prompt_lines(report)]
 
 
@@ -228,6 +235,24 @@ def print_card(card: CardReport) -> None:
     for message in card.messages:
         say(f"{message['role']} message:")
         print_text(message["text"])
+
+
+def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quiet: bool) -> None:
+    """A workflow as a picture: into a file, or on standard output, where a terminal gets text only."""
+    if file is None and not mermaid and sys.stdout.isatty():
+        raise UsageError(
+            "the drawing is an SVG, which a terminal does not show",
+            remedy=f"Save it with `{command_line()} -o {report.workflow}.svg`, or print text with --mermaid.",
+        )
+    text = report.mermaid() if mermaid else report.svg()
+    if mermaid and (warning := mermaid_warning(report, text)):
+        say(styled("warning: ", "yellow") + warning)
+    if file is not None:
+        api.save_drawing(text, file)
+        if not quiet:
+            print_text(str(file))
+        return
+    print_text((text if is_unicode(sys.stdout.encoding) else unspelled(text, mermaid=mermaid)).rstrip("\n"))
 
 
 def print_init(folder: Path, files: list[Path]) -> None:

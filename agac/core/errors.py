@@ -16,7 +16,7 @@ A failure of one row is no exception: it is a `RowError` value, named by `ErrorT
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
@@ -50,6 +50,8 @@ class ErrorType(StrEnum):
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
     BUDGET_EXCEEDED = "BudgetExceeded"
+    GUARD_ERROR = "GuardError"
+    PYTHON_ERROR = "PythonError"
 
 
 ANSWER_FAILURES = frozenset(
@@ -151,14 +153,17 @@ class LeaseLost(AgacError):
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row failed, as it stands in its envelope."""
+    """Why one row failed, as it stands in its envelope. `detail` is for those who look closer: a traceback."""
 
     type: ErrorType
     message: str
+    detail: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         # Messages quote providers and inputs; a lone surrogate in one of them is text that no store can hold.
         object.__setattr__(self, "message", storable(self.message))
+        if self.detail:
+            object.__setattr__(self, "detail", storable(self.detail))
 
 
 def storable(text: str) -> str:

@@ -124,7 +124,11 @@ def json_document(path: Path) -> Sink:
 
 
 TELEMETRY = "telemetry.jsonl"
-"""The one of `FILES` that a workflow may do without."""
+FILTERED = "filtered.jsonl"
+"""Rows that a guard made leave; only of workflows in which one can."""
+
+OPTIONAL = (TELEMETRY, FILTERED)
+"""Those of `FILES` that a workflow may do without."""
 
 FILES: dict[str, Callable[[Path], Sink]] = {
     "results.jsonl": json_lines,
@@ -132,6 +136,7 @@ FILES: dict[str, Callable[[Path], Sink]] = {
     "errors.jsonl": json_lines,
     "summary.json": json_document,
     TELEMETRY: json_lines,
+    FILTERED: json_lines,
 }
 """The files that agac always writes into an output folder. It replaces them by name, and touches no other but those of
 the formats that a workflow asks for (`data/outputs`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 
-from agac.core.types import Outcome, Row
+from agac.core.types import Row
 from agac.engine.control import Control
 from agac.engine.repeats import Places
 from agac.engine.scope import Retry
@@ -14,7 +14,7 @@ from agac.engine.totals import Totals
 from agac.store.batch import NewRow, RowChange
 from agac.store.ledger import Ledger
 from agac.store.retries import ChosenRow, chosen_rows
-from agac.store.rows import State, prior_tasks
+from agac.store.rows import OUTCOME_OF, State, prior_tasks
 
 
 class Stored:
@@ -44,7 +44,7 @@ class Stored:
             flights = [self._flight(row) for row in rows]
             for flight, row in zip(flights, rows, strict=True):
                 flight.prior = prior.get(flight.new.key, {})
-                self._settler.take_up(flight, State(row.state))
+                self._settler.take_up(flight, row)
             self._totals.seen += len(rows)
             await self._ledger.durable()
             yield flights
@@ -52,7 +52,7 @@ class Stored:
 
     def _flight(self, old: ChosenRow) -> Flight:
         """Opens the row again; its tasks stay until they are settled anew."""
-        outcome = {State.DONE: Outcome.DONE, State.FAILED: Outcome.FAILED}.get(State(old.state))
+        outcome = OUTCOME_OF.get(State(old.state))
         batch = self._ledger.batch
         if outcome is not None:
             batch.tally(("", outcome.value, old.error_type or "", "")).count -= 1

@@ -27,7 +27,7 @@ class Budgets:
         rules = plan.rules
         named = (("budget of agac.yml", rules.project), ("budget of the run", rules.workflow))
         run = tuple((name, budget) for name, budget in named if budget)
-        stages = tuple((stage.index, stage.name, stage.budget) for stage in plan.stages if stage.budget)
+        stages = tuple((stage.index, stage.name, stage.budget) for stage in plan.asking if stage.budget)
         return Budgets(run, stages, rules.row) if run or stages or rules.row else None
 
     @property

@@ -24,7 +24,7 @@ from agac.engine.patience import OutOfTime
 from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Flight, Settler
 from agac.engine.validate import repair_request
-from agac.plan.plan import PlannedStage
+from agac.plan.steps import PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")

@@ -12,12 +12,16 @@ from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import JSONValue, RowId
 from agac.data.jsontext import encode
 from agac.data.outputs.layout import Layout, Observed
-from agac.data.outputs.records import Fields, OutputRow
-from agac.data.sinks import TELEMETRY, OutputFolder, envelope
+from agac.data.outputs.records import Fields, OutputRow, result_name
+from agac.data.sinks import FILTERED, TELEMETRY, OutputFolder, envelope
+from agac.engine.ended import Ended
+from agac.engine.filtered import write_filtered
 from agac.engine.outputs import Outputs
 from agac.engine.telemetry import write_telemetry
+from agac.plan.recorded import ends_of, shape_of
+from agac.spec.workflow import shape_of_ends
 from agac.store.db import Database
-from agac.store.rows import ExportRow, State, export_rows
+from agac.store.rows import ExportRow, State
 from agac.store.runs import RunRecord, Written, definition_of, files_written, write
 
 
@@ -46,6 +50,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     shaper = None
     if outputs.tabular or outputs.shapes_json:
         shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
+    ended = Ended(await definition_of(database, run.id))
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
     await write(database, "run_exporting", (run.id,))
@@ -53,7 +58,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         others, table = outputs.open(out, root, shaper.layout) if shaper else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
-        async for rows in export_rows(database, run.id):
+        async for rows in ended.rows(database, run.id):
             lines = Lines(run.include_input, shaper, shaped=outputs.shapes_json)
             for row in rows:
                 lines.add(row)
@@ -65,6 +70,8 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         document.write(dict(summary))
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
+        if outputs.filtered:
+            await write_filtered(database, run, out.open(FILTERED))
     failure = _named(table.failure, run) if table and table.failure else None
     outputs.remove_stale(one.files for one in written)
     stamps = outputs.stamps(root, unwritten=failure is not None)
@@ -95,18 +102,18 @@ def _named(error: AgacError, run: RunRecord) -> AgacError:
 async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
     """The columns of all rows, by a look at each."""
     definition = await definition_of(database, run.id)
-    last, id_field = definition["stages"][-1], definition["input"]["id_field"]
-    observed = Observed(last["schema"]["body"] if last["schema"] else None, outputs.fields)
-    async for rows in export_rows(database, run.id):
+    ends, id_field = [definition["stages"][place] for place in ends_of(definition)], definition["input"]["id_field"]
+    observed = Observed(shape_of_ends([(end["name"], shape_of(end)) for end in ends]), outputs.fields)
+    async for rows in Ended(definition).rows(database, run.id):
         for row in rows:
-            if row.state in (State.DONE, State.FAILED):
-                data = _decoded(row.data) or {}
+            if row.state in _WITH_LINE:
+                data = _fields(row)
                 observed.row(data)
                 if (own := _own_id(row, data, id_field)) is not None:
                     observed.row_id(own)
             if row.state == State.DONE and row.value is not None:
                 observed.result(_decoded(row.value))
-    return observed.layout(outputs.merge or "extend", last["name"], id_field)
+    return observed.layout(outputs.merge or "extend", result_name([end["name"] for end in ends]), id_field)
 
 
 def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
@@ -119,12 +126,19 @@ def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
     return own if type(own) is int and str(own) == row.id else row.id  # not of one that was made unique (`suffix`)
 
 
+_WITH_LINE = (State.DONE, State.SKIPPED, State.FAILED)
+
 _decode = json.JSONDecoder().raw_decode
 
 
 def _decoded(stored: str) -> JSONValue:
     """The value of stored JSON, which has no white space around it: `json.loads` costs three times as much."""
     return _decode(stored)[0]
+
+
+def _fields(row: ExportRow) -> Fields:
+    """The fields of a row as it came to its end."""
+    return row.form if row.form is not None else _decoded(row.data) or {}
 
 
 class Shaper:
@@ -136,7 +150,7 @@ class Shaper:
 
     def done(self, row: ExportRow, value: str) -> OutputRow:
         """A row with its result, which is JSON text."""
-        data, result = _decoded(row.data) or {}, _decoded(value)
+        data, result = _fields(row), _decoded(value)
         merger = self.layout.merger
         cells = self.layout.cells(merger.record(data, result), None)
         own = _own_id(row, data, self.layout.id_field)
@@ -144,7 +158,7 @@ class Shaper:
 
     def failed(self, row: ExportRow, error: RowError) -> OutputRow:
         """A row that failed: what it has itself, and why it failed."""
-        data = _decoded(row.data) or {}
+        data = _fields(row)
         cells = self.layout.cells(self.layout.merger.failed(data), f"{error.type}: {error.message}")
         return OutputRow(_own_id(row, data, self.layout.id_field), cells, None)
 
@@ -163,9 +177,10 @@ class Lines:
         self.rows: list[OutputRow] = []
 
     def add(self, row: ExportRow) -> None:
-        """Adds a row; one without an outcome, or dropped, has no line."""
-        if row.state == State.DONE and row.value is not None:
-            value = row.value
+        """Adds a row; one without an outcome, or dropped, has no line. Of one whose results were all skipped it is
+        null."""
+        if row.state == State.SKIPPED or (row.state == State.DONE and row.value is not None):
+            value = row.value if row.value is not None else "null"
             if self._shaper is not None:
                 whole = self._shaper.done(row, value)
                 self.rows.append(whole)

@@ -27,12 +27,26 @@ from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
 from agac.store.ledger import Ledger
-from agac.store.rows import PriorTask, State, StoredRow, aged_rows, last_number, prior_tasks, rows_at
+from agac.store.rows import (
+    OUTCOME_OF,
+    WALKED,
+    PriorTask,
+    State,
+    StoredRow,
+    aged_rows,
+    last_number,
+    prior_tasks,
+    rows_at,
+)
 from agac.store.scans import leaving_rows, scan_positions
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
+
+
+_ENDED = WALKED | {State.DROPPED}
+"""Ends after which an unchanged row needs nothing."""
 
 
 NEVER = 1 << 62
@@ -126,7 +140,7 @@ class Intake:
         open_pairs = []
         aged = await self._aged([old for _, old in pairs])
         for new, old in pairs:
-            if old.hash == new.hash and (old.state == State.DONE or old.state == State.DROPPED) and old.key not in aged:
+            if old.hash == new.hash and old.state in _ENDED and old.key not in aged:
                 self._totals.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
@@ -139,7 +153,7 @@ class Intake:
         """Which done rows have a result that is too old for its stage (`max_age`)."""
         if not self._cutoffs:
             return set()
-        return await aged_rows(self._db, [old.key for old in rows if old.state == State.DONE], self._cutoffs)
+        return await aged_rows(self._db, [old.key for old in rows if old.state in WALKED], self._cutoffs)
 
     def _judge_again(self, new: NewRow, old: StoredRow) -> None:
         if self._on_duplicate == "error":
@@ -170,7 +184,7 @@ class Intake:
                     flight.since = self._opened.since
                 flights.append(flight)
                 if new.hash == old.hash:
-                    self._settler.take_up(flight, State(old.state))
+                    self._settler.take_up(flight, old)
         return flights
 
     def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: dict[int, PriorTask]) -> bool:
@@ -180,7 +194,7 @@ class Intake:
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
             return new.state == old.state and message == old.error_message
-        if old.state in (State.DONE, State.DROPPED):
+        if old.state in _ENDED:
             return True
         if old.state != State.FAILED or old.error_stage is None:
             return False
@@ -241,7 +255,7 @@ class Intake:
 
     def _uncount(self, state: State, error_type: str | None) -> None:
         """A row that was counted in its old state is no longer in it."""
-        outcome = {State.DONE: Outcome.DONE, State.FAILED: Outcome.FAILED, State.DROPPED: Outcome.DROPPED}.get(state)
+        outcome = OUTCOME_OF.get(state)
         if outcome is not None:
             self._ledger.batch.tally(("", outcome.value, error_type or "", "")).count -= 1
 

@@ -15,7 +15,8 @@ from agac.engine.limits import Exposure, Slots
 from agac.engine.line import Line
 from agac.engine.validate import Checker
 from agac.engine.work import Work
-from agac.plan.plan import Plan, PlannedModel, PlannedStage
+from agac.plan.plan import Plan
+from agac.plan.steps import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.prices import price_of
@@ -37,7 +38,7 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
         lanes: dict[str, Lane] = {}
         lines: dict[int, tuple[Line, ...]] = {}
         budgets = Budgets.of(work.plan)
-        for stage in work.plan.stages:
+        for stage in work.plan.asking:
             for model in stage.models:
                 if (carrier := _carrier(model, work.plan)) not in senders:
                     senders[carrier] = _sender(model, carrier[1], work)

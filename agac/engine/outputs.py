@@ -14,10 +14,11 @@ from agac.data.formats.sqlite import tables_read
 from agac.data.outputs.database import FreshDatabase, TableSink
 from agac.data.outputs.kinds import declared_fields
 from agac.data.outputs.layout import Column, Layout, Observed
+from agac.data.outputs.records import result_name
 from agac.data.outputs.tablecheck import check_target, table_columns
 from agac.data.outputs.tables import PREVIEW_DATABASE, TABLES, Apart, RowSink, file_of
-from agac.data.sinks import FILES, TELEMETRY, OutputFolder, check_folder
-from agac.spec.workflow import InputSpec, JsonSchema, Merge, OutputFormat, TableTarget, Workflow
+from agac.data.sinks import FILES, FILTERED, OPTIONAL, TELEMETRY, OutputFolder, check_folder
+from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.runs import UNWRITTEN, RunRecord
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Outputs:
     fields: tuple[str, ...]
     preview: bool
     telemetry: bool
+    filtered: bool
 
     @staticmethod
     def of(run: RunRecord, root: Path, rows: int) -> Outputs:
@@ -75,6 +77,7 @@ class Outputs:
             tuple(body.get("fields", ())),
             bool(run.selection),
             body.get("telemetry", rows <= TELEMETRY_ROWS),
+            body.get("filtered", False),
         )
 
     @property
@@ -91,8 +94,8 @@ class Outputs:
     def names(self) -> list[str]:
         """The files of the output folder."""
         database = [PREVIEW_DATABASE] if self.to is not None and self.preview else []
-        always = [name for name in FILES if self.telemetry or name != TELEMETRY]
-        return [*always, *map(file_of, self.formats), *database]
+        wanted = {TELEMETRY: self.telemetry, FILTERED: self.filtered}
+        return [*(name for name in FILES if wanted.get(name, True)), *map(file_of, self.formats), *database]
 
     def database(self, root: Path) -> Path | None:
         """The user's database that is written to, if there is one."""
@@ -143,7 +146,7 @@ class Outputs:
 
     def remove_stale(self, written: Iterable[Stamps]) -> None:
         """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
-        known = [*map(file_of, TABLES), PREVIEW_DATABASE, TELEMETRY]
+        known = [*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL]
         stamps = list(written)
         for name in set(known) - set(self.names):
             file = self.folder / name
@@ -153,7 +156,7 @@ class Outputs:
 
 def outputs_text(plan: Plan) -> str:
     """What is written beside the JSON files and how, as it is kept with a run: canonical JSON of what is set."""
-    spec, schema = plan.output, plan.stages[-1].schema
+    spec, shape = plan.output, plan.result_shape
     body: dict[str, object] = {}
     if spec.formats:
         body["formats"] = sorted(spec.formats)
@@ -163,8 +166,10 @@ def outputs_text(plan: Plan) -> str:
         body["merge"] = spec.merge
     if spec.csv_safe:
         body["csv_safe"] = True
-    if body and schema is not None:
-        body["fields"] = list(declared_fields(schema.body))
+    if body and shape is not None:
+        body["fields"] = list(declared_fields(shape))
+    if any(stage.may_drop for stage in plan.stages):
+        body["filtered"] = True
     if plan.rules.telemetry_file is not None:
         body["telemetry"] = plan.rules.telemetry_file
     return canonical(body)
@@ -197,12 +202,12 @@ def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *,
 def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Column]:
     """The columns of the table, as far as they are certain before a row is read: the key, which is the first, the
     row's and those of the result's schema. What is not known of them is said at the end."""
-    source, last, merge = workflow.input, workflow.stages[-1], workflow.output.merge or "extend"
-    observed = Observed(last.schema.schema.body if isinstance(last.schema, JsonSchema) else None)
+    source, ends, merge = workflow.input, workflow.ends, workflow.output.merge or "extend"
+    observed = Observed(shape_of_ends([(stage.name, stage.shape) for stage in ends]))
     if source.format in _TEXTS:
         observed.row_id("")
     observed.row(dict.fromkeys(columns or (), "" if source.format in _TEXTS else None))
-    layout = observed.layout(merge, last.name, source.id_field)
+    layout = observed.layout(merge, result_name([stage.name for stage in ends]), source.id_field)
     if columns is None and merge != "replace":
         return [layout.key]  # which of the result's names clash with the row's is not known
     kept = table_columns(replace(layout, columns=layout.columns[:-1]))

@@ -18,6 +18,7 @@ from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
 from agac.engine.calllog import fields
 from agac.engine.control import Control, Stop
+from agac.engine.functions import open_functions
 from agac.engine.intake import Intake, scan_ids
 from agac.engine.limits import Exposure
 from agac.engine.lines import open_lines
@@ -117,7 +118,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     found = work.retry.run if work.retry else None if work.fresh else await runs.newest_run(database, identity)
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
     invocation.concurrency = plan.concurrency
-    invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.stages)
+    invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.asking)
     if found is None:
         invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
         return
@@ -187,15 +188,19 @@ async def _work(
         stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
         scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened,
     )  # fmt: skip
-    async with open_lines(work, exposure, control) as lines, asyncio.TaskGroup() as group:
+    async with (
+        open_lines(work, exposure, control) as lines,
+        open_functions(work) as functions,
+        asyncio.TaskGroup() as group,
+    ):
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(
             lines, settler, control, invocation.purse,
             wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
         )  # fmt: skip
         segment = Segment(
-            plan.stages, Preparer(plan.stages, plan.vars, invocation.run), caller, settler, ledger, lookup,
-            totals, newest, row_timeout=plan.rules.row_timeout, scope=work.scope, clocks=work.clocks,
+            plan, Preparer(plan.stages, plan.vars, invocation.run), caller, settler, ledger, lookup,
+            totals, functions, newest, row_timeout=plan.rules.row_timeout, scope=work.scope, clocks=work.clocks,
         )  # fmt: skip
         if work.retry is not None:
             first = _position(plan, work.retry)
@@ -241,7 +246,7 @@ async def _is_whole(database: Database, run: int) -> bool:
 
 def _cutoffs(work: Work) -> dict[int, float]:
     now = work.clocks.wall()
-    return {stage.index: now - stage.max_age for stage in work.plan.stages if stage.max_age is not None}
+    return {stage.index: now - stage.max_age for stage in work.plan.asking if stage.max_age is not None}
 
 
 def _position(plan: Plan, retry: Retry | None) -> int | None:

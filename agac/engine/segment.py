@@ -5,26 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 from agac.core.errors import ErrorType, RowError
+from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import JSONValue, Outcome
+from agac.engine.beside import Branches
 from agac.engine.call import Answer, Caller
 from agac.engine.control import Halted
+from agac.engine.functions import Functions
 from agac.engine.lookup import Lookup
 from agac.engine.patience import OutOfTime, Patience
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
-from agac.engine.settle import Flight, Settler
+from agac.engine.settle import Flight, Settler, is_leave
 from agac.engine.totals import Totals
 from agac.engine.work import Clocks
-from agac.plan.plan import PlannedStage
-from agac.plan.prepare import Prepared, Preparer
+from agac.plan.judging import filters, guards
+from agac.plan.plan import Plan
+from agac.plan.prepare import Prepared, Preparer, Sight
+from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.spec.guardvalues import GuardFailed
+from agac.spec.operations import Filter, Python, UnfitRow
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
 
 T = TypeVar("T")
+
+Ask = Callable[[], Awaitable[Answer | RowError]]
+"""Brings a task's answer, which nobody has yet."""
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
@@ -39,18 +52,44 @@ class Parked(Enum):
 PARKED = Parked.PARKED
 
 
+@dataclass(slots=True)
+class Walk:
+    """A row on its way: what its stages see, and what became of them so far.
+
+    `settled` are the positions of stages with an outcome. `reached`: one of those whose results are the row's has one;
+    `written` is the last of these.
+    `failed`: the first stage, in the order of the workflow, of those that failed. `ends`: names of the stages that
+    ended so that none may follow them.
+    """
+
+    flight: Flight
+    sight: Sight
+    settled: set[int] = field(default_factory=set)
+    reached: bool = False
+    written: Result | None = None
+    failed: tuple[AnyStage, RowError] | None = None
+    dropped: bool = False
+    parked: AnyStage | None = None
+
+    def fail(self, stage: AnyStage, error: RowError) -> None:
+        """One more stage failed."""
+        if self.failed is None or stage.index < self.failed[0].index:
+            self.failed = (stage, error)
+
+
 class Segment:
     """Walks rows through stages. Equal tasks of a run are asked once: the later ones wait for the first."""
 
     def __init__(
         self,
-        stages: tuple[PlannedStage, ...],
+        plan: Plan,
         preparer: Preparer,
         caller: Caller,
         settler: Settler,
         ledger: Ledger,
         lookup: Lookup,
         totals: Totals,
+        functions: Functions,
         newest_before: int,
         *,
         row_timeout: float | None,
@@ -63,7 +102,14 @@ class Segment:
         """
         self._row_timeout, self._scope = row_timeout, scope
         self._clock, self._wall = clocks.monotonic, clocks.wall
-        self._stages, self._preparer = stages, preparer
+        self._stages, self._preparer = plan.stages, preparer
+        self._ends = frozenset(stage.name for stage in plan.ends)
+        self._joins = len(plan.ends) > 1 or any(_keeps_nothing(stage) for stage in plan.ends)
+        self._followed = frozenset(name for stage in plan.stages for name in stage.ancestors)
+        self._branches = Branches(plan.stages)
+        self._in_turn = all(len(stage.ancestors) == stage.index for stage in plan.stages)
+        self._guards, self._filters = guards(plan), filters(plan)
+        self._functions = functions
         self._caller, self._settler, self._ledger, self._lookup = caller, settler, ledger, lookup
         self._totals, self._newest_before = totals, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
@@ -71,32 +117,139 @@ class Segment:
 
     async def walk(self, flight: Flight) -> None:
         """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
-        results: dict[str, JSONValue] = {}
-        visible = self._preparer.visible(flight.new.row.data, results)
+        walk = Walk(flight, self._preparer.sight(flight.new.row.data))
         if self._row_timeout is not None:
             flight.patience = Patience(self._row_timeout, self._clock)
-        result: Result | None = None
-        last = self._stages[-1]
-        for stage in self._stages:
-            prepared = self._preparer.prepare(stage, visible, flight.new.row.id)
-            if isinstance(prepared, RowError):
-                self._settler.row_failed(flight, stage, None, prepared)
-                return
-            answer = await self._task(flight, stage, prepared)
-            if answer is PARKED:
-                self._settler.row_parked(flight, stage)
-                return
-            if isinstance(answer, RowError):
-                self._settler.row_failed(flight, stage, prepared.fingerprint, answer)
-                return
-            result = answer.result
-            if stage is not last:
-                results[stage.name] = json.loads(result.value) if answer.value is UNPARSED else answer.value
-        assert result is not None
-        self._settler.row_done(flight, result)
+        settle, begin = partial(self._at_once, walk), partial(self._begin, walk)
+        if self._in_turn:
+            for stage in self._stages:
+                goes_on = settle(stage)
+                if goes_on is None:
+                    goes_on = await begin(stage)
+                if not goes_on:
+                    break
+        else:
+            await self._branches.walk(settle, begin, lambda: walk.dropped)
+        self._settle(walk)
 
-    async def _task(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError | Parked:
-        fingerprint = prepared.fingerprint
+    def _at_once(self, walk: Walk, stage: AnyStage) -> bool | None:
+        """Settles a stage of a row where that needs no waiting: whether those that need it may follow; None: it takes
+        time."""
+        if stage.guard is not None and (verdict := self._judge(walk, stage)) is not None:
+            return verdict
+        if isinstance(stage, LocalStage) and not isinstance(stage.operation, Python):
+            return self._local(walk, stage)
+        return None
+
+    async def _begin(self, walk: Walk, stage: AnyStage) -> bool:
+        """One stage of a row that takes time: whether those that need it may follow."""
+        if isinstance(stage, LocalStage):
+            return await self._python(walk, stage)
+        flight = walk.flight
+        prepared = self._preparer.prepare(stage, walk.sight, flight.new.row.id)
+        if isinstance(prepared, RowError):
+            return self._failed_at(walk, stage, None, prepared)
+        asked = partial(self._asked, flight, stage, prepared)
+        answer = await self._task(flight, stage, prepared.fingerprint, asked)
+        return self._answered(walk, stage, prepared.fingerprint, answer)
+
+    def _answered(self, walk: Walk, stage: AnyStage, fingerprint: bytes, answer: Answer | RowError | Parked) -> bool:
+        """What came of a task: whether the stages that need it may follow."""
+        if answer is PARKED:
+            walk.parked = walk.parked or stage
+            return False
+        if isinstance(answer, RowError):
+            return self._failed_at(walk, stage, fingerprint, answer)
+        walk.settled.add(stage.index)
+        result = answer.result
+        if stage.name in self._followed:
+            walk.sight.results[stage.name] = _value(answer)
+        if stage.name in self._ends:
+            walk.reached, walk.written = True, result
+        return True
+
+    def _local(self, walk: Walk, stage: LocalStage) -> bool:
+        """A stage that only looks at the row, or changes its fields."""
+        does = stage.operation
+        try:
+            if isinstance(does, Filter):
+                seen = walk.sight.judged(stage)
+                if not self._filters[stage.index].test(seen):
+                    return self._leaves(walk, stage, {"when": does.guard.text}, self._filters[stage.index].values(seen))
+            elif not isinstance(does, Python):
+                walk.sight.become(stage, does.apply(walk.sight.data(stage)))
+        except GuardFailed as failure:
+            error = RowError(ErrorType.GUARD_ERROR, f"stage {stage.name!r}: {failure}")
+            return self._failed_at(walk, stage, None, error)
+        except UnfitRow as unfit:
+            return self._failed_at(walk, stage, None, RowError(ErrorType.INVALID_ROW, f"stage {stage.name!r}: {unfit}"))
+        walk.settled.add(stage.index)
+        walk.reached = walk.reached or stage.name in self._ends
+        self._settler.local_done(walk.flight, stage)
+        return True
+
+    async def _python(self, walk: Walk, stage: LocalStage) -> bool:
+        """A function of the user's is given the row; what it gives is the row from here on."""
+        given = walk.sight.given(stage)
+        fingerprint = local_fingerprint(stage.prints, given)
+        called = partial(self._functions.call, stage, fingerprint, given)
+        answer = await self._task(walk.flight, stage, fingerprint, called)
+        if isinstance(answer, Answer) and is_leave(stage, answer.result):
+            walk.settled.add(stage.index)
+            walk.dropped = True
+            return False
+        goes_on = self._answered(walk, stage, fingerprint, answer)
+        if goes_on and isinstance(answer, Answer):
+            walk.sight.become(stage, _value(answer))
+        return goes_on
+
+    def _leaves(self, walk: Walk, stage: AnyStage, why: dict[str, JSONValue], values: dict[str, JSONValue]) -> bool:
+        """The row leaves."""
+        walk.settled.add(stage.index)
+        walk.dropped = True
+        self._settler.task_dropped(walk.flight, stage, canonical({**why, "values": values}))
+        return False
+
+    def _judge(self, walk: Walk, stage: AnyStage) -> bool | None:
+        """What the stage's guard says: None lets the row in; else whether stages that need this one may follow."""
+        guard, seen = self._guards[stage.index], walk.sight.judged(stage)
+        try:
+            if guard.test(seen):
+                return None
+        except GuardFailed as failure:
+            error = RowError(ErrorType.GUARD_ERROR, f"stage {stage.name!r}: when: {failure}")
+            return self._failed_at(walk, stage, None, error)
+        why: dict[str, JSONValue] = {"when": stage.guard.text if stage.guard else ""}
+        if stage.otherwise == "drop":
+            return self._leaves(walk, stage, why, guard.values(seen))
+        walk.settled.add(stage.index)
+        self._settler.task_skipped(walk.flight, stage, canonical({**why, "values": guard.values(seen)}))
+        walk.sight.pass_over(stage)
+        return True
+
+    def _failed_at(self, walk: Walk, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> bool:
+        """A stage failed: nothing that needs it may follow."""
+        walk.settled.add(stage.index)
+        walk.fail(stage, error)
+        self._settler.task_failed(walk.flight, stage, fingerprint, error)
+        return False
+
+    def _settle(self, walk: Walk) -> None:
+        """What became of the row: of a failure in one branch and a guard in another that makes it leave, it leaves."""
+        flight, settler = walk.flight, self._settler
+        if walk.dropped:
+            settler.row_filtered(flight, walk.settled)
+        elif walk.failed is not None:
+            settler.row_failed(flight, *walk.failed, walk.settled)
+        elif walk.parked is not None:
+            settler.row_parked(flight, walk.parked)
+        elif walk.reached:
+            settler.row_done(flight, None if self._joins else walk.written)
+        else:
+            settler.row_skipped(flight)
+
+    async def _task(self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask) -> Answer | RowError | Parked:
+        """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings."""
         prior = flight.prior.get(stage.index)
         if prior and prior.error and prior.fingerprint == fingerprint and not flight.forced and is_left(prior):
             self._totals.left_failed += 1
@@ -106,10 +259,10 @@ class Segment:
             if answer is not None:
                 return answer
         known = self._failed.get(fingerprint)
-        return known if known is not None else await self._lead(flight, stage, prepared)
+        return known if known is not None else await self._lead(flight, stage, fingerprint, ask)
 
     async def _follow(
-        self, flight: Flight, stage: PlannedStage, leader: asyncio.Future[Answer | RowError | Parked | None]
+        self, flight: Flight, stage: AnyStage, leader: asyncio.Future[Answer | RowError | Parked | None]
     ) -> Answer | RowError | Parked | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
@@ -125,8 +278,7 @@ class Segment:
             return None
         return answer
 
-    async def _lead(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError | Parked:
-        fingerprint = prepared.fingerprint
+    async def _lead(self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask) -> Answer | RowError | Parked:
         mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
@@ -140,7 +292,7 @@ class Segment:
             elif not self._scope.may_ask(stage.name):
                 answer = PARKED
             else:
-                answer = await self._ask(flight, stage, prepared)
+                answer = await self._counted(stage, ask)
                 if isinstance(answer, Answer):
                     durable = True
                     self._settler.task_done(flight, stage, answer.result, Outcome.DONE)
@@ -154,18 +306,22 @@ class Segment:
                 del self._asking[fingerprint]
         return answer
 
-    async def _ask(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+    async def _asked(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
+        return await self._caller.ask(flight, stage, prepared.fingerprint, prepared.request)
+
+    async def _counted(self, stage: AnyStage, ask: Ask) -> Answer | RowError:
         own = self._totals.stage(stage.name)
         own.in_flight += 1
         try:
-            return await self._caller.ask(flight, stage, prepared.fingerprint, prepared.request)
+            return await ask()
         finally:
             own.in_flight -= 1
 
-    def _since(self, flight: Flight, stage: PlannedStage) -> float:
-        if stage.max_age is None and flight.again_from is None:
+    def _since(self, flight: Flight, stage: AnyStage) -> float:
+        max_age = stage.max_age if isinstance(stage, PlannedStage) else None
+        if max_age is None and flight.again_from is None:
             return 0.0
-        oldest = 0.0 if stage.max_age is None else self._wall() - stage.max_age
+        oldest = 0.0 if max_age is None else self._wall() - max_age
         return max(oldest, flight.takes_since(stage.index))
 
     def _forget(self, fingerprint: bytes) -> None:
@@ -183,6 +339,15 @@ class Segment:
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)
+
+
+def _keeps_nothing(stage: AnyStage) -> bool:
+    """Whether the stage's result is made anew whenever it is wanted."""
+    return isinstance(stage, LocalStage) and not isinstance(stage.operation, Python)
+
+
+def _value(answer: Answer) -> JSONValue:
+    return json.loads(answer.result.value) if answer.value is UNPARSED else answer.value
 
 
 async def _shielded(leader: asyncio.Future[T]) -> T:

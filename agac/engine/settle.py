@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from agac.core.errors import ANSWER_FAILURES, RowError
+from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.engine.budget import Pot
 from agac.engine.patience import Patience
@@ -18,11 +20,11 @@ from agac.engine.policy import FURTHER_RUNS
 from agac.engine.quantiles import bucket_of
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
-from agac.plan.plan import PlannedStage
+from agac.plan.steps import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
 from agac.store.batch import HOW, Attempt, Call, NewRow, Result, RowEnd, Tally, TaskEnd, TimingKey
 from agac.store.ledger import Ledger
-from agac.store.rows import PriorTask, State
+from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State
 
 COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
@@ -54,6 +56,36 @@ class Flight:
         return self.since if self.again_from is not None and stage >= self.again_from else 0.0
 
 
+LEFT = "null"
+"""The stored result of a function that gave None: the row leaves."""
+
+
+def is_leave(stage: AnyStage, result: Result) -> bool:
+    """Whether a result is no result, but the word of a function that the row is to leave."""
+    return isinstance(stage, LocalStage) and result.value == LEFT
+
+
+def told_of(stage: AnyStage) -> str:
+    """What a local stage does, in its own words."""
+    assert isinstance(stage, LocalStage)
+    return str(next(iter(stage.operation.body().values())))
+
+
+class Stood(Protocol):
+    """A stored row with how it had ended."""
+
+    @property
+    def state(self) -> int: ...
+    @property
+    def result_id(self) -> int | None: ...
+    @property
+    def error_type(self) -> str | None: ...
+    @property
+    def error_message(self) -> str | None: ...
+    @property
+    def error_stage(self) -> str | None: ...
+
+
 class Settler:
     """Writes outcomes of one run into its ledger, and counts them."""
 
@@ -61,7 +93,7 @@ class Settler:
         self,
         ledger: Ledger,
         totals: Totals,
-        stages: tuple[PlannedStage, ...],
+        stages: tuple[AnyStage, ...],
         clock: Callable[[], float],
         stops: StopRules,
         *,
@@ -72,7 +104,7 @@ class Settler:
         self._keeps_all = keep_replies == "all"
         self._stood: dict[int, RowEnd] = {}
 
-    def call(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, call: Call) -> None:
+    def call(self, flight: Flight, stage: AnyStage, fingerprint: bytes, call: Call) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
         kept = call.body if self._keeps_all or call.error or call.mended else None
@@ -98,7 +130,7 @@ class Settler:
         """A call was cut off before its answer came: nothing is known of it but that it was sent."""
         self._totals.given_up += 1
 
-    def _count_call(self, call: Call, cost: float | None, stage: PlannedStage) -> None:
+    def _count_call(self, call: Call, cost: float | None, stage: AnyStage) -> None:
         totals, own = self._totals, self._totals.stage(stage.name)
         own.cost += cost or 0.0
         own.unpriced += cost is None
@@ -116,30 +148,56 @@ class Settler:
         totals.unpriced += cost is None
         totals.simulated += call.endpoint.simulated
 
-    def task_done(self, flight: Flight, stage: PlannedStage, result: Result, outcome: Outcome) -> None:
+    def task_done(self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome) -> None:
         """A task has its result: `done` when it was asked for it, `reused` when the answer was there."""
-        batch = self._ledger.batch
+        batch, own = self._ledger.batch, self._totals.stage(stage.name)
         prior = flight.prior.get(stage.index)
+        leaves = is_leave(stage, result)
         if outcome is Outcome.DONE:
             batch.results.append(result)
             self._totals.tasks_done += 1
-            self._totals.stage(stage.name).done += 1
             self._stops.answered(stage.name)
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         else:
             self._totals.tasks_reused += 1
-            self._totals.stage(stage.name).reused += 1
-            if prior and prior.result_id == result.id and result.id and prior.fingerprint == result.fingerprint:
-                return  # it is written already
+        own.done += outcome is Outcome.DONE and not leaves
+        own.reused += outcome is Outcome.REUSED and not leaves
+        own.dropped += leaves
+        same = prior and prior.result_id == result.id and result.id and prior.fingerprint == result.fingerprint
+        if outcome is Outcome.REUSED and same:
+            return  # it is written already
         self._stood.pop(flight.new.key, None)
         self._uncount(stage, prior)
-        batch.tally((stage.name, outcome.value, "", "")).count += 1
-        task = TaskEnd(flight.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
+        told = Outcome.DROPPED if leaves else outcome
+        note = canonical({"python": told_of(stage), "values": {}}) if leaves else None
+        batch.tally((stage.name, told.value, "", "")).count += 1
+        task = TaskEnd(flight.new, stage.index, result.fingerprint, told, result, None, 0, self._clock(), note)
         batch.tasks.append(task)
 
-    def row_failed(self, flight: Flight, stage: PlannedStage, fingerprint: bytes | None, error: RowError) -> None:
-        """A task failed, and with it its row: the stages that follow have nothing to work on."""
+    def task_skipped(self, flight: Flight, stage: AnyStage, note: str) -> None:
+        """A guard said no: the row goes on without this result. `note` is JSON with the guard and its values."""
+        self._not_asked(flight, stage, Outcome.SKIPPED, note)
+        self._totals.stage(stage.name).skipped += 1
+
+    def task_dropped(self, flight: Flight, stage: AnyStage, note: str) -> None:
+        """A guard said no, and the row is to leave."""
+        self._not_asked(flight, stage, Outcome.DROPPED, note)
+        self._totals.stage(stage.name).dropped += 1
+
+    def _not_asked(self, flight: Flight, stage: AnyStage, outcome: Outcome, note: str | None) -> None:
+        batch = self._ledger.batch
+        self._uncount(stage, flight.prior.get(stage.index))
+        batch.tally((stage.name, outcome.value, "", "")).count += 1
+        batch.tasks.append(TaskEnd(flight.new, stage.index, None, outcome, None, None, 0, self._clock(), note))
+
+    def local_done(self, flight: Flight, stage: AnyStage) -> None:
+        """A stage that asks nothing and keeps nothing did its work."""
+        self._not_asked(flight, stage, Outcome.DONE, None)
+        self._totals.stage(stage.name).done += 1
+
+    def task_failed(self, flight: Flight, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> None:
+        """A task failed, and so will its row: the stages that follow have nothing to work on."""
         batch = self._ledger.batch
         prior = flight.prior.get(stage.index)
         if prior is None or error is not prior.error:  # else it was left as it is
@@ -149,59 +207,75 @@ class Settler:
         self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and error.type in ANSWER_FAILURES
         self._uncount(stage, prior)
         batch.tally((stage.name, Outcome.FAILED.value, error.type.value, "")).count += 1
-        task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock())
+        note = canonical({"traceback": error.detail}) if error.detail else None
+        task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock(), note)
         batch.tasks.append(task)
         self._stood.pop(flight.new.key, None)
-        # what an earlier content of the row reached beyond this stage
-        self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i > stage.index})
-        batch.ends.append(RowEnd(flight.new, State.FAILED, None, stage.name, error))
-        batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
-        totals, own = self._totals, self._totals.stage(stage.name)
-        totals.rows_failed += 1
+        own = self._totals.stage(stage.name)
         own.failed += 1
-        totals.last_error = own.last_error = (error, flight.new.row.id)
+        own.last_error = (error, flight.new.row.id)
 
-    def row_done(self, flight: Flight, result: Result) -> None:
-        """A row went through all stages; `result` is the last one's."""
-        batch = self._ledger.batch
-        self._stood.pop(flight.new.key, None)
-        batch.ends.append(RowEnd(flight.new, State.DONE, result, None, None))
-        batch.tally(("", Outcome.DONE.value, "", "")).count += 1
+    def row_failed(self, flight: Flight, stage: AnyStage, error: RowError, settled: Collection[int]) -> None:
+        """A row of which a task failed came to its end. `settled` are the stages that have an outcome now."""
+        self._end(flight, RowEnd(flight.new, State.FAILED, None, stage.name, error), settled)
+        self._totals.rows_failed += 1
+        self._totals.last_error = (error, flight.new.row.id)
+
+    def row_filtered(self, flight: Flight, settled: Collection[int]) -> None:
+        """A row leaves because of a guard."""
+        self._end(flight, RowEnd(flight.new, State.FILTERED, None, None, None), settled)
+        self._totals.rows_filtered += 1
+
+    def row_done(self, flight: Flight, result: Result | None) -> None:
+        """A row went through all stages. `result` is the one that is written; None: the results of several are."""
+        self._end(flight, RowEnd(flight.new, State.DONE, result, None, None))
         self._totals.rows_done += 1
 
-    def row_parked(self, flight: Flight, stage: PlannedStage) -> None:
+    def row_skipped(self, flight: Flight) -> None:
+        """A row went through all stages, of which those whose results are written were all skipped."""
+        self._end(flight, RowEnd(flight.new, State.SKIPPED, None, None, None))
+        self._totals.rows_skipped += 1
+
+    def _end(self, flight: Flight, end: RowEnd, settled: Collection[int] | None = None) -> None:
+        """Writes a row's end; `settled` None: every stage has an outcome."""
+        batch = self._ledger.batch
+        self._stood.pop(flight.new.key, None)
+        if settled is not None:  # what an earlier content of the row reached beyond
+            self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i not in settled})
+        batch.ends.append(end)
+        self._count_end(end)
+
+    def _count_end(self, end: RowEnd) -> None:
+        error = end.error.type.value if end.error else ""
+        self._ledger.batch.tally(("", OUTCOME_OF[end.state].value, error, "")).count += 1
+
+    def row_parked(self, flight: Flight, stage: AnyStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""
         self._stood.pop(flight.new.key, None)
         self._totals.rows_parked += 1
         self._totals.stage(stage.name).parked += 1
 
-    def take_up(self, flight: Flight, state: State) -> None:
+    def take_up(self, flight: Flight, old: Stood) -> None:
         """A row that was settled before goes round again with the content that it had then."""
-        tasks, key = flight.prior, flight.new.key
-        failed = next((task for task in tasks.values() if task.error), None)
-        last = tasks.get(len(self._stages) - 1)
-        if state is State.FAILED and failed:
-            stage = self._stages[failed.stage].name
-            self._stood[key] = RowEnd(flight.new, State.FAILED, None, stage, failed.error)
-        elif state is State.DONE and last and last.result_id:
-            result = Result(last.fingerprint or b"", "", id=last.result_id)
-            self._stood[key] = RowEnd(flight.new, State.DONE, result, None, None)
+        state = State(old.state)
+        if state in WALKED or (state is State.FAILED and old.error_stage is not None):
+            result = Result(b"", "", id=old.result_id) if old.result_id else None
+            error = RowError(ErrorType(old.error_type), old.error_message or "") if old.error_type else None
+            self._stood[flight.new.key] = RowEnd(flight.new, state, result, old.error_stage, error)
 
     def put_back(self) -> None:
         """The run stopped: rows that were taken up, and of which nothing new is known, stand as they stood before."""
-        batch = self._ledger.batch
         for end in self._stood.values():
-            batch.ends.append(end)
-            outcome = Outcome.FAILED if end.error else Outcome.DONE
-            batch.tally(("", outcome.value, end.error.type.value if end.error else "", "")).count += 1
+            self._ledger.batch.ends.append(end)
+            self._count_end(end)
         self._stood.clear()
 
-    def _uncount(self, stage: PlannedStage, prior: PriorTask | None) -> None:
+    def _uncount(self, stage: AnyStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""
         if prior is not None:
             self._tally(stage, prior).count -= 1
 
-    def _tally(self, stage: PlannedStage, prior: PriorTask) -> Tally:
+    def _tally(self, stage: AnyStage, prior: PriorTask) -> Tally:
         error = prior.error.type.value if prior.error else ""
         return self._ledger.batch.tally((stage.name, prior.outcome.value, error, ""))
 

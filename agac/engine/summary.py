@@ -34,6 +34,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "rows": {
             "total": rows["present"],
             "done": rows["done"],
+            "skipped": rows["skipped"],
             "failed": rows["failed"],
             "dropped": rows["dropped"],
             "open": rows["open"],
@@ -81,12 +82,14 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
     answered = {c.model for c in own if c.outcome == "call" and not c.error_type}
     return {
         "name": stage["name"],
-        "model": stage["model"],
+        "model": stage["model"] if "model" in stage else next(iter(stage["operation"])),
         "alias": stage.get("alias"),
         "answered_by": sorted(answered),
         "done": tasks[Outcome.DONE],
         "reused": tasks[Outcome.REUSED],
         "failed": tasks[Outcome.FAILED],
+        "skipped": tasks[Outcome.SKIPPED],
+        "dropped": tasks[Outcome.DROPPED],
         "repaired": _how(own, "repair"),
         "json_repaired": _how(own, "json_repair"),
         "by_fallback": _how(own, "fallback"),

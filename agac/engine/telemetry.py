@@ -14,7 +14,7 @@ from operator import itemgetter
 from agac.data.jsontext import encode
 from agac.data.sinks import Sink
 from agac.store.db import Database
-from agac.store.rows import State
+from agac.store.rows import WALKED, State
 from agac.store.runs import definition_of
 from agac.store.telemetry import CallRecord, EndpointRecord, calls_by_row, endpoints
 
@@ -22,7 +22,7 @@ SCHEMA = "agac.usage/v1"
 """The name of the shape of `usage`: raised when something is renamed or means something else."""
 
 NULL = "null"
-_OK: dict[int, str] = {State.DONE: "true", State.FAILED: "false"}
+_OK: dict[int, str] = {**dict.fromkeys(map(int, WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
 
 

@@ -10,8 +10,8 @@ from agac.core.types import RowId
 
 @dataclass(slots=True)
 class StageTotals:
-    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`; `parked` are those of rows
-    that stay open here, `in_flight` those being asked now.
+    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
+    the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now.
 
     `cost` is in USD, of the calls whose price is known; `unpriced` and `simulated` count calls.
     """
@@ -19,6 +19,8 @@ class StageTotals:
     done: int = 0
     reused: int = 0
     failed: int = 0
+    skipped: int = 0
+    dropped: int = 0
     parked: int = 0
     in_flight: int = 0
     cost: float = 0.0
@@ -29,12 +31,13 @@ class StageTotals:
     @property
     def settled(self) -> int:
         """Tasks that have an outcome."""
-        return self.done + self.reused + self.failed
+        return self.done + self.reused + self.failed + self.skipped + self.dropped
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_parked`
+    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
+    through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
     stay open at a stage that was not to be asked; `left_failed` were not tried again, `failed_for_good` will not be by
     the next ordinary run.
 
@@ -52,6 +55,8 @@ class Totals:
     unchanged: int = 0
     rows_done: int = 0
     rows_failed: int = 0
+    rows_skipped: int = 0
+    rows_filtered: int = 0
     rows_dropped: int = 0
     left_failed: int = 0
     failed_for_good: int = 0
@@ -76,7 +81,8 @@ class Totals:
     @property
     def settled(self) -> int:
         """Rows of the input that need nothing more in this invocation."""
-        return self.unchanged + self.rows_done + self.rows_failed + self.rows_dropped + self.rows_parked
+        walked = self.rows_done + self.rows_skipped + self.rows_filtered
+        return self.unchanged + walked + self.rows_failed + self.rows_dropped + self.rows_parked
 
     def stage(self, name: str) -> StageTotals:
         """The counts of a stage."""

@@ -14,7 +14,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.engine.mend import mended_json
-from agac.plan.plan import ExtraCheck, PlannedStage
+from agac.plan.steps import ExtraCheck, PlannedStage
 
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
@@ -37,6 +37,7 @@ class Checker:
     def __init__(self, stage: PlannedStage) -> None:
         self._extra: ExtraCheck | None = stage.extra_check
         self._mends = stage.json_repair
+        self._field = stage.output_field
         self._validator: Any = None
         if stage.schema is not None:
             self._validator = Draft202012Validator(
@@ -55,7 +56,7 @@ class Checker:
 
     def _one(self, text: str) -> Checked | RowError:
         if self._validator is None:
-            return _text_result(text)
+            return _text_result(text, self._field)
         try:
             value = parse_json(text)
         except ValueError as problem:
@@ -105,12 +106,14 @@ class Checker:
         return self._extra(value)[:MAX_ERRORS] if self._extra else []
 
 
-def _text_result(text: str) -> Checked | RowError:
+def _text_result(text: str, field: str | None) -> Checked | RowError:
+    """The text as it came, or trimmed in an object with one field."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return RowError(ErrorType.SCHEMA_MISMATCH, "the reply holds a lone surrogate, which is no character")
-    return Checked(_encode(text), text)
+    value: JSONValue = text if field is None else {field: text.strip()}
+    return Checked(_encode(value), value)
 
 
 def _unusable(reply: Reply) -> RowError | None:

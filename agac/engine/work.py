@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from agac.core.redact import Redactor
 from agac.core.types import Row
@@ -34,6 +35,7 @@ class Work:
     fresh: bool
     scope: Scope
     retry: Retry | None
+    root: Path
     redactor: Redactor
     clocks: Clocks
     env: Mapping[str, str]

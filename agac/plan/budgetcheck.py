@@ -13,7 +13,7 @@ from agac.spec.workflow import Budget, Stage, Workflow
 def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:
     """Models whose calls cannot be bounded by the budgets that hold for them. Prices are looked up for dollars only."""
     problems = []
-    for stage in workflow.stages:
+    for stage in workflow.asking:
         budgets = list(_budgets(workflow, stage))
         if stage.name not in models or not budgets:
             continue

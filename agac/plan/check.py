@@ -36,7 +36,7 @@ def resolve_models(
     """
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
-    for stage in workflow.stages:
+    for stage in workflow.asking:
         if stage.model is None:
             if not broken:
                 problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
@@ -151,7 +151,7 @@ def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:
 def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
     """Environment variables that the providers in use need and nobody set: only a run needs them."""
     problems = []
-    for stage in workflow.stages:
+    for stage in workflow.asking:
         model = models[stage.name]
         for key, one in (("model", model), *(("fallback", other) for other in model.fallbacks)):
             problems += [
@@ -168,7 +168,7 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
     """Keys that want a library which is not installed, or only in a version that is too old."""
-    stages = [stage for stage in workflow.stages if stage.json_repair]
+    stages = [stage for stage in workflow.asking if stage.json_repair]
     lack = _lack_of_json_repair() if stages else None
     message = f"json_repair wants a library that is {lack}: pip install 'agac[json-repair]'"
     found = [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agac.core.types import Usage
-from agac.plan.plan import PlannedModel, PlannedStage
+from agac.plan.steps import PlannedModel, PlannedStage
 from agac.providers.prices import cost, price_of
 from agac.store.runs import Count
 
@@ -21,7 +21,7 @@ WITHOUT_SCHEMA = 250
 COMPLAINT = 300
 """Tokens of what a re-ask says beside the prompt and the last reply."""
 
-Basis = Literal["history", "sample", "guess"]
+Basis = Literal["history", "sample", "guess", "local"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class Estimate:
             "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
             "basis": self.basis,
         }
+
+
+LOCAL = Estimate(0, 0, 0, 0.0, 0.0, "local")
+"""Of a stage that asks no model."""
 
 
 def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:

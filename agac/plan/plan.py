@@ -2,94 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agac.core.errors import UsageError
-from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body
-from agac.core.types import JSONValue, Params, Schema
-from agac.plan.timeouts import DEFAULT_TIMEOUT, call_timeout
+from agac.core.keys import Fingerprinter, canonical, definition_hash
+from agac.core.types import JSONValue, Params
+from agac.plan.definition import definition
+from agac.plan.steps import AnyStage, LocalStage, PlannedModel, PlannedStage
+from agac.plan.timeouts import call_timeout
 from agac.providers.modelref import ModelRef
 from agac.providers.provider import Provider
+from agac.spec.operations import Operation
 from agac.spec.pythonschema import Resolved, resolve_schema
-from agac.spec.template import Template
-from agac.spec.workflow import Budget, Example, InputSpec, OutputSpec, ReusePolicy, RunRules, Stage, Timeout, Workflow
+from agac.spec.workflow import (
+    InputSpec,
+    OutputSpec,
+    RunRules,
+    Stage,
+    Timeout,
+    Workflow,
+    shape_of_ends,
+)
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""
-
-ExtraCheck = Callable[[JSONValue], list[str]]
-"""What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """A model of a stage and the parameters with which it is asked.
-
-    `transport`: `sse`, `ws` or `auto`; None: one body for one body. `idle_timeout` bounds each silence of a streamed
-    answer, in seconds; None: the time-out does. `ref` is what the model's string said.
-    """
-
-    provider: Provider
-    model: str
-    params: Params
-    transport: str | None = None
-    idle_timeout: float | None = None
-    timeout: Timeout = DEFAULT_TIMEOUT
-    ref: ModelRef | None = None
-
-    @property
-    def lane(self) -> str:
-        """The model as users write it."""
-        return f"{self.provider.name}/{self.model}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStage:
-    """One stage, ready to be asked: its model, its parameters and all texts are known.
-
-    `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds; `messages` stand between
-    `system` and `prompt`; `ref` is what the string of `model` said.
-    """
-
-    name: str
-    index: int
-    upstream: str | None
-    system: str | None
-    prompt: Template
-    schema: Schema | None
-    extra_check: ExtraCheck | None
-    provider: Provider
-    model: str
-    params: Params
-    timeout: Timeout
-    concurrency: int | None
-    prints: Fingerprinter
-    fallbacks: tuple[PlannedModel, ...] = ()
-    repair: int = 1
-    json_repair: bool = False
-    reuse: ReusePolicy = "content"
-    max_age: float | None = None
-    budget: Budget | None = None
-    transport: str | None = None
-    idle_timeout: float | None = None
-    messages: tuple[Example, ...] = ()
-    ref: ModelRef | None = None
-
-    @property
-    def lane(self) -> str:
-        """The stage's model as users write it."""
-        return f"{self.provider.name}/{self.model}"
-
-    @property
-    def models(self) -> tuple[PlannedModel, ...]:
-        """The stage's model and its fallbacks, in the order in which they are asked."""
-        first = PlannedModel(
-            self.provider, self.model, self.params, self.transport, self.idle_timeout, self.timeout, self.ref
-        )
-        return (first, *self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +71,28 @@ class Plan:
     workflow: str
     input: InputSpec
     output: OutputSpec
-    stages: tuple[PlannedStage, ...]
+    stages: tuple[AnyStage, ...]
     vars: Mapping[str, JSONValue]
     selection: Selection
     concurrency: int
     body: dict[str, Any]
     hash: bytes
     rules: RunRules
+
+    @property
+    def asking(self) -> tuple[PlannedStage, ...]:
+        """The stages that ask a model."""
+        return tuple(stage for stage in self.stages if isinstance(stage, PlannedStage))
+
+    @property
+    def ends(self) -> tuple[AnyStage, ...]:
+        """The stages whose results are a row's result: one alone, of several an object by their names."""
+        return tuple(stage for stage in self.stages if stage.name in self.output.stages)
+
+    @property
+    def result_shape(self) -> dict[str, Any] | None:
+        """The JSON Schema of a row's result; None: nothing is known of it."""
+        return shape_of_ends([(stage.name, stage.shape) for stage in self.ends])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +112,11 @@ def make_plan(
 
     `models` holds each stage's model by the stage's name; `concurrency` is the command line's wish.
     """
-    stages = tuple(_stage(stage, models[stage.name], root) for stage in workflow.stages)
-    body = _definition(workflow, stages)
+    stages = tuple(
+        _stage(stage, models[stage.name], root) if stage.operation is None else _local(stage, stage.operation)
+        for stage in workflow.stages
+    )
+    body = definition(workflow, stages)
     return Plan(
         workflow=workflow.name,
         input=workflow.input,
@@ -174,9 +131,25 @@ def make_plan(
     )
 
 
-def _concurrency(stages: tuple[PlannedStage, ...]) -> int:
+def _concurrency(stages: tuple[AnyStage, ...]) -> int:
     """Rows that walk at a time: enough to fill the widest stage."""
-    return max(s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in stages)
+    asking = [stage for stage in stages if isinstance(stage, PlannedStage)]
+    wanted = [s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking]
+    return max(wanted, default=DEFAULT_CONCURRENCY)
+
+
+def _local(stage: Stage, operation: Operation) -> LocalStage:
+    return LocalStage(
+        name=stage.name,
+        index=stage.index,
+        needs=stage.needs,
+        ancestors=stage.ancestors,
+        rows_of=stage.rows_of,
+        guard=stage.guard,
+        otherwise=stage.otherwise,
+        operation=operation,
+        prints=definition_hash(operation.body()),
+    )
 
 
 def _resolved_schema(stage: Stage, root: Path) -> Resolved | None:
@@ -195,7 +168,9 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
     return PlannedStage(
         name=stage.name,
         index=stage.index,
-        upstream=stage.upstream,
+        needs=stage.needs,
+        ancestors=stage.ancestors,
+        rows_of=stage.rows_of,
         system=stage.instructions,
         prompt=stage.prompt,
         schema=schema,
@@ -205,7 +180,13 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
         params=model.params,
         timeout=call_timeout(stage.timeout, model.params),
         concurrency=stage.concurrency,
-        prints=Fingerprinter(provider=model.provider.name, model=model.ref.wire, params=model.params, schema=schema),
+        prints=Fingerprinter(
+            provider=model.provider.name,
+            model=model.ref.wire,
+            params=model.params,
+            schema=schema,
+            output_field=stage.output_field,
+        ),
         fallbacks=tuple(_fallback(other, stage.timeout) for other in model.fallbacks),
         repair=stage.repair,
         json_repair=stage.json_repair,
@@ -216,53 +197,13 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
         idle_timeout=model.ref.idle_timeout,
         messages=stage.messages,
         ref=model.ref,
+        guard=stage.guard,
+        otherwise=stage.otherwise,
+        visibility=stage.visibility,
+        output_field=stage.output_field,
     )
 
 
 def _fallback(other: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
     ref, bounds = other.ref, call_timeout(timeout, other.params)
     return PlannedModel(other.provider, ref.wire, other.params, ref.transport, ref.idle_timeout, bounds, ref)
-
-
-def _definition(workflow: Workflow, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
-    """Everything that decides what is asked. Not in it: time-outs, repairs, fallbacks, limits, where results go."""
-    spec = workflow.input
-    return {
-        "workflow": workflow.name,
-        "input": {
-            "path": spec.shown,
-            "format": spec.format,
-            "id_field": spec.id_field,
-            "on_duplicate_id": spec.on_duplicate_id,
-        },
-        "vars": dict(workflow.vars),
-        "stages": [
-            {
-                "name": stage.name,
-                "needs": stage.upstream,
-                "system": stage.system,
-                "prompt": stage.prompt.text,
-                **_messages(stage),
-                "model": stage.lane,
-                **_alias(stage),
-                "params": params_body(stage.params),
-                "schema": {"name": stage.schema.name, "body": stage.schema.body} if stage.schema else None,
-                **({"reuse": stage.reuse} if stage.reuse != "content" else {}),
-            }
-            for stage in stages
-        ],
-    }
-
-
-def _messages(stage: PlannedStage) -> dict[str, Any]:
-    """A definition without examples stays what it was before there were any."""
-    if not stage.messages:
-        return {}
-    return {"messages": [{"role": one.role, "content": one.content.text} for one in stage.messages]}
-
-
-def _alias(stage: PlannedStage) -> dict[str, Any]:
-    """The short name that was written, and what it meant then."""
-    if stage.ref is None or stage.ref.written is None:
-        return {}
-    return {"alias": {"written": stage.ref.written, "means": stage.ref.meaning}}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId, Visible
-from agac.plan.plan import PlannedStage
-from agac.spec.template import MissingField, VisibleRow, visible_row
+from agac.plan.steps import AnyStage, LocalStage, PlannedStage, Step
+from agac.spec.guardvalues import ROW
+from agac.spec.template import SKIPPED, VARS, MissingField, VisibleRow, visible_row
 from agac.spec.workflow import Example, ReusePolicy
 
 
@@ -20,20 +22,85 @@ class Prepared(NamedTuple):
     request: Request
 
 
+class Sight:
+    """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
+    each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
+    of the stages upstream of it, whichever others are there."""
+
+    __slots__ = ("_all", "_sees_all", "_vars", "forms", "results")
+
+    def __init__(self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str]) -> None:
+        self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
+        self.results: dict[str, JSONValue] = {}
+        self._vars, self._sees_all = variables, sees_all
+        self._all = visible_row(data, self.results, variables)
+
+    def become(self, stage: Step, fields: dict[str, JSONValue]) -> None:
+        """The row has these fields from the stage on."""
+        self.forms[stage.name] = self.results[stage.name] = fields
+
+    def pass_over(self, stage: Step) -> None:
+        """The stage was skipped: it has no result, and leaves the row as it is."""
+        if isinstance(stage, LocalStage):
+            self.forms[stage.name] = self.data(stage)
+        self.results[stage.name] = SKIPPED
+
+    def data(self, stage: Step) -> dict[str, JSONValue]:
+        """The row's fields as the stage sees them."""
+        return self.forms[stage.rows_of]
+
+    def sent(self, stage: PlannedStage) -> VisibleRow:
+        """What the stage may put into a prompt."""
+        limits = stage.visibility
+        if limits is None:
+            if stage.name in self._sees_all:
+                return self._all
+            return visible_row(self.data(stage), self.known(stage), self._vars)
+        data = {name: value for name, value in self.data(stage).items() if not limits.hides(name)}
+        results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
+        return visible_row(data, results, self._vars)
+
+    def judged(self, stage: Step) -> dict[str, JSONValue]:
+        """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
+        known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
+        data = self.data(stage)
+        return {**data, **known, VARS: self._vars, ROW: data}
+
+    def given(self, stage: Step) -> dict[str, JSONValue]:
+        """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
+        known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
+        return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
+
+    def known(self, stage: Step) -> dict[str, JSONValue]:
+        """The results upstream of the stage that are there."""
+        return {name: self.results[name] for name in stage.ancestors if name in self.results}
+
+
+def see_all(stages: Sequence[Step]) -> frozenset[str]:
+    """The stages that see the row as it came and have no other one beside them: every result that is there when they
+    are prepared is upstream."""
+    after = Counter(name for stage in stages for name in stage.ancestors)
+    alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
+    return frozenset(stage.name for stage in alone if stage.rows_of is None)
+
+
 class Preparer:
     """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`."""
 
-    def __init__(self, stages: tuple[PlannedStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
+    def __init__(self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
         self._vars, self._run = dict(variables), run
-        self._systems = tuple(Message.of("system", s.system) if s.system else None for s in stages)
-        self._fixed = tuple(_same_for_all(s.messages) for s in stages)
+        self._sees_all = see_all(stages)
+        asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
+        self._systems = {i: Message.of("system", s.system) if s.system else None for i, s in asking.items()}
+        self._fixed = {i: _same_for_all(s.messages) for i, s in asking.items()}
 
-    def visible(self, data: dict[str, JSONValue] | None, results: dict[str, JSONValue]) -> VisibleRow:
-        """What a row's templates see; results that are added later are seen too."""
-        return visible_row(data or {}, results, self._vars)
+    def sight(self, data: dict[str, JSONValue] | None) -> Sight:
+        """What there is to see of a row, before any stage has answered."""
+        return Sight(data or {}, self._vars, self._sees_all)
 
-    def prepare(self, stage: PlannedStage, visible: VisibleRow, row_id: RowId) -> Prepared | RowError:
+    def prepare(self, stage: PlannedStage, sight: Sight, row_id: RowId) -> Prepared | RowError:
         """The stage's request for a row, and what stands for it; or why none can be made."""
+        visible = sight.sent(stage)
         try:
             text = stage.prompt.render(visible)
             examples = self._fixed[stage.index]

@@ -25,6 +25,8 @@ NOT_IN_SCOPE = "not to be asked"
 LEFT = "failed too often"
 NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"
 MISSING_FIELD = "field missing"
+GUARD_FAILS = "when cannot be decided"
+UNFIT = "the row lacks a field"
 
 
 def upstream_changed(name: str) -> str:
@@ -42,6 +44,10 @@ def definition_changes(
 ) -> list[str]:
     """What differs between two definitions of one stage, in words. `variables` are those of both workflows."""
     changes = []
+    if any(before.get(key) != after.get(key) for key in ("when", "otherwise")):
+        changes.append("when changed")
+    if "operation" in before or "operation" in after:
+        return changes if before.get("operation") == after.get("operation") else [*changes, "what it does changed"]
     other_prompt, other_system = before["prompt"] != after["prompt"], before["system"] != after["system"]
     by_vars = other_system and _differ_by_vars(before["system"], after["system"], variables)
     if other_prompt:
@@ -50,6 +56,10 @@ def definition_changes(
         changes.append(INSTRUCTIONS)
     if before.get("messages") != after.get("messages"):
         changes.append("messages changed")
+    if before.get("visible") != after.get("visible"):
+        changes.append("visible changed")
+    if before.get("output_field") != after.get("output_field"):
+        changes.append("output_field changed")
     if _shape(before) != _shape(after):
         changes.append("schema changed")
     if (before["model"], before["params"]) != (after["model"], after["params"]):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agac.core.errors import Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import JSONValue, Message, Params, RowId, Schema
 from agac.plan.prepare import rendered, reuse_salt
-from agac.spec.template import Template, compile_template, visible_row
-from agac.spec.workflow import Example, ReusePolicy
+from agac.spec.operations import CHANGING, UnfitRow, applied
+from agac.spec.template import NO_TEXT, Template, compile_template, visible_row
+from agac.spec.workflow import Example, ReusePolicy, Visibility, field_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class RecordedStage:
 
     name: str
     index: int
-    upstream: str | None
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...]
     model: str
     system: str | None
     prompt: Template
@@ -31,10 +34,40 @@ class RecordedStage:
     variables: Mapping[str, JSONValue]
     examples: tuple[Example, ...] = ()
     alias: Mapping[str, str] | None = None
+    visibility: Visibility | None = None
+    output_field: str | None = None
+    operation: Mapping[str, Any] | None = None
+    rows_of: str | None = None
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether the row has other fields from this stage on."""
+        return self.operation is not None and any(key in self.operation for key in CHANGING)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its results are stored, and so found again by their fingerprints."""
+        return self.operation is None or "python" in self.operation
+
+    def form(self, data: dict[str, JSONValue], value: str | None) -> dict[str, JSONValue] | None:
+        """The row's fields after this stage, of those before it; `value` is its stored result. None: not known."""
+        if self.operation is None:
+            return data
+        if "python" in self.operation:
+            return json.loads(value) if value is not None else None
+        try:
+            return applied(self.operation, data)
+        except UnfitRow:
+            return None
 
     def messages(self, data: Mapping[str, JSONValue], results: Mapping[str, JSONValue]) -> tuple[Message, ...]:
-        """What was asked of a row. `results` are those of the stages before it. Raises MissingField."""
-        visible = visible_row(dict(data), dict(results), dict(self.variables))
+        """What was asked of a row. `results` are those of the stages upstream of it. Raises MissingField."""
+        limits = self.visibility
+        visible = visible_row(
+            dict(data) if limits is None else {n: v for n, v in data.items() if not limits.hides(n)},
+            dict(results) if limits is None else {n: v for n, v in results.items() if n not in limits.never},
+            dict(self.variables),
+        )
         asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
         return (Message.of("system", self.system), *asked) if self.system else asked
 
@@ -43,21 +76,76 @@ class RecordedStage:
         provider, _, model = self.model.partition("/")
         set_params: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in self.params.items()}
         params = Params(**set_params)
-        prints = Fingerprinter(provider=provider, model=model, params=params, schema=self.schema)
+        prints = Fingerprinter(
+            provider=provider, model=model, params=params, schema=self.schema, output_field=self.output_field
+        )
         return prints.fingerprint(messages, salt=reuse_salt(self.reuse, row_id, run))
 
 
 def recorded_stages(definition: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
     """The stages of a definition as `store.runs.definition_of` gives it, in the order in which a row meets them."""
-    return tuple(_stage(index, body, definition["vars"]) for index, body in enumerate(definition["stages"]))
+    stages: dict[str, RecordedStage] = {}
+    for body in definition["stages"]:
+        needs = needs_of(body)
+        upstream = {name for need in needs for name in (*stages[need].ancestors, need)}
+        ancestors = tuple(name for name in stages if name in upstream)
+        forms = {stages[need].name if stages[need].changes_rows else stages[need].rows_of for need in needs}
+        last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
+        made = _stage(len(stages), body, needs, ancestors, definition["vars"])
+        stages[body["name"]] = replace(made, rows_of=last)
+    return tuple(stages.values())
 
 
-def _stage(index: int, body: Mapping[str, Any], variables: Mapping[str, JSONValue]) -> RecordedStage:
+def needs_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stages that one of a stored definition needs: None, one name, or several."""
+    needs = body["needs"]
+    return tuple(needs) if isinstance(needs, list) else (needs,) if needs else ()
+
+
+def ends_of(definition: Mapping[str, Any]) -> list[int]:
+    """The positions of the stages whose results are a row's result, in a stored definition."""
+    names = [body["name"] for body in definition["stages"]]
+    return [names.index(name) for name in definition.get("results", names[-1:])]
+
+
+def shape_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The JSON Schema of the results of a stage of a stored definition; None: plain text."""
+    if "operation" in body:
+        return {}
+    if body.get("output_field"):
+        return field_shape(body["output_field"])
+    shape: dict[str, Any] | None = body["schema"]["body"] if body["schema"] else None
+    return shape
+
+
+def _stage(
+    index: int,
+    body: Mapping[str, Any],
+    needs: tuple[str, ...],
+    ancestors: tuple[str, ...],
+    variables: Mapping[str, JSONValue],
+) -> RecordedStage:
+    if "operation" in body:
+        return RecordedStage(
+            name=body["name"],
+            index=index,
+            needs=needs,
+            ancestors=ancestors,
+            model=next(iter(body["operation"])),
+            system=None,
+            prompt=NO_TEXT,
+            params={},
+            schema=None,
+            reuse="content",
+            variables=variables,
+            operation=body["operation"],
+        )
     schema = body["schema"]
     return RecordedStage(
         name=body["name"],
         index=index,
-        upstream=body["needs"],
+        needs=needs,
+        ancestors=ancestors,
         model=body["model"],
         system=body["system"],
         prompt=_template(body["prompt"]),
@@ -67,7 +155,15 @@ def _stage(index: int, body: Mapping[str, Any], variables: Mapping[str, JSONValu
         variables=variables,
         examples=tuple(Example(one["role"], _template(one["content"]), "") for one in body.get("messages", ())),
         alias=body.get("alias"),
+        visibility=_visibility(body.get("visible")),
+        output_field=body.get("output_field"),
     )
+
+
+def _visibility(body: Mapping[str, Any] | None) -> Visibility | None:
+    if body is None:
+        return None
+    return Visibility(None if body["only"] is None else frozenset(body["only"]), frozenset(body["never"]))
 
 
 def _template(text: str) -> Template:

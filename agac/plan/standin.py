@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agac.core.types import JSONValue
-from agac.plan.plan import PlannedStage
+from agac.plan.steps import AnyStage
 
 TEXT = "x" * 60
 """A field of text: a dozen words."""
@@ -14,9 +14,9 @@ FREE = "x" * 1000
 """An answer without a schema."""
 
 
-def stand_in(stage: PlannedStage) -> JSONValue:
+def stand_in(stage: AnyStage) -> JSONValue:
     """What the stage might answer."""
-    return FREE if stage.schema is None else _of_shape(stage.schema.body, 0)
+    return FREE if stage.shape is None else _of_shape(stage.shape, 0)
 
 
 def _of_shape(body: Any, depth: int) -> JSONValue:

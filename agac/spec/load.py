@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue
-from agac.spec.chain import chain
 from agac.spec.envtext import expand
+from agac.spec.graph import graph, output_stages
 from agac.spec.inout import output_spec
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, RunRulesFile, WorkflowFile
@@ -171,13 +172,15 @@ def _resolved(
 ) -> tuple[Workflow | None, list[Problem]]:
     """The workflow with everything that it names; None when its input, its output or a stage cannot be used."""
     variables = _variables(file.vars, overrides.vars, document.shown)
-    links, problems = chain(file.stages, document)
+    links, problems = graph(file.stages, document)
     if _names_were_lost(file, document):
         problems = []
     builder = StageBuilder(project, document, file, variables, overrides, problems)
     stages = [builder.stage(link, order) for order, link in enumerate(links)]
     source, found = input_spec(file, document, project, name, overrides)
     output, refused = output_spec(file, document, project, name, source)
+    ends, unknown = output_stages(file, document, links)
+    refused += unknown
     problems += [*found, *refused]
     ready = tuple(stage for stage in stages if stage is not None)
     if source is None or output is None or len(ready) < len(stages):
@@ -189,8 +192,9 @@ def _resolved(
         source,
         ready,
         variables,
-        output,
+        replace(output, stages=ends),
         run_rules(file, document, project, overrides),
+        tuple(stage.name for stage in file.stages if not stage.enabled),
     ), problems
 
 

@@ -24,7 +24,7 @@ _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
 _DURATION = re.compile(rf"{_TIME}\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-RESERVED_NAMES = ("vars", "row_json")
+RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "item", "index")
 DIALECTS_LATER = ("anthropic", "gemini", "mistral")
 
 # The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
@@ -47,6 +47,13 @@ def stage_name(name: str) -> str:
         raise _refuse(f"{name!r} has a meaning of its own in templates; choose another name")
     if not _STAGE_NAME.match(name):
         raise _refuse(f"{name!r} is no stage name; use letters, digits, _ and -, and start with a letter or _")
+    return name
+
+
+def field_name(name: str) -> str:
+    """A name that `${stage.name}` can be read with."""
+    if any(character in name for character in ".{}\n") or name != name.strip():
+        raise _refuse(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
     return name
 
 

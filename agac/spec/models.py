@@ -171,12 +171,64 @@ class MessageFile(FileModel):
     )
 
 
+class VisibleFile(FileModel):
+    """Which of a row's fields a stage may send: those and no others, or all but those. Guards see every field."""
+
+    only: list[NonEmpty] | None = Field(default=None, description="The row's fields that may be sent.")
+    never: list[NonEmpty] | None = Field(
+        default=None, min_length=1, description="Fields of the row, and results of stages, that may not be sent."
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> VisibleFile:
+        if self.only is None and self.never is None:
+            raise PydanticCustomError("nothing", "is empty; give only or never")
+        return self
+
+
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
     name: StageName = Field(description="Name of the stage; later stages use its result as `${name}`.")
     needs: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
-        Field(default=None, description="The stage whose result this one follows; the stage before when left out.")
+        Field(
+            default=None,
+            description="The stages whose results this one follows; the stage before when left out, none for `[]`. "
+            "Stages that do not need each other run at the same time.",
+        )
+    )
+    enabled: bool = Field(
+        default=True, description="false: the stage is passed over, and who needs it needs what it needs."
+    )
+    when: NonEmpty | None = Field(
+        default=None,
+        description="Condition in CEL over the row's fields and the results of stages upstream; the stage is only run "
+        "for rows for which it is true.",
+        examples=['classify.sentiment == "negative"'],
+    )
+    otherwise: Literal["skip", "drop"] | None = Field(
+        default=None,
+        description="What becomes of a row for which `when` is false: `skip` goes on without this result (when left "
+        "out), `drop` leaves.",
+    )
+    python: NonEmpty | None = Field(
+        default=None,
+        description="A function of the project that is given the row; what it gives is the row from there on, and None "
+        "makes it leave. No model is asked.",
+        examples=["tools/clean.py:normalise"],
+    )
+    processes: int | None = Field(
+        default=None, ge=1, le=64, description="Run the function of `python` in so many processes of its own."
+    )
+    filter: NonEmpty | None = Field(
+        default=None,
+        description="Condition in CEL as in `when`; rows for which it is not true leave. No model is asked.",
+    )
+    select: list[NonEmpty] | None = Field(
+        default=None, min_length=1, description="The fields with which the row goes on. No model is asked."
+    )
+    rename: dict[NonEmpty, NonEmpty] | None = Field(
+        default=None, min_length=1, description="Fields that get another name: `old: new`. No model is asked."
     )
     agent: NonEmpty | None = Field(
         default=None, description="An AgentCard: its name in the agentcards folder, or a path."
@@ -195,7 +247,29 @@ class StageFile(DefaultsFile):
         '`{sentiment: "positive|neutral|negative", reason: string}`, or `python:module.Class`.',
         json_schema_extra={"type": ["string", "object"]},
     )
+    output_field: Annotated[NonEmpty, AfterValidator(check.field_name)] | None = Field(
+        default=None, description="Makes of a plain reply a result with this one field, which holds its trimmed text."
+    )
+    visible: VisibleFile | None = Field(
+        default=None, description="Which of the row's fields the stage may send; all when left out."
+    )
     budget: BudgetFile | None = Field(default=None, description="What this stage may spend at most in a run.")
+
+    @model_validator(mode="after")
+    def _otherwise_of_what(self) -> StageFile:
+        if self.otherwise is not None and self.when is None:
+            raise PydanticCustomError(
+                "no_guard", "otherwise says what happens when `when` is false; add when, or remove otherwise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> StageFile:
+        if self.output_field is not None and self.output_schema is not None:
+            raise PydanticCustomError(
+                "two_forms", "output_field is for plain replies; give either output_field or output_schema"
+            )
+        return self
 
 
 Paths = Annotated[
@@ -240,6 +314,14 @@ class OutputFile(FileModel):
         default=None,
         description="What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), "
         "`update` (the same, the result's win), `append` (the row with the result under the stage's name).",
+    )
+    stages: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
+        Field(
+            default=None,
+            min_length=1,
+            description="The stages whose results are written: one alone, of several an object by their names; those "
+            "that no other stage needs when left out.",
+        )
     )
     csv_safe: bool = Field(
         default=False, description="Keep spreadsheets from running cells of csv and tsv files as formulas."

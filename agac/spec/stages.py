@@ -9,15 +9,27 @@ from typing import Any
 from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
 from agac.spec.cards import Card, find_card, load_card
-from agac.spec.chain import Link
 from agac.spec.examples import stage_examples
+from agac.spec.graph import Link
+from agac.spec.guards import Guard, compile_guard
 from agac.spec.instructions import Filling, fill
-from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, WorkflowFile
+from agac.spec.localstages import misplaced, operation, operations_of
+from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, VisibleFile, WorkflowFile
 from agac.spec.rules import budget
 from agac.spec.schemas import load_schema
 from agac.spec.template import Template, compile_template, default_prompt
 from agac.spec.texts import template_file, text_or_file
-from agac.spec.workflow import Example, Level, Overrides, ProjectSpec, RunMode, SchemaSpec, Stage, Timeout
+from agac.spec.workflow import (
+    Example,
+    Level,
+    Overrides,
+    ProjectSpec,
+    RunMode,
+    SchemaSpec,
+    Stage,
+    Timeout,
+    Visibility,
+)
 from agac.spec.yamlfile import Document, Path_, key_path
 
 _PARAMS = ("temperature", "max_tokens")
@@ -34,15 +46,21 @@ class StageBuilder:
     variables: Mapping[str, JSONValue]
     overrides: Overrides
     problems: list[Problem] = field(default_factory=list)
+    _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def stage(self, link: Link, order: int) -> Stage | None:
         """The stage of `link`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
         before = len(self.problems)
         written, path = self.file.stages[link.index], ("stages", link.index)
+        self.problems += misplaced(written, self.document, path)
+        before_it = self._answers_before(written, link)
+        if operations_of(written):
+            return self._local(written, link, order, path, before)
         card = self._card(written, path)
-        prompt = self._prompt(written, path, link.upstream)
+        prompt = self._prompt(written, path, _sent(before_it, written.visible))
         instructions = self._instructions(written, path, card)
         schema = self._schema(written, path)
+        guard = self._guard(written, path)
         messages = self._messages(written, path, card)
         where = self._where(written, path, card)
         levels = self._levels(written, card)
@@ -53,7 +71,9 @@ class StageBuilder:
         return Stage(
             name=written.name,
             index=order,
-            upstream=link.upstream,
+            needs=link.needs,
+            ancestors=link.ancestors,
+            rows_of=link.rows_of,
             instructions=instructions,
             prompt=prompt,
             schema=schema,
@@ -73,6 +93,39 @@ class StageBuilder:
             max_age=_strongest(levels, "max_age")[1],
             budget=budget(written.budget),
             messages=messages,
+            guard=guard,
+            otherwise=written.otherwise or "skip",
+            visibility=_visibility(written.visible),
+            output_field=written.output_field,
+        )
+
+    def _answers_before(self, written: StageFile, link: Link) -> tuple[str, ...]:
+        """The stages that ask a model and that this one follows, perhaps by way of others."""
+        found = tuple(dict.fromkeys(name for need in link.needs for name in self._answers.get(need, ())))
+        self._answers[written.name] = found if operations_of(written) else (written.name,)
+        return found
+
+    def _local(self, written: StageFile, link: Link, order: int, path: Path_, before: int) -> Stage | None:
+        """A stage that asks no model."""
+        does, problems = operation(written, self.document, path, self.project.root)
+        self.problems += problems
+        guard = self._guard(written, path)
+        if does is None or any_error(self.problems[before:]):
+            return None
+        return Stage(
+            name=written.name,
+            index=order,
+            needs=link.needs,
+            ancestors=link.ancestors,
+            rows_of=link.rows_of,
+            operation=does,
+            guard=guard,
+            otherwise=written.otherwise or "skip",
+            where={
+                **{key: self.document.where((*path, key)) for key in written.model_fields_set},
+                "": self.document.where(path),
+            },
+            path=key_path(path),
         )
 
     def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
@@ -97,7 +150,7 @@ class StageBuilder:
         self.problems += problems
         return card
 
-    def _prompt(self, written: StageFile, path: Path_, upstream: str | None) -> Template | None:
+    def _prompt(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
             self._problem((*path, "template"), "give either prompt or template, not both", key=True)
             return None
@@ -105,7 +158,7 @@ class StageBuilder:
         value = written.template or written.prompt
         where, shown = self.document.where((*path, key)), key_path((*path, key))
         if value is None:
-            return default_prompt(upstream, self.document.where(path))
+            return default_prompt(answers, self.document.where(path))
         read = template_file if written.template else text_or_file
         source, problems = read(value, self.project.root, where, shown)
         self.problems += problems
@@ -136,6 +189,14 @@ class StageBuilder:
         text, problems = fill(source.text, source.where, filling, "" if source.is_file else key)
         self.problems += problems
         return text
+
+    def _guard(self, written: StageFile, path: Path_) -> Guard | None:
+        if written.when is None:
+            return None
+        at = (*path, "when")
+        guard, problems = compile_guard(written.when, self.document.where(at), key_path(at))
+        self.problems += problems
+        return guard
 
     def _schema(self, written: StageFile, path: Path_) -> SchemaSpec | None:
         if written.output_schema is None:
@@ -176,6 +237,17 @@ class StageBuilder:
             message = "batch mode is not available yet; write `run_mode: sync`"
             self.problems.append(Problem(where["run_mode"], message, shown))
         return "sync"
+
+
+def _sent(answers: tuple[str, ...], limits: VisibleFile | None) -> tuple[str, ...]:
+    """The answers that a prompt may name."""
+    return tuple(name for name in answers if not (limits and limits.never and name in limits.never))
+
+
+def _visibility(written: VisibleFile | None) -> Visibility | None:
+    if written is None:
+        return None
+    return Visibility(None if written.only is None else frozenset(written.only), frozenset(written.never or ()))
 
 
 def _set_keys(written: DefaultsFile) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MAX_LISTED = 20
+MAX_LISTED = 40
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -17,7 +17,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def listed(known: Iterable[str], nothing: str = "none") -> str:
-    """`a, b, c`, cut after twenty."""
+    """`a, b, c`, cut after forty."""
     names = list(known)
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more if names else nothing

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, ClassVar
 
 from agac.core.errors import Problem, Where
@@ -72,7 +73,7 @@ class Template:
                 value = visible[name]
             except KeyError:
                 value = _dotted(visible, name, parts)
-            pieces[index] = value if type(value) is str else _compact(value)
+            pieces[index] = value if type(value) is str else as_text(value)
         return "".join(pieces)
 
     def with_pieces(self, change: Callable[[str], str]) -> Template:
@@ -80,9 +81,24 @@ class Template:
         return replace(self, pieces=tuple(map(change, self.pieces)))
 
 
+class Skipped(Enum):
+    """Stands for the result of a stage whose guard said no: an empty text in prompts, null in guards and in JSON."""
+
+    SKIPPED = "skipped"
+
+
+SKIPPED = Skipped.SKIPPED
+
+
+NO_TEXT = Template("", (), ("",), ())
+"""The template of a stage that sends nothing."""
+
+
 def as_text(value: JSONValue) -> str:
-    """A value as it stands in a prompt: strings verbatim, others as compact JSON."""
-    return value if isinstance(value, str) else _compact(value)
+    """A value as it stands in a prompt: strings verbatim, others as compact JSON, nothing for a skipped result."""
+    if isinstance(value, str):
+        return value
+    return "" if value is SKIPPED else _compact(value)
 
 
 def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
@@ -90,6 +106,8 @@ def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
     head, *rest = parts
     try:
         value = visible[head]
+        if value is SKIPPED:
+            return SKIPPED
         for part in rest:
             value = value[int(part)] if isinstance(value, list) and part.isdecimal() else _member(value, part)
     except (KeyError, IndexError, ValueError):
@@ -148,9 +166,10 @@ def spot_of(text: str, offset: int, start: Where) -> Where:
     return Where(start.file, (start.line or 1) + line, column)
 
 
-def default_prompt(upstream: str | None, where: Where) -> Template:
-    """What a stage without a prompt sends: the row, and what the stage before it answered."""
-    text = f"${{{ROW_JSON}}}" if upstream is None else f"${{{ROW_JSON}}}\n\n${{{upstream}}}"
+def default_prompt(needs: Sequence[str], where: Where) -> Template:
+    """What a stage without a prompt sends: the row, and what the stages that it follows answered."""
+    named = [f"${{{needs[0]}}}"] if len(needs) == 1 else [f"{need}:\n${{{need}}}" for need in needs]
+    text = "\n\n".join([f"${{{ROW_JSON}}}", *named])
     template, _ = compile_template(text, where)
     assert template is not None
     return template

@@ -5,14 +5,16 @@ Times are seconds. Paths are absolute with links followed; what is shown to user
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
-from agac.spec.template import Template
+from agac.spec.guards import Guard
+from agac.spec.operations import Operation
+from agac.spec.template import NO_TEXT, Template
 
 if TYPE_CHECKING:
     from agac.spec.models import DefaultsFile, RunRulesFile
@@ -27,6 +29,7 @@ OnDuplicateId = Literal["error", "first", "last", "suffix"]
 ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
 OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
+Otherwise = Literal["skip", "drop"]
 Merge = Literal["replace", "extend", "update", "append"]
 
 
@@ -151,7 +154,8 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """Where results go. `dir` lies inside the project and holds none of the project's own files.
+    """Where results go. `dir` lies inside the project and holds none of the project's own files. `stages` are those
+    whose results are written, in the order in which a row meets them.
 
     `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
     the result's in tables. `where` is where `format` stands, or the output.
@@ -164,14 +168,41 @@ class OutputSpec:
     merge: Merge | None = None
     csv_safe: bool = False
     where: Where = field(default=Where(""), compare=False)
+    stages: tuple[str, ...] = ()
+
+
+def field_shape(field: str) -> dict[str, Any]:
+    """The JSON Schema of a result that holds one text."""
+    return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
+
+
+def shape_of_ends(ends: Sequence[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
+    """The JSON Schema of a row's result, made of the results of the stages `ends`, by their names; None: plain text."""
+    if len(ends) == 1:
+        return ends[0][1]
+    return {"type": "object", "properties": {name: shape or {} for name, shape in ends}}
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Which of a row's fields a stage may send: `only` those (None: all), and `never` these, results included."""
+
+    only: frozenset[str] | None
+    never: frozenset[str]
+
+    def hides(self, name: str) -> bool:
+        """Whether a field of the row may not be sent."""
+        return name in self.never or (self.only is not None and name not in self.only)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step of a workflow.
 
-    `upstream` names the stage whose results it follows, None for the first. `params` holds, for each level, the fields
-    of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
+    `needs` names the stages whose results it follows, `ancestors` all stages upstream of it; `rows_of` is the one of
+    those after which the row has the fields that this stage sees, None: the input's. With an `operation` it asks no
+    model, and what says how one is asked is not used. `params` holds, for each level, the fields of `Params` that it
+    sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
     was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
     them, `path` is the stage's place in its file (`stages[1]`), which may be another. `fallback` are the models
     asked after `model`; `messages` stand before the prompt; `repair` is how often a reply of the wrong form is asked
@@ -180,18 +211,19 @@ class Stage:
 
     name: str
     index: int
-    upstream: str | None
-    instructions: str | None
-    prompt: Template
-    schema: SchemaSpec | None
-    model: str | None
-    model_level: Level | None
-    params: Mapping[Level, Mapping[str, Any]]
-    timeout: Timeout | None
-    concurrency: int | None
-    run_mode: RunMode
-    card: CardInfo | None
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...]
     where: Mapping[str, Where]
+    instructions: str | None = None
+    prompt: Template = NO_TEXT
+    schema: SchemaSpec | None = None
+    model: str | None = None
+    model_level: Level | None = None
+    params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
+    timeout: Timeout | None = None
+    concurrency: int | None = None
+    run_mode: RunMode = "sync"
+    card: CardInfo | None = None
     path: str = ""
     fallback: tuple[str, ...] = ()
     repair: int = 1
@@ -200,6 +232,21 @@ class Stage:
     max_age: float | None = None
     budget: Budget | None = None
     messages: tuple[Example, ...] = ()
+    guard: Guard | None = None
+    otherwise: Otherwise = "skip"
+    visibility: Visibility | None = None
+    output_field: str | None = None
+    operation: Operation | None = None
+    rows_of: str | None = None
+
+    @property
+    def shape(self) -> dict[str, Any] | None:
+        """The JSON Schema of its results as far as files tell, `{}` when nothing is known of them; None: plain text."""
+        if self.operation is not None or isinstance(self.schema, PythonSchema):
+            return {}
+        if self.output_field is not None:
+            return field_shape(self.output_field)
+        return self.schema.schema.body if isinstance(self.schema, JsonSchema) else None
 
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""
@@ -208,7 +255,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """One workflow file with everything that it names. `stages` are in the order in which a row walks through them."""
+    """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
+    `disabled` names those that are not enabled."""
 
     name: str
     file: str
@@ -218,6 +266,17 @@ class Workflow:
     vars: Mapping[str, JSONValue]
     output: OutputSpec
     rules: RunRules = RunRules()
+    disabled: tuple[str, ...] = ()
+
+    @property
+    def asking(self) -> tuple[Stage, ...]:
+        """The stages that ask a model."""
+        return tuple(stage for stage in self.stages if stage.operation is None)
+
+    @property
+    def ends(self) -> tuple[Stage, ...]:
+        """The stages whose results are a row's result: one alone, of several an object by their names."""
+        return tuple(stage for stage in self.stages if stage.name in self.output.stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class TaskEnd(NamedTuple):
     error: RowError | None
     failures: int
     at: float
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 
 from agac.core.errors import LeaseHeld, LeaseLost
 from agac.core.keys import canonical
-from agac.core.types import Outcome
 from agac.store.batch import PRESENT, CounterKey, Tally
 from agac.store.db import Database, translated
 from agac.store.holders import is_dead
 from agac.store.lease import BEAT_SECONDS, Lease
-from agac.store.rows import State
+from agac.store.rows import OUTCOME_OF, State
 from agac.store.sql import padded, sql, sql_many
 
 T = TypeVar("T")
@@ -30,8 +29,6 @@ CHUNK_ROWS = 2048
 
 SLICE = 512
 """Keys in one statement."""
-
-_COUNTED = {State.DONE: Outcome.DONE, State.FAILED: Outcome.FAILED, State.DROPPED: Outcome.DROPPED}
 
 
 class Collector:
@@ -179,7 +176,7 @@ def _counted(writer: sqlite3.Connection, found: _Found, stages: Sequence[str]) -
     present = [row for row in found if row[1] is not None]
     for _, _, state, error in present:
         counts[PRESENT] += 1
-        if outcome := _COUNTED.get(State(state)):
+        if outcome := OUTCOME_OF.get(State(state)):
             counts["", outcome.value, error or "", ""] += 1
     for start in range(0, len(present), SLICE):
         keys = padded([row[0] for row in present[start : start + SLICE]])

@@ -40,7 +40,9 @@ class RowRecord(NamedTuple):
 
 
 class TaskRecord(NamedTuple):
-    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one."""
+    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one. `note`
+    says why the stage was passed over: JSON with `when` and `values`.
+    """
 
     stage: int
     fingerprint: bytes | None
@@ -57,6 +59,7 @@ class TaskRecord(NamedTuple):
     base_url: str | None
     model: str | None
     simulated: bool | None
+    note: str | None
 
 
 class AttemptRecord(NamedTuple):

@@ -227,7 +227,7 @@ def _error(error: RowError | None) -> tuple[str | None, str | None]:
 
 def _task(t: TaskEnd) -> tuple[Any, ...]:
     result = t.result.id if t.result else None
-    return (t.new.key, t.stage, t.fingerprint, t.outcome.value, result, *_error(t.error), t.failures, t.at)
+    return (t.new.key, t.stage, t.fingerprint, t.outcome.value, result, *_error(t.error), t.failures, t.at, t.note)
 
 
 def _end(e: RowEnd) -> tuple[Any, ...]:

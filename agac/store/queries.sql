@@ -119,18 +119,18 @@ INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?);
 
 -- name: rows_at
 -- The stored rows at a range of positions (and, after an interrupted reordering, strays that share a position).
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
 WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
 
 -- name: rows_by_id
 -- The stored rows with these ids, every repetition.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
-WHERE run_id = ? AND id IN (:many);
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
+WHERE run_id = ? AND id IN (:many) AND origin IS NULL;
 
 -- name: rows_of_id
 -- Some repetitions of one id, and its first row.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen FROM row
-WHERE run_id = ? AND id = ? AND (occurrence = 0 OR occurrence BETWEEN ? AND ?);
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
+WHERE run_id = ? AND id = ? AND origin IS NULL AND (occurrence = 0 OR occurrence BETWEEN ? AND ?);
 
 -- name: row_key_max
 -- The last row key; the next ones are made inside the transaction that inserts them.
@@ -165,9 +165,18 @@ UPDATE row SET ordinal = NULL, state = 0 WHERE key = ?;
 
 -- name: rows_export
 -- Rows in input order with their results, a range at a time.
-SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message
+SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
 FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = ? AND r.ordinal > ? ORDER BY r.ordinal, r.key LIMIT ?;
+
+-- name: results_of_rows
+-- The results of these rows' stages.
+SELECT t.row_key, t.stage, v.value FROM task t JOIN result v ON v.id = t.result_id WHERE t.row_key IN (:many);
+
+-- name: rows_filtered
+-- Rows that a guard made leave, a range at a time, with the first guard that did.
+SELECT r.ordinal, r.id, r.data, min(t.stage), t.note FROM row r JOIN task t ON t.row_key = r.key AND t.outcome = 'dropped'
+WHERE r.run_id = ? AND r.ordinal > ? AND r.state = 4 GROUP BY r.ordinal, r.key ORDER BY r.ordinal, r.key LIMIT ?;
 
 -- name: row_examples
 -- The first failed row of each kind of error.
@@ -185,11 +194,12 @@ FROM task WHERE row_key IN (:many);
 
 -- name: task_put
 -- What became of a task.
-INSERT INTO task (row_key, stage, replica, fingerprint, outcome, result_id, error_type, error_message, failures, settled_at)
-VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO task (row_key, stage, replica, fingerprint, outcome, result_id, error_type, error_message, failures,
+    settled_at, note)
+VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (row_key, stage, replica) DO UPDATE SET fingerprint = excluded.fingerprint, outcome = excluded.outcome,
     result_id = excluded.result_id, error_type = excluded.error_type, error_message = excluded.error_message,
-    failures = excluded.failures, settled_at = excluded.settled_at;
+    failures = excluded.failures, settled_at = excluded.settled_at, note = excluded.note;
 
 -- name: task_forget
 -- A changed row no longer gets as far as this stage.
@@ -297,7 +307,7 @@ SELECT id FROM row WHERE run_id = ? AND ordinal >= ? ORDER BY ordinal LIMIT ?;
 -- name: tasks_look
 -- A row's tasks with their results, and who gave them.
 SELECT t.stage, t.fingerprint, t.outcome, t.error_type, t.error_message, t.failures, t.settled_at, t.result_id,
-    v.value, v.how, v.created_at, e.provider, e.base_url, e.model, e.simulated
+    v.value, v.how, v.created_at, e.provider, e.base_url, e.model, e.simulated, t.note
 FROM task t LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
 WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
@@ -435,7 +445,7 @@ UPDATE lease SET holder = '';
 
 -- name: rows_chosen
 -- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
-SELECT key, id, occurrence, ordinal, hash, data, state, error_type FROM row
+SELECT key, id, occurrence, ordinal, hash, data, state, error_type, error_message, error_stage, result_id FROM row
 WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
     AND (:done_too
         OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
@@ -487,3 +497,10 @@ WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id
 SELECT a.stage, a.fingerprint, max(a.started_at), max(a.error_type IS NULL), json_extract(e.body, '$.retry')
 FROM attempt a JOIN event e ON e.id = a.event_id WHERE a.row_key = ?
 GROUP BY a.stage, a.fingerprint, a.event_id ORDER BY max(a.id);
+
+-- name: relations
+-- Every table and view with its columns: what a query could have meant.
+SELECT s.name, c.name
+FROM sqlite_master AS s, pragma_table_info(s.name) AS c
+WHERE s.type IN ('table', 'view') AND s.name NOT LIKE 'sqlite_%'
+ORDER BY s.type DESC, s.name, c.cid;

@@ -40,6 +40,9 @@ class ChosenRow(NamedTuple):
     data: str
     state: int
     error_type: str | None
+    error_message: str | None
+    error_stage: str | None
+    result_id: int | None
 
 
 async def first_event_since(database: Database, run: int, since: float) -> int:

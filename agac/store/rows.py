@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import Outcome, RowId
+from agac.core.types import JSONValue, Outcome, RowId
 from agac.store.db import Database, translated
 from agac.store.sql import padded, sql, sql_many
 
@@ -19,6 +19,21 @@ class State(IntEnum):
     DONE = 1
     FAILED = 2
     DROPPED = 3  # left out on purpose: a repeated id under `on_duplicate_id: first` or `last`
+    FILTERED = 4  # a guard made it leave
+    SKIPPED = 5  # it went through, but its guards left it without a result
+
+
+OUTCOME_OF = {
+    State.DONE: Outcome.DONE,
+    State.FAILED: Outcome.FAILED,
+    State.DROPPED: Outcome.DROPPED,
+    State.FILTERED: Outcome.DROPPED,
+    State.SKIPPED: Outcome.SKIPPED,
+}
+"""Under which outcome rows are counted that reached their end."""
+
+WALKED = frozenset({State.DONE, State.FILTERED, State.SKIPPED})
+"""Ends that a row comes to by going through its stages without a failure."""
 
 
 class StoredRow(NamedTuple):
@@ -34,6 +49,7 @@ class StoredRow(NamedTuple):
     error_message: str | None
     error_stage: str | None
     seen: int
+    result_id: int | None
 
 
 class PriorTask(NamedTuple):
@@ -49,7 +65,8 @@ class PriorTask(NamedTuple):
 
 
 class ExportRow(NamedTuple):
-    """One row as an export needs it; `data` and `value` are JSON texts."""
+    """One row as an export needs it; `data` and `value` are JSON texts. `form`: the fields that the row had in the end,
+    where a stage changed them."""
 
     ordinal: int
     id: RowId
@@ -58,6 +75,8 @@ class ExportRow(NamedTuple):
     value: str | None
     error_type: str | None
     error_message: str | None
+    key: int
+    form: dict[str, JSONValue] | None = None
 
 
 async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
@@ -148,3 +167,34 @@ async def export_rows(database: Database, run: int) -> AsyncIterator[list[Export
         if len(rows) < EXPORT_RANGE:
             return
         after = rows[-1].ordinal
+
+
+class FilteredRow(NamedTuple):
+    """A row that a guard made leave: the position of its stage, and JSON with `when` and `values`."""
+
+    ordinal: int
+    id: RowId
+    data: str
+    stage: int
+    note: str
+
+
+async def filtered_rows(database: Database, run: int) -> AsyncIterator[list[FilteredRow]]:
+    """All rows that guards made leave, in the order of the input, some hundred at a time."""
+    after = 0
+    while True:
+        with translated(database.path):
+            found = await database.reader.execute_fetchall(sql("rows_filtered"), (run, after, EXPORT_RANGE))
+        rows = [FilteredRow(*row) for row in found]
+        yield rows
+        if len(rows) < EXPORT_RANGE:
+            return
+        after = rows[-1].ordinal
+
+
+async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], str]:
+    """The results of these rows' stages, JSON, by the row's key and the stage's position."""
+    wanted = padded(list(keys))
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql_many("results_of_rows", len(wanted)), wanted)
+    return {(key, stage): value for key, stage, value in found}

@@ -217,11 +217,11 @@ async def definition_of(database: Database, run: int) -> dict[str, Any]:
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
     """Rows by outcome; `present` is all of them that stand in the input, `open` those without an outcome."""
-    found = dict.fromkeys(("present", "done", "failed", "dropped"), 0)
+    found = dict.fromkeys(("present", "done", "skipped", "failed", "dropped"), 0)
     for count in counts:
         if count.stage == "":
             found[count.outcome] += count.tasks
-    return found | {"open": found["present"] - found["done"] - found["failed"] - found["dropped"]}
+    return found | {"open": 2 * found["present"] - sum(found.values())}
 
 
 async def counters(database: Database, run: int) -> list[Count]:

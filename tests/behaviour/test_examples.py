@@ -114,7 +114,7 @@ def test_why_shows_a_changed_answer_of_an_example(project: ProjectFolder) -> Non
     ("content", "said"),
     [
         ("${txt}", "stages[0].messages[0].content: ${txt}: no such field; did you mean 'text'?"),
-        ("${later}", "stages[0].messages[0].content: ${later} names a stage that has not run yet"),
+        ("${later}", "stages[0].messages[0].content: ${later} names a stage that is not upstream of 'say'"),
         ("${vars.nope}", "stages[0].messages[0].content: ${vars.nope}: no such variable; "),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_workflow_over_any_input_is_checked_planned_run_and_gone_on_with(proje
     assert project.agac("validate").code == 0
     assert project.agac("plan", "-a", "reviews", "--json").json["stages"][0]["run"] == 6
     report = project.run()
-    assert report.summary["rows"] == {"total": 6, "done": 6, "failed": 0, "dropped": 0, "open": 0}
+    assert report.summary["rows"] == {"total": 6, "done": 6, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert [envelope["id"] for envelope in project.envelopes()] == [row["id"] for row in ROWS]
     again = project.run()
     assert again.summary["run"] == report.summary["run"]
@@ -252,7 +252,7 @@ def test_a_sample_follows_rows_that_are_added(project: ProjectFolder, id_field: 
     project.numbered(1_800)
     second = project.run(sample=700)
     assert second.summary["run"] == first.summary["run"]
-    assert second.summary["rows"] == {"total": 700, "done": 700, "failed": 0, "dropped": 0, "open": 0}
+    assert second.summary["rows"] == {"total": 700, "done": 700, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert len(project.envelopes("reviews", "preview/results.jsonl")) == 700
     project.assert_sound()
 

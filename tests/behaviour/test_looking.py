@@ -92,7 +92,7 @@ class TestRuns:
             (1, "reviews", "finished"),
         ]
         assert report["runs"][1]["selection"] == {"limit": 2, "offset": 1}
-        assert report["runs"][2]["rows"] == {"total": 5, "done": 4, "failed": 1, "dropped": 0, "open": 0}
+        assert report["runs"][2]["rows"] == {"total": 5, "done": 4, "skipped": 0, "failed": 1, "dropped": 0, "open": 0}
         assert report["runs"][2]["calls"]["count"] == 5
         lines = project.agac("runs").out.split("\n")
         assert lines[0].split()[:6] == ["run", "workflow", "state", "rows", "done", "failed"]

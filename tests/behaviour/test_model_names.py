@@ -287,7 +287,9 @@ def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(projec
     checked = checked_workflow(opened, "w", Overrides(), partial=False)
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     preparer = Preparer(plan.stages, plan.vars, 1)
-    tasks = [preparer.prepare(s, preparer.visible({"id": "1", "text": "a"}, {"one": "x"}), "1") for s in plan.stages]
+    sight = preparer.sight({"id": "1", "text": "a"})
+    sight.results["one"] = "x"
+    tasks = [preparer.prepare(stage, sight, "1") for stage in plan.asking]
     assert plan.hash.hex() == "07ca1b65c22a52f45a9d3556026393c6"
     assert [task.fingerprint.hex() for task in tasks if isinstance(task, Prepared)] == [
         "664498891a812320ccba14f1efe78bac",

@@ -113,7 +113,7 @@ def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, fau
     project.run()
     project.numbered(2)
     summary = project.run().summary
-    assert summary["rows"] == {"total": 2, "done": 2, "failed": 0, "dropped": 0, "open": 0}
+    assert summary["rows"] == {"total": 2, "done": 2, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert [(s["done"], s["failed"]) for s in summary["stages"]] == [(2, 0)]
     project.numbered(6)
     summary = project.run().summary
@@ -176,6 +176,6 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
     project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
     project.workflow()
     report = project.run()
-    assert report.summary["rows"] == {"total": 1500, "done": 1, "failed": 1499, "dropped": 0, "open": 0}
+    assert report.summary["rows"] == {"total": 1500, "done": 1, "skipped": 0, "failed": 1499, "dropped": 0, "open": 0}
     assert read == 0  # the first chunk finds none, and after it the id is known
     project.assert_sound()

@@ -71,7 +71,7 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     summary = project.output(file="summary.json")
     assert summary["workflow"] == "reviews"
     assert summary["complete"] is True
-    assert summary["rows"] == {"total": 3, "done": 2, "failed": 1, "dropped": 0, "open": 0}
+    assert summary["rows"] == {"total": 3, "done": 2, "skipped": 0, "failed": 1, "dropped": 0, "open": 0}
     (stage,) = summary["stages"]
     times = stage.pop("timing_ms")
     assert times == summary["timing_ms"]
@@ -80,7 +80,8 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     assert times["ttft"] == {"count": 0, "p50": None, "p95": None}
     assert stage == {
         "name": "say", "model": "local/echo", "alias": None, "answered_by": ["local/echo"],
-        "done": 2, "reused": 0, "failed": 1, "repaired": 0, "json_repaired": 0, "by_fallback": 0,
+        "done": 2, "reused": 0, "failed": 1, "skipped": 0, "dropped": 0,
+        "repaired": 0, "json_repaired": 0, "by_fallback": 0,
     }  # fmt: skip
     assert (summary["calls"]["count"], summary["calls"]["failed"], summary["calls"]["simulated"]) == (3, 1, 3)
     assert summary["calls"]["input_tokens"] > 0

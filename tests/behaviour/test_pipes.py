@@ -36,6 +36,8 @@ WORDS: dict[str, list[list[str]]] = {
     "inspect": [["last"], ["1", "größe-1"]],
     "retry": [["1", "--dry-run"], ["1", "--from", LONG, "--yes"]],
     "why": [["1", "größe-1", LONG]],
+    "graph": [["-a", "reviews"], ["--run", "1"]],
+    "sql": [["SELECT * FROM v_results"], []],
     "export": [["-a", "reviews"]],
     "gc": [["--keep-runs", "5"], ["--keep-runs", "5", "--dry-run"]],
     "backup": [["copy.db", "--force"]],

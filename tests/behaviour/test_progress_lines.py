@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ def watched(total: int | None = 10_000, exact: bool = True, **stages: dict[str, 
     invocation = Invocation()
     invocation.totals.stages = {name: StageTotals(**counts) for name, counts in stages.items()}
     counted = None if total is None else RowCount(total, exact)
-    return Watched("reviews", invocation, lambda: counted, [])
+    names = list(stages)
+    return Watched("reviews", invocation, lambda: counted, [], {name: names[:i] for i, name in enumerate(names)})
 
 
 def lines(
@@ -111,6 +113,36 @@ def test_rows_that_failed_before_do_not_come_to_a_later_stage() -> None:
     assert [line.split(" | ")[0] for line in lines(run)] == [
         "classify █████░░░░░ 50/96 (52.1%)",
         "reply    ████░░░░░░ 35/86 (40.7%)",
+    ]
+
+
+def test_rows_that_a_guard_kept_out_are_settled_there_and_dropped_ones_come_no_further() -> None:
+    run = watched(100, first={"done": 40, "dropped": 10}, reply={"done": 5, "skipped": 30}, last={"done": 30})
+    assert [line.rpartition(" | ")[0] for line in lines(run)] == [
+        "first █████░░░░░ 50/100 (50.0%) | 45/s | ETA 1s | dropped 10",
+        "reply ███░░░░░░░ 35/90 (38.9%) | 45/s | ETA 1s | skipped 30",
+        "last  ███░░░░░░░ 30/90 (33.3%) | 45/s | ETA 1s",
+    ]
+    assert lines(run, 50)[1] == "reply 35/90 (38.9%) | 45/s | ETA 1s | $0.00"
+
+
+def test_the_rate_and_what_is_left_count_rows_that_are_passed_over() -> None:
+    run = watched(1000, reply={"done": 5, "skipped": 895})
+    (stage,) = run.snapshot(run.count_rows()).stages
+    assert (stage.settled, stage.worked, stage.total) == (900, 900, RowCount(1000, exact=True))
+    assert "ETA 10s" in lines(run, rate=10.0)[0]
+
+
+def test_a_branch_does_not_wait_for_rows_that_left_in_another() -> None:
+    """`right` is not upstream of `left`: what was dropped there is known to stay away once its rows have ended."""
+    run = watched(100, left={"done": 80}, right={"done": 70, "dropped": 30}, join={"done": 70})
+    run = replace(run, upstream={"left": [], "right": [], "join": ["left", "right"]})
+    totals = run.invocation.totals
+    totals.rows_done, totals.rows_filtered = 70, 30
+    assert [(s.settled, s.total and s.total.rows) for s in run.snapshot(run.count_rows()).stages] == [
+        (80, 80),
+        (100, 100),
+        (70, 70),
     ]
 
 

@@ -78,7 +78,7 @@ def test_the_first_row_with_an_id_is_kept(project: ProjectFolder, server: Server
     echo(project, "first")
     report = settled(project, server, 3)
     assert seen(project) == [("a", 1, "Draft: a at 1"), ("b", 2, "Draft: b at 2"), ("c", 4, "Draft: c at 4")]
-    assert report.summary["rows"] == {"total": 4, "done": 3, "failed": 0, "dropped": 1, "open": 0}
+    assert report.summary["rows"] == {"total": 4, "done": 3, "skipped": 0, "failed": 0, "dropped": 1, "open": 0}
     assert report.exit_code == 0
 
 
@@ -409,7 +409,7 @@ def test_any_edits_cost_what_was_never_answered_and_give_what_a_new_project_give
                 assert server.account()["requests"] == len(expected.prompts() - answered)
                 answered |= expected.prompts()
                 counts = {"done": len(expected.asked), "failed": expected.failed, "dropped": expected.dropped}
-                assert report.summary["rows"] == {"total": len(rows), **counts, "open": 0}
+                assert report.summary["rows"] == {"total": len(rows), **counts, "skipped": 0, "open": 0}
                 project.assert_sound()
                 server.reset()
                 project.run()

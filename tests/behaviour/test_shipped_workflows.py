@@ -32,11 +32,18 @@ def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shipped:
-    """What a run of a workflow has to give. `schemas`: of its stages, in their order. `dropped` rows came twice."""
+    """What a run of a workflow has to give. `schemas`: of its stages, in their order. `dropped` rows came twice, or a
+    guard made them leave. `asked`: of how many rows each stage is asked, where that is not all that are left."""
 
     rows: int
     schemas: dict[str, Any]
     dropped: int = 0
+    asked: tuple[int, ...] = ()
+
+    @property
+    def calls(self) -> dict[int, int]:
+        """Calls of each stage, which is known by its place."""
+        return dict(enumerate(self.asked or [self.rows - self.dropped] * len(self.schemas)))
 
 
 def of_file(name: str) -> Any:
@@ -64,6 +71,20 @@ WORKFLOWS = {
             ),
             "sentence": TEXT,
         },
+    ),
+    "support_triage": Shipped(
+        30,
+        {
+            "sort": of_file("sorted_mail.json"),
+            "english": closed({"text": TEXT}),
+            "facts": closed(
+                {"product": TEXT, "order": TEXT, "wants": {"enum": ["money", "exchange", "answer", "nothing"]}}
+            ),
+            "risk": closed({"danger": {"enum": ["none", "hurt", "lawyer"]}, "reason": TEXT}),
+            "reply": closed({"subject": TEXT, "body": TEXT, "escalate": {"type": "boolean"}}),
+        },
+        dropped=8,
+        asked=(26, 7, 22, 14, 10),
     ),
     "translation": Shipped(
         40,
@@ -131,18 +152,18 @@ def test_it_runs_is_not_asked_twice_and_asks_again_what_changed(name: str, shipp
     told = run(shipped, name)
     rows = expected.rows - expected.dropped
     assert told["rows"] == {
-        "total": expected.rows, "done": rows, "failed": 0, "dropped": expected.dropped, "open": 0
+        "total": expected.rows, "done": rows, "failed": 0, "skipped": 0, "dropped": expected.dropped, "open": 0
     }  # fmt: skip
     assert told["complete"]
     assert told["calls"]["cost_is_simulated"]
     assert [stage["name"] for stage in told["stages"]] == list(expected.schemas)
     for place, schema in enumerate(expected.schemas.values()):
         found = results(shipped, place)
-        assert len(found) == rows
+        assert len(found) == expected.calls[place]
         checker = Draft202012Validator(schema, format_checker=FormatChecker())
         assert [error.message for result in found for error in checker.iter_errors(result)] == []
     asked = calls(shipped)
-    assert asked == dict.fromkeys(range(len(expected.schemas)), rows)
+    assert asked == expected.calls
 
     run(shipped, name)
     assert calls(shipped) == asked
@@ -150,7 +171,7 @@ def test_it_runs_is_not_asked_twice_and_asks_again_what_changed(name: str, shipp
     last = len(expected.schemas) - 1
     changed = reworded(shipped, name, last)
     told = run(shipped, name)
-    assert calls(shipped) == {**asked, last: 2 * rows}
+    assert calls(shipped) == {**asked, last: 2 * asked[last]}
     assert [stage["name"] for stage in told["stages"] if stage["done"]] == [changed]
     assert told["rows"]["done"] == rows
     shipped.assert_sound()
@@ -231,6 +252,42 @@ def test_an_example_stands_before_each_text_to_translate(shipped: ProjectFolder)
     told = shipped.agac("plan", "-a", "translation", "--show", "1").out
     assert '[assistant]\n{"translation":"{count} × Alpine Tent 2P","doubts":[]}\n[user]\nWhere: button' in told
     assert "into German" in told
+
+
+def test_support_triage_asks_of_each_mail_only_what_it_needs(shipped: ProjectFolder) -> None:
+    told = run(shipped, "support_triage")
+    rows = told["rows"]
+    assert rows["total"] == rows["done"] + rows["failed"] + rows["skipped"] + rows["dropped"] == 30
+    written = csv.DictReader((ROOT / "data/support_mail.csv").read_text("utf-8").splitlines())
+    mails = {row["mail"]: row for row in written}
+    left = {one["id"]: one for one in map(json.loads, lines(shipped, "support_triage", "filtered.jsonl"))}
+    machines = {mail for mail, row in mails.items() if row["kind"] == "machine"}
+    assert {mail for mail, one in left.items() if one["stage"] == "sort"} == machines
+    assert {tuple(one["values"].items()) for one in left.values() if one["stage"] == "facts"} == {
+        (("sort.topic", "advertisement"),)
+    }
+
+    kept = {one["id"]: one["result"] for one in map(json.loads, lines(shipped, "support_triage", "results.jsonl"))}
+    assert kept.keys() == mails.keys() - left.keys()
+    for mail, result in kept.items():
+        sorted_as, risk, total = result["sort"], result["risk"], mails[mail]["order_total"]
+        matters = sorted_as["topic"] == "fault" or sorted_as["mood"] == "angry" or float(total or 0) >= 200
+        assert (risk is not None) == matters
+        assert (result["reply"] is not None) == (risk is None or risk["danger"] == "none")
+    assert {result["reply"] is None for result in kept.values() if result["risk"]} == {True, False}
+
+    translated = "SELECT row_id FROM v_results WHERE stage = 'english' AND outcome = 'done'"
+    foreign = {mail for mail, row in mails.items() if row["kind"] == "person" and row["language"] != "en"}
+    assert {mail for (mail,) in shipped.query(translated)} == foreign
+
+
+def test_support_triage_sends_nobody_whose_mail_it_is(shipped: ProjectFolder) -> None:
+    run(shipped, "support_triage")
+    shown = shipped.agac("inspect", "last", "M-001", "--json").json
+    prompts = json.dumps([stage["prompt"] for stage in shown["rows"][0]["stages"] if stage["prompt"]])
+    assert "The zip of the tent broke" in prompts
+    assert "Rosa Lindt" not in prompts
+    assert "rosa.lindt@mail.example" not in prompts
 
 
 def test_make_demo_runs_product_reviews() -> None:

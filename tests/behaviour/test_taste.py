@@ -16,7 +16,7 @@ PACKAGE = Path(agac.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PRINTERS = {"cli/render.py", "cli/progress.py"}
 WRITERS = PRINTERS | {"simulator/__main__.py"}
-SINK_USERS = {"engine/export.py"}
+SINK_USERS = {"engine/export.py", "engine/filtered.py"}
 """Modules whose `write_text` is that of a sink, which has one encoding."""
 OTHER_DATABASES = {
     "data/formats/sqlite.py",
@@ -52,9 +52,11 @@ def test_the_public_names_are_these() -> None:
         "DataReport",
         "ExitCode",
         "GcReport",
+        "GraphReport",
         "InspectReport",
         "PlanReport",
         "Problem",
+        "QueryAnswer",
         "Retry",
         "RetryChoice",
         "RowError",
@@ -65,12 +67,14 @@ def test_the_public_names_are_these() -> None:
         "SpecError",
         "StatusReport",
         "UsageError",
+        "View",
         "WhyReport",
         "backup",
         "embedded_simulator",
         "export",
         "file_schema",
         "gc",
+        "graph",
         "init",
         "inspect",
         "plan_run",
@@ -81,10 +85,13 @@ def test_the_public_names_are_these() -> None:
         "run_async",
         "run_several",
         "runs",
+        "save_drawing",
         "show_card",
         "show_data",
+        "sql",
         "status",
         "validate",
+        "views",
         "why",
         "write_schemas",
     ]

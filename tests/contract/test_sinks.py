@@ -54,6 +54,7 @@ class Member:
 SINKS = [
     Member("results.jsonl", lines),
     Member("errors.jsonl", lines),
+    Member("filtered.jsonl", lines),
     Member("telemetry.jsonl", lines),
     Member("results.json", array),
     Member("summary.json", document, many=False),

@@ -31,8 +31,8 @@ STAGES: dict[str, Any] = {"stages": [{"name": "classify"}]}
 # fmt: off
 KEYWORDS = {
     "$schema", "$ref", "title", "description", "type", "properties", "patternProperties", "additionalProperties",
-    "propertyNames", "required", "definitions", "items", "minItems", "minLength", "anyOf", "enum", "const", "default",
-    "examples", "pattern", "minimum", "maximum", "exclusiveMinimum",
+    "propertyNames", "required", "definitions", "items", "minItems", "minLength", "minProperties",
+    "anyOf", "enum", "const", "default", "examples", "pattern", "minimum", "maximum", "exclusiveMinimum",
     "patternErrorMessage",  # of the language servers: what they say instead of the pattern
 }
 # fmt: on

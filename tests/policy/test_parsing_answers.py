@@ -13,7 +13,8 @@ from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
 from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
-from agac.plan.plan import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
+from agac.plan.steps import ExtraCheck, PlannedStage
+from agac.plan.timeouts import DEFAULT_TIMEOUT
 from agac.providers.provider import Provider
 from agac.spec.template import compile_template
 
@@ -24,7 +25,8 @@ def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> Plann
     assert prompt is not None
     provider = Provider(name="local", dialect="openai-chat", base_url="http://127.0.0.1:1")
     return PlannedStage(
-        name="one", index=0, upstream=None, system=None, prompt=prompt, schema=schema, extra_check=extra,
+        name="one", index=0, needs=(),
+        ancestors=(), system=None, prompt=prompt, schema=schema, extra_check=extra,
         provider=provider, model="small", params=Params(), timeout=DEFAULT_TIMEOUT, concurrency=None,
         prints=Fingerprinter(provider="local", model="small", params=Params(), schema=schema),
     )  # fmt: skip

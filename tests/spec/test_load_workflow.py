@@ -32,7 +32,7 @@ def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: 
     assert workflow.input.where == Where("workflows/w.yml", 1, 15)
     assert (workflow.output.dir, workflow.output.include_input) == (tree.root / "output/w", False)
     [stage] = workflow.stages
-    assert (stage.name, stage.index, stage.upstream, stage.path) == ("classify", 0, None, "stages[0]")
+    assert (stage.name, stage.index, stage.needs, stage.path) == ("classify", 0, (), "stages[0]")
     assert (stage.model, stage.model_level, stage.run_mode) == ("simulator/small", "project", "sync")
     assert (stage.instructions, stage.schema, stage.card, stage.timeout, stage.concurrency) == (None,) * 5
     assert stage.prompt.text == "Review: ${review}"
@@ -199,12 +199,12 @@ def test_links_out_of_the_project_are_refused_wherever_a_file_is_named(tree: Any
     assert all("leads out of the project" in problem for problem in problems)
 
 
-def test_the_chain_follows_needs_whatever_the_order_of_the_file(tree: Any) -> None:
+def test_the_order_follows_needs_whatever_the_order_of_the_file(tree: Any) -> None:
     workflow = tree.workflow(INPUT + "stages:\n  - {name: c, needs: b}\n  - {name: a, needs: []}\n  - {name: b}\n")
-    assert [(stage.name, stage.index, stage.upstream, stage.path) for stage in workflow.stages] == [
-        ("a", 0, None, "stages[1]"),
-        ("b", 1, "a", "stages[2]"),
-        ("c", 2, "b", "stages[0]"),
+    assert [(stage.name, stage.index, stage.needs, stage.path) for stage in workflow.stages] == [
+        ("a", 0, (), "stages[1]"),
+        ("b", 1, ("a",), "stages[2]"),
+        ("c", 2, ("b",), "stages[0]"),
     ]
 
 
@@ -463,8 +463,9 @@ def test_the_project_is_found_from_any_folder_below(tree: Any, tmp_path_factory:
 
 
 def test_one_mistake_hides_no_other_of_the_same_stage(tree: Any) -> None:
-    problems = tree.problems(INPUT + "stages:\n  - {name: a, promt: x}\n  - {name: b, promt: x, needs: []}\n")
-    assert [problem.split(": ")[1] for problem in problems] == ["stages[0].promt", "stages[1]", "stages[1].promt"]
+    problems = tree.problems(INPUT + "stages:\n  - {name: a, promt: x}\n  - {name: b, promt: x, needs: c}\n")
+    places = [problem.split(": ")[1] for problem in problems]
+    assert places == ["stages[0].promt", "stages[1].promt", "stages[1].needs"]
 
 
 def test_the_output_flag_is_bound_by_the_same_rules(tree: Any, good_workflow: str) -> None:

@@ -145,7 +145,7 @@ WORKFLOWS = [
         INPUT + "vars: {a b: 1}\n" + STAGES,
         "vars.a b: 'a b' is no name for a variable; use letters, digits, _ and -, and start with a letter or _",
     ),
-    # chains
+    # what needs what
     (
         INPUT + "stages:\n  - {name: a}\n  - {name: a}\n",
         "workflows/w.yml:4:12: stages[1].name: stages[0] is called 'a' already; names are unique",
@@ -155,21 +155,31 @@ WORKFLOWS = [
         "w.yml:4:22: stages[1].needs: stage 'b' needs 'clasify', which does not exist; did you mean 'classify'?",
     ),
     (
-        INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: a}\n",
-        "stages[2].needs: stages 'b' and 'c' both need 'a'; stages form one chain for now, so let one follow the other",
+        INPUT + "stages:\n  - {name: a}\n  - {name: b, needs: [a, a]}\n",
+        "w.yml:4:22: stages[1].needs: stage 'b' needs 'a' twice; name it once",
     ),
     (
-        INPUT + "stages:\n  - {name: a}\n  - {name: b, needs: []}\n",
-        "stages[1]: stages 'a' and 'b' both need no stage; stages form one chain for now, so let one follow the other",
+        INPUT + "stages:\n  - {name: a, otherwise: drop}\n",
+        "otherwise says what happens when `when` is false; add when, or remove otherwise",
     ),
     (
-        INPUT + "stages:\n  - {name: a}\n  - {name: b}\n  - {name: c, needs: [a, b]}\n",
-        "stages[2].needs: stage 'c' needs 2 stages; stages form one chain for now, so name one",
+        INPUT + "stages:\n  - {name: a, output_field: x, output_schema: {x: string}}\n",
+        "output_field is for plain replies; give either output_field or output_schema",
+    ),
+    (INPUT + "stages:\n  - {name: a, visible: {}}\n", "stages[0].visible: is empty; give only or never"),
+    (INPUT + "stages:\n  - {name: a, output_field: a.b}\n", "'a.b' cannot be read as a field of a result"),
+    (
+        INPUT + "stages:\n  - {name: a}\n  - {name: b, enabled: false}\noutput: {stages: [a, b, c]}\n",
+        "output.stages: names the stage 'b', which is not enabled",
+    ),
+    (
+        INPUT + "stages:\n  - {name: classify}\noutput: {stages: clasify}\n",
+        "w.yml:4:18: output.stages: names the stage 'clasify', which does not exist; did you mean 'classify'?",
     ),
     (INPUT + "stages:\n  - {name: a, needs: a}\n", "stage 'a' needs itself; name the stage before it"),
     (
         INPUT + "stages:\n  - {name: a, needs: b}\n  - {name: b}\n",
-        "these stages need each other in a circle: a → b; stages form one chain for now, so let one of them start",
+        "stages[0].needs: these stages need each other in a circle: a → b → a; let one of them start",
     ),
 ]
 

@@ -159,8 +159,8 @@ def test_a_placeholder_that_is_not_closed_on_its_line_is_a_problem(text: str) ->
 
 def test_the_default_prompt_is_the_row_and_then_what_the_stage_before_said() -> None:
     row = visible_row({"a": 1}, {"classify": {"s": "good"}}, {})
-    assert default_prompt(None, HERE).render(row) == '{\n  "a": 1\n}'
-    assert default_prompt("classify", HERE).render(row) == '{\n  "a": 1\n}\n\n{"s":"good"}'
+    assert default_prompt((), HERE).render(row) == '{\n  "a": 1\n}'
+    assert default_prompt(("classify",), HERE).render(row) == '{\n  "a": 1\n}\n\n{"s":"good"}'
 
 
 def test_the_pattern_is_that_of_a_string_template() -> None:

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,10 @@ class ProjectFolder:
         counted = self.query(
             "SELECT run_id, state, count(*) FROM row WHERE ordinal IS NOT NULL AND state > 0 GROUP BY run_id, state"
         )
-        states = {"done": 1, "failed": 2, "dropped": 3}
+        outcomes = {1: "done", 2: "failed", 3: "dropped", 4: "dropped", 5: "skipped"}
+        by_outcome = Counter[tuple[int, str]]()
+        for run, state, count in counted:
+            by_outcome[run, outcomes[state]] += count
         rolled = self.query(
             "SELECT run_id, outcome, sum(count) FROM counter WHERE stage = '' AND outcome <> 'present' "
             "GROUP BY run_id, outcome"
@@ -142,7 +146,7 @@ class ProjectFolder:
         present = self.query("SELECT run_id, count(*) FROM row WHERE ordinal IS NOT NULL GROUP BY run_id")
         told = self.query("SELECT run_id, count FROM counter WHERE outcome = 'present' AND count <> 0 ORDER BY run_id")
         assert present == told
-        assert sorted(counted) == sorted((run, states[outcome], n) for run, outcome, n in rolled if n)
+        assert by_outcome == {(run, outcome): n for run, outcome, n in rolled if n}
         tasks = self.query(
             "SELECT r.run_id, t.stage, t.outcome, count(*) FROM task t JOIN row r ON r.key = t.row_key "
             "WHERE r.ordinal IS NOT NULL GROUP BY r.run_id, t.stage, t.outcome"

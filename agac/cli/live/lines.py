@@ -69,6 +69,8 @@ def stage_line(name: str, stage: StageSnapshot, rate: float, paper: Paper) -> st
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
     if stage.total is not None and rate > 0 and not _finished(stage):
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
+    if kept_out := _kept_out(stage):
+        parts["guard"] = kept_out
     parts["cost"] = _cost(stage)
     if stage.failed:
         parts["errors"] = f"errors {stage.failed:,}"
@@ -87,7 +89,7 @@ def stage_line(name: str, stage: StageSnapshot, rate: float, paper: Paper) -> st
 def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
     """The parts with one less each time: the rate says least beside the ETA, errors say most."""
     found = []
-    for name in ("rate", "cost", "eta", "errors"):
+    for name in ("guard", "rate", "cost", "eta", "errors"):
         parts = {key: text for key, text in parts.items() if key != name}
         found.append((head, parts))
     return found
@@ -106,6 +108,12 @@ def _share(name: str, stage: StageSnapshot, paper: Paper) -> tuple[str, str]:
 
 def _finished(stage: StageSnapshot) -> bool:
     return stage.total is not None and stage.total.exact and stage.settled >= stage.total.rows
+
+
+def _kept_out(stage: StageSnapshot) -> str:
+    """What a guard kept out of a stage in this invocation."""
+    counts = {"skipped": stage.skipped, "dropped": stage.dropped}
+    return ", ".join(f"{word} {count:,}" for word, count in counts.items() if count)
 
 
 def _cost(stage: StageSnapshot) -> str:

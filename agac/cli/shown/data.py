@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from agac.cli.shown.layout import table
+from agac.cli.shown.layout import shortened, table
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 WIDE = 100
 """A table of rows that would be wider is shown as one row below the other instead: wide tables cannot be read."""
-
-CUT = 400
-"""Characters of one value on a terminal; in a file or a pipe nothing is cut."""
 
 
 def data_lines(report: DataReport, *, cut: bool) -> list[str]:
@@ -62,14 +59,9 @@ def _rows(report: DataReport, cut: bool) -> list[str]:
     lines = [head]
     for number, row in enumerate(report.rows, start=1):
         lines.append(f"row {number}")
-        lines += [f"  {plain(name)}: {_shortened(_text(value), cut)}" for name, value in row.items()]
+        lines += [f"  {plain(name)}: {shortened(_text(value), cut=cut)}" for name, value in row.items()]
     return lines
 
 
 def _text(value: JSONValue) -> str:
     return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _shortened(text: str, cut: bool) -> str:
-    shown = text if not cut or len(text) <= CUT else f"{text[:CUT]}… ({len(text):,} characters)"
-    return shown.rstrip("\n").replace("\n", "\n    ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agac.cli.shown.layout import first_line
 from agac.cli.shown.status import call_lines, count_lines, head_lines, invocation_lines
-from agac.cli.shown.words import counted, indented, plain
+from agac.cli.shown.words import counted, indented, passed_over_words, plain
 
 if TYPE_CHECKING:
     from agac.api.looking import InspectReport
@@ -38,7 +38,16 @@ def _run(run: dict[str, Any]) -> Iterator[str]:
 
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
     yield ""
-    yield f"Stage {stage['name']}: {_model(stage)}" + (f", needs {stage['needs']}" if stage["needs"] else "")
+    needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
+    does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
+    yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
+    if stage.get("when"):
+        yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
+    if "operation" not in stage:
+        yield from _asks(stage)
+
+
+def _asks(stage: dict[str, Any]) -> Iterator[str]:
     yield from _alias(stage)
     if stage["schema"]:
         yield f"  schema: {_compact(stage['schema']['body'])}"
@@ -105,27 +114,38 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
 
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
     yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
-    yield f"  model: {_model(stage)}"
+    if stage["passed_over"]:
+        yield f"  {passed_over_words(stage['passed_over'])}"
+        yield f"  settled: {stage['settled_at']}"
+        yield from (line for attempt in stage["attempts"] for line in _attempt(attempt))
+        return
+    yield f"  does: {_compact(stage['operation'])}" if stage["operation"] else f"  model: {_model(stage)}"
     yield from _alias(stage)
     if stage["outcome"] != "open":
         yield from _outcome(stage)
     for message in stage["prompt"] or ():
         yield from _block(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:
-        yield f"  prompt: not shown: {stage['prompt_note']}"
+        yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
     for attempt in stage["attempts"]:
         yield from _attempt(attempt)
 
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
+    does = stage["operation"]
+    if does and "python" not in does and not stage["error"]:  # nothing is kept of what can be done again for nothing
+        yield f"  settled: {stage['settled_at']}"
+        return
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   settled: {stage['settled_at']}"
-    if stage["answered_by"]:
+    if stage["answered_by"] and not does:
         how = f", by way of {', '.join(stage['how'])}" if stage["how"] else ""
         yield f"  answered by: {_who(stage['answered_by'])}{how}"
     if stage["reused_from"]:
         yield f"  reused: {_origin(stage['reused_from'])}"
     if stage["error"]:
         yield from _block("error", _said(stage["error"]))
+        if stage["traceback"]:
+            yield from _block("traceback", stage["traceback"].rstrip())
     else:
         yield from _block("result", json.dumps(stage["result"], ensure_ascii=False, indent=2))
 

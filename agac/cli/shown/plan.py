@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agac.cli.shown.layout import outcome_names, table
 from agac.cli.shown.limits import spent_line
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
     from agac.api.planning import PlannedTasks, PlanReport
 
-HEADER = ("stage", "model", "run", "reuse", "blocked", "calls", "tokens in", "out", "cost")
+COUNTS = ("run", "reuse", "skipped", "dropped", "blocked")
+MOST_WAYS = 20
+"""Lines of a graph's ways that are printed; a wider one is better looked at as a picture."""
 
 
-def plan_rows(report: PlanReport) -> list[list[object]]:
-    """The lines of the table."""
-    return [
+def plan_table(report: PlanReport) -> str:
+    """A line a stage: what becomes of its tasks, and what that takes."""
+    names = outcome_names(COUNTS, [{name: getattr(stage.forecast, name) for name in COUNTS} for stage in report.stages])
+    rows = [
         [
             stage.stage.name,
             stage.stage.lane,
-            stage.forecast.run,
-            stage.forecast.reuse,
-            stage.forecast.blocked,
+            *(getattr(stage.forecast, name) for name in names),
             stage.estimate.calls,
             stage.estimate.input_tokens,
             stage.estimate.output_tokens,
@@ -29,11 +32,12 @@ def plan_rows(report: PlanReport) -> list[list[object]]:
         ]
         for stage in report.stages
     ]
+    return table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], rows)
 
 
 def _dollars(stage: PlannedTasks) -> str:
     usd = stage.estimate.usd
-    mark = "simulated " if stage.stage.provider.simulated else ""
+    mark = "simulated " if stage.simulated else ""
     return "price not known" if usd is None else f"{mark}${usd:,.4f}"
 
 
@@ -49,8 +53,35 @@ def head_line(report: PlanReport) -> str:
         run = f"a new run, compared with run {report.compared_with}"
     else:
         run = "the first run"
-    ways = "; ".join(" → ".join(segment) for segment in report.segments)
-    return f"{report.workflow}: {', '.join(facts)}; {run}\nEach row walks through: {ways}"
+    return "\n".join([f"{report.workflow}: {', '.join(facts)}; {run}", *_way_lines(report)])
+
+
+def _way_lines(report: PlanReport) -> list[str]:
+    """The stages in the order in which a row meets them: a chain on one line, of a graph each way between its forks."""
+    ways = ways_of({planned.stage.name: planned.stage.needs for planned in report.stages})
+    if len(ways) == 1:
+        return [f"Each row walks through: {ways[0]}"]
+    more = [f"  and {len(ways) - MOST_WAYS:,} more: agac graph -a {report.workflow}"] if len(ways) > MOST_WAYS else []
+    return ["Each row walks through:", *(f"  {way}" for way in ways[:MOST_WAYS]), *more]
+
+
+def ways_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """A graph as its ways: each begins with what its first stage needs, and goes on while one stage follows one.
+
+    `needs`: of each stage, in the order in which a row meets them.
+    """
+    followers: dict[str, list[str]] = {name: [] for name in needs}
+    for name, wanted in needs.items():
+        for need in wanted:
+            followers[need].append(name)
+    goes_on = {name for name, wanted in needs.items() if len(wanted) == 1 and len(followers[wanted[0]]) == 1}
+    ways = []
+    for first in (name for name in needs if name not in goes_on):
+        way = [", ".join(needs[first]), first] if needs[first] else [first]
+        while len(next_ones := followers[way[-1]]) == 1 and next_ones[0] in goes_on:
+            way.append(next_ones[0])
+        ways.append(" → ".join(way))
+    return ways
 
 
 def reason_lines(report: PlanReport) -> list[str]:
@@ -62,6 +93,12 @@ def reason_lines(report: PlanReport) -> list[str]:
                 f"  {stage.stage.name}: {reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
                 for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count)
             ]
+        if stage.forecast.undecided:
+            otherwise = "leave" if stage.stage.otherwise == "drop" else "go on without it"
+            lines.append(
+                f"  {stage.stage.name}: {stage.forecast.undecided:,} of them may {otherwise}: "
+                "its `when` looks at an answer that is not there yet"
+            )
         if stage.forecast.collapsed > 0.01 * max(report.forecast.rows, 1):
             lines.append(
                 f"  {stage.stage.name}: {stage.forecast.collapsed:,} of them have the very prompt of another row"
@@ -83,7 +120,7 @@ def total_lines(report: PlanReport, command: str) -> list[str]:
     """What all of it takes, how sure that is, and what to do next."""
     if not any(stage.forecast.run for stage in report.stages):
         return ["Nothing has to be asked."]
-    simulated = any(stage.stage.provider.simulated and stage.forecast.run for stage in report.stages)
+    simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
     mark = "simulated " if simulated else ""
     cost = "a cost that is not known (no price)" if report.usd is None else f"{mark}${report.usd:,.4f}"
     most = "" if report.usd_at_most is None else f", {mark}${report.usd_at_most:,.4f} at most"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agac.cli.shown.advice import advice
 from agac.cli.shown.failed import remedy_lines
-from agac.cli.shown.layout import first_line, from_here, money, table
+from agac.cli.shown.layout import TASK_OUTCOMES, first_line, from_here, money, outcome_names, row_words, table
 from agac.cli.shown.parked import parked_line
 from agac.cli.shown.timing import timing_line
 from agac.cli.shown.words import counted, plain
@@ -23,12 +23,12 @@ def run_lines(
 ) -> list[str]:
     """The summary of a run as lines of text."""
     rows = summary["rows"]
-    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
-    lines = [f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {', '.join(parts)}"]
+    lines = [f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"]
     if invocation["continued"]:
         lines.append(_continued(invocation))
-    stages = [[s["name"], s["model"], s["done"], s["reused"], s["failed"]] for s in summary["stages"]]
-    lines += ["", table(["stage", "model", "done", "reused", "failed"], stages), ""]
+    names = outcome_names(TASK_OUTCOMES, summary["stages"])
+    stages = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in summary["stages"]]
+    lines += ["", table(["stage", "model", *names], stages), ""]
     lines += [short_name_line(alias) for alias in _aliases(summary["stages"])]
     lines.append(_calls_line(summary["calls"], invocation))
     if invocation["calls"] and (timing := timing_line(summary)):
@@ -39,6 +39,18 @@ def run_lines(
     if invocation["rows_parked"]:
         lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
+    return lines
+
+
+def guard_lines(summary: dict[str, Any], files: Sequence[Path]) -> list[str]:
+    """At which stages rows left, and the file that lists them; at which they went on without being asked."""
+    from agac.data.sinks import FILTERED  # loads the sinks
+
+    lines = []
+    listed = "".join(f"; why, for each: {from_here(file)}" for file in files if file.name == FILTERED)
+    for name, what, where in (("dropped", "Dropped", listed), ("skipped", "Passed over", "")):
+        counts = [f"{counted(stage[name], 'row')} at {stage['name']}" for stage in summary["stages"] if stage[name]]
+        lines += [f"{what}: {', '.join(counts)}{where}"] if counts else []
     return lines
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.shown.layout import money, table
+from agac.cli.shown.layout import ROW_OUTCOMES, money, outcome_names, table
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 
 if TYPE_CHECKING:
     from agac.api.looking import RunsReport
-
-HEADER = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started", "last worked on"]
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
@@ -18,16 +17,18 @@ def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
     if not report.runs:
         what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
         return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
-    lines = [table([*HEADER, "against the run before"], [_line(run) for run in report.runs])]
+    names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
+    header = ["run", "workflow", "state", "rows", *names, "calls", "cost", "started", "last worked on"]
+    lines = [table([*header, "against the run before"], [_line(run, names) for run in report.runs])]
     left = report.total - len(report.runs)
     lines += ["", f"Store: {megabytes(report.database_bytes)}"]
     lines += [f"{counted(left, 'older run')} not shown: raise -n"] if left else []
     return lines
 
 
-def _line(run: dict[str, Any]) -> list[object]:
+def _line(run: dict[str, Any], names: Sequence[str]) -> list[object]:
     rows, calls = run["rows"], run["calls"]
-    counts = [rows["total"], rows["done"], rows["failed"], rows["open"], calls["count"]]
+    counts = [rows["total"], *(rows[name] for name in names), calls["count"]]
     times = [run["started_at"], run["last_worked_at"]]
     return [run["run"], run["workflow"], run["state"], *counts, money(calls), *times, against(run)]
 

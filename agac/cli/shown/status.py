@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agac.cli.shown.failed import status_remedy
-from agac.cli.shown.layout import first_line, from_here, money, table
+from agac.cli.shown.layout import (
+    ROW_OUTCOMES,
+    TASK_OUTCOMES,
+    first_line,
+    from_here,
+    money,
+    outcome_names,
+    row_words,
+    table,
+)
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 from agac.core.errors import ExitCode
 
@@ -28,19 +38,20 @@ def status_lines(report: StatusReport, workflow: str | None) -> list[str]:
     if not report.runs:
         what = f"The workflow {workflow!r} was not" if workflow else "Nothing was"
         return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
-    header = ["run", "workflow", "state", "rows", "done", "failed", "open", "calls", "cost", "started"]
+    names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
+    header = ["run", "workflow", "state", "rows", *names, "calls", "cost", "started"]
     newest = report.runs[0]
     return [
-        table(header, [_row(run) for run in report.runs]),
+        table(header, [_row(run, names) for run in report.runs]),
         "",
         f"Store: {megabytes(report.database_bytes)}",
         *next_lines(newest, report.project),
     ]
 
 
-def _row(run: dict[str, Any]) -> list[object]:
+def _row(run: dict[str, Any], names: Sequence[str]) -> list[object]:
     rows, calls = run["rows"], run["calls"]
-    counts = [rows["total"], rows["done"], rows["failed"], rows["open"], calls["count"]]
+    counts = [rows["total"], *(rows[name] for name in names), calls["count"]]
     return [run["run"], run["workflow"], run["state"], *counts, money(calls), run["started_at"]]
 
 
@@ -75,12 +86,12 @@ def head_lines(run: dict[str, Any]) -> list[str]:
 def count_lines(run: dict[str, Any]) -> list[str]:
     """Rows, and what became of them in each stage."""
     rows = run["rows"]
-    parts = [f"{rows[name]:,} {name}" for name in ("done", "failed", "dropped", "open") if rows[name] or name == "done"]
-    header = ["stage", "model", "done", "reused", "failed", "calls", "tokens in", "out", "cost"]
+    names = outcome_names(TASK_OUTCOMES, run["stages"])
+    header = ["stage", "model", *names, "calls", "tokens in", "out", "cost"]
     lines = [
-        f"Rows: {rows['total']:,}, {', '.join(parts)}",
+        f"Rows: {rows['total']:,}, {row_words(rows)}",
         "",
-        table(header, [_stage(stage) for stage in run["stages"]]),
+        table(header, [_stage(stage, names) for stage in run["stages"]]),
     ]
     for stage in run["stages"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
@@ -88,11 +99,10 @@ def count_lines(run: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _stage(stage: dict[str, Any]) -> list[object]:
+def _stage(stage: dict[str, Any], names: Sequence[str]) -> list[object]:
     calls = stage["calls"]
     tokens = [calls["input_tokens"], calls["output_tokens"]]
-    counts = [stage["done"], stage["reused"], stage["failed"]]
-    return [stage["name"], stage["model"], *counts, calls["count"], *tokens, money(calls)]
+    return [stage["name"], stage["model"], *(stage[name] for name in names), calls["count"], *tokens, money(calls)]
 
 
 def call_lines(run: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import Any
@@ -25,6 +26,15 @@ def _escape(code: int) -> str:
 def counted(count: int, what: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def passed_over_words(passed_over: dict[str, Any]) -> str:
+    """A guard that did not let a row in, on one line, with the values that it looked at."""
+    if "python" in passed_over:
+        return f"{passed_over['python']} gave None"
+    guard = " ".join(passed_over["when"].splitlines())
+    values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in passed_over["values"].items()]
+    return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
 
 
 def megabytes(size: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from agac.core.types import JSONValue, RowId
@@ -12,6 +12,11 @@ RESULT = "result"
 """The field of a result that has no fields: a text, a list."""
 
 Fields = dict[str, JSONValue]
+
+
+def result_name(stages: Sequence[str]) -> str:
+    """What a result is called that is made of the results of these stages."""
+    return stages[0] if len(stages) == 1 else RESULT
 
 
 class OutputRow(NamedTuple):

@@ -1,0 +1,22 @@
+"""The conditions of a plan, made ready for many rows."""
+
+from __future__ import annotations
+
+from agac.plan.plan import Plan
+from agac.plan.steps import LocalStage
+from agac.spec.guardvalues import Evaluator
+from agac.spec.operations import Filter
+
+
+def guards(plan: Plan) -> dict[int, Evaluator]:
+    """The stages' guards, by position."""
+    return {stage.index: Evaluator(stage.guard, stages=stage.ancestors) for stage in plan.stages if stage.guard}
+
+
+def filters(plan: Plan) -> dict[int, Evaluator]:
+    """The conditions of stages that do nothing but filter, by position."""
+    return {
+        stage.index: Evaluator(stage.operation.guard, stages=stage.ancestors)
+        for stage in plan.stages
+        if isinstance(stage, LocalStage) and isinstance(stage.operation, Filter)
+    }

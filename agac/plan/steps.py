@@ -1,0 +1,140 @@
+"""The stages of a plan, ready to be gone through: those that ask a model, and those that do something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agac.core.keys import Fingerprinter
+from agac.core.types import JSONValue, Params, Schema
+from agac.plan.timeouts import DEFAULT_TIMEOUT
+from agac.providers.modelref import ModelRef
+from agac.providers.provider import Provider
+from agac.spec.guards import Guard
+from agac.spec.operations import Filter, Operation, Python
+from agac.spec.template import Template
+from agac.spec.workflow import Budget, Example, Otherwise, ReusePolicy, Timeout, Visibility, field_shape
+
+ExtraCheck = Callable[[JSONValue], list[str]]
+"""What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model of a stage and the parameters with which it is asked.
+
+    `transport`: `sse`, `ws` or `auto`; None: one body for one body. `idle_timeout` bounds each silence of a streamed
+    answer, in seconds; None: the time-out does. `ref` is what the model's string said.
+    """
+
+    provider: Provider
+    model: str
+    params: Params
+    transport: str | None = None
+    idle_timeout: float | None = None
+    timeout: Timeout = DEFAULT_TIMEOUT
+    ref: ModelRef | None = None
+
+    @property
+    def lane(self) -> str:
+        """The model as users write it."""
+        return f"{self.provider.name}/{self.model}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all stages have. `index` is their position as a row meets them, `needs` the stages that they follow,
+    `ancestors` all those upstream; `rows_of` is the one of these that gave the row the fields that it has here."""
+
+    name: str
+    index: int
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...]
+    rows_of: str | None = None
+    guard: Guard | None = None
+    otherwise: Otherwise = "skip"
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows can leave here."""
+        return self.guard is not None and self.otherwise == "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStage(Step):
+    """A stage that asks no model. `prints` stands for all that its tasks share, where their results are kept."""
+
+    operation: Operation
+    prints: bytes = b""
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows can leave here."""
+        guarded = self.guard is not None and self.otherwise == "drop"
+        return guarded or isinstance(self.operation, Filter | Python)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Nothing is known of what it gives."""
+        return {}
+
+    @property
+    def lane(self) -> str:
+        """What it does, where others name their model."""
+        return next(iter(self.operation.body()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage(Step):
+    """One stage, ready to be asked: its model, its parameters and all texts are known.
+
+    `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds; `messages` stand between
+    `system` and `prompt`; `ref` is what the string of `model` said.
+    """
+
+    system: str | None
+    prompt: Template
+    schema: Schema | None
+    extra_check: ExtraCheck | None
+    provider: Provider
+    model: str
+    params: Params
+    timeout: Timeout
+    concurrency: int | None
+    prints: Fingerprinter
+    fallbacks: tuple[PlannedModel, ...] = ()
+    repair: int = 1
+    json_repair: bool = False
+    reuse: ReusePolicy = "content"
+    max_age: float | None = None
+    budget: Budget | None = None
+    transport: str | None = None
+    idle_timeout: float | None = None
+    messages: tuple[Example, ...] = ()
+    ref: ModelRef | None = None
+    visibility: Visibility | None = None
+    output_field: str | None = None
+
+    @property
+    def shape(self) -> dict[str, Any] | None:
+        """The JSON Schema of its results; None: plain text."""
+        if self.output_field is not None:
+            return field_shape(self.output_field)
+        return self.schema.body if self.schema else None
+
+    @property
+    def lane(self) -> str:
+        """The stage's model as users write it."""
+        return f"{self.provider.name}/{self.model}"
+
+    @property
+    def models(self) -> tuple[PlannedModel, ...]:
+        """The stage's model and its fallbacks, in the order in which they are asked."""
+        first = PlannedModel(
+            self.provider, self.model, self.params, self.transport, self.idle_timeout, self.timeout, self.ref
+        )
+        return (first, *self.fallbacks)
+
+
+AnyStage = PlannedStage | LocalStage

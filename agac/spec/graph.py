@@ -1,0 +1,239 @@
+"""The order in which a row meets the stages: what `needs` makes of them is a graph without circles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from agac.core.errors import Problem
+from agac.spec.models import StageFile, WorkflowFile
+from agac.spec.operations import CHANGING
+from agac.spec.suggest import did_you_mean
+from agac.spec.yamlfile import Document, key_path
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A stage by its index in the file. `needs` are the stages that it follows, `ancestors` all those upstream of it;
+    both are names in the order in which a row meets them. `rows_of` is the last of those that changes the row's own
+    fields, None: none does."""
+
+    index: int
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...] = ()
+    rows_of: str | None = None
+
+
+def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], list[Problem]]:
+    """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
+    problems = _repeated(stages, document)
+    needs: list[list[str]] = []
+    for index in range(len(stages)):
+        wanted, found = _needs(index, stages, document)
+        needs.append(wanted)
+        problems += found
+    if not problems:
+        problems = _circles(stages, needs, document)
+    if problems:
+        return [Link(index, tuple(wanted)) for index, wanted in enumerate(needs)], problems
+    return _with_rows(_in_order(stages, needs), stages, document)
+
+
+def output_stages(
+    file: WorkflowFile, document: Document, links: Sequence[Link]
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """The stages whose results are written: those that `output.stages` names, else those that nobody needs."""
+    order = [file.stages[link.index].name for link in links]
+    written = file.output.stages
+    if written is None:
+        return _ends(links, file.stages), []
+    path = ("output", "stages")
+    disabled = {stage.name for stage in file.stages if not stage.enabled}
+    problems = []
+    for name in written:
+        if name not in order:
+            why = "which is not enabled" if name in disabled else f"which does not exist; {_near(name, order)}"
+            problems.append(Problem(document.where(path), f"names the stage {name!r}, {why}", key_path(path)))
+    return tuple(name for name in order if name in written), problems
+
+
+def _ends(links: Sequence[Link], stages: Sequence[StageFile]) -> tuple[str, ...]:
+    """The stages that nobody needs; what only filters rows has no result, so it ends in what it follows."""
+    by_name = {stages[link.index].name: link for link in links}
+    needed = {need for link in links for need in link.needs}
+    left = [name for name in by_name if name not in needed]
+    ends = set()
+    while left:
+        name = left.pop()
+        needs = by_name[name].needs
+        if stages[by_name[name].index].filter is not None and needs:
+            left += needs
+        else:
+            ends.add(name)
+    return tuple(name for name in by_name if name in ends)
+
+
+def _repeated(stages: Sequence[StageFile], document: Document) -> list[Problem]:
+    first: dict[str, int] = {}
+    problems: list[Problem] = []
+    for index, stage in enumerate(stages):
+        if stage.name in first:
+            message = f"stages[{first[stage.name]}] is called {stage.name!r} already; names are unique"
+            problems.append(_problem(document, index, message, "name"))
+        first.setdefault(stage.name, index)
+    return problems
+
+
+def _needs(index: int, stages: Sequence[StageFile], document: Document) -> tuple[list[str], list[Problem]]:
+    """What a stage needs as its author wrote it; the stage before it where nothing is written."""
+    stage = stages[index]
+    if stage.needs is None:
+        return ([stages[index - 1].name] if index else []), []
+    names = [known.name for known in stages]
+    known = set(names)
+    problems = [
+        _problem(document, index, f"stage {stage.name!r} needs {need!r}, which does not exist; {_near(need, names)}")
+        for need in stage.needs
+        if need not in known
+    ]
+    if stage.name in stage.needs:
+        problems.append(_problem(document, index, f"stage {stage.name!r} needs itself; name the stage before it"))
+    if len(set(stage.needs)) < len(stage.needs):
+        twice = next(need for place, need in enumerate(stage.needs) if need in stage.needs[:place])
+        problems.append(_problem(document, index, f"stage {stage.name!r} needs {twice!r} twice; name it once"))
+    return list(stage.needs), problems
+
+
+def _near(need: str, names: list[str]) -> str:
+    return did_you_mean(need, names, "stages")
+
+
+def _circles(stages: Sequence[StageFile], needs: Sequence[Sequence[str]], document: Document) -> list[Problem]:
+    """One problem for each circle of stages that need each other, with the way around it."""
+    follows = {stage.name: list(wanted) for stage, wanted in zip(stages, needs, strict=True)}
+    place = {stage.name: index for index, stage in enumerate(stages)}
+    ended: set[str] = set()
+    problems = []
+    for start in follows:
+        way = _circle_from(start, follows, ended)
+        if way:
+            first = min(way, key=lambda name: place[name])
+            at = way.index(first)
+            shown = " → ".join([*way[at:], *way[:at], first])
+            message = f"these stages need each other in a circle: {shown}; let one of them start"
+            problems.append(_problem(document, place[first], message))
+    return problems
+
+
+def _circle_from(start: str, follows: Mapping[str, list[str]], ended: set[str]) -> list[str] | None:
+    """The first circle that is met from a stage on, each of it followed by one that needs it. `ended` grows by what was
+    walked through. Without recursion: a chain may be thousands of stages long."""
+    if start in ended:
+        return None
+    way, on_way, left = [start], {start}, [list(follows[start])]
+    circle = None
+    while way:
+        if not left[-1]:
+            ended.add(way[-1])
+            on_way.discard(way.pop())
+            left.pop()
+            continue
+        need = left[-1].pop(0)
+        if need in on_way:
+            circle = circle or way[way.index(need) :][::-1]
+        elif need not in ended:
+            way.append(need)
+            on_way.add(need)
+            left.append(list(follows[need]))
+    return circle
+
+
+def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[Link]:
+    """Each stage after what it needs; among those that could be next the one that stands first in the file."""
+    place = {stage.name: index for index, stage in enumerate(stages)}
+    real = _without_disabled(stages, needs)
+    open_needs = {index: len(wanted) for index, wanted in real.items()}
+    followers: dict[str, list[int]] = {}
+    for index, wanted in real.items():
+        for need in wanted:
+            followers.setdefault(need, []).append(index)
+    ready = [index for index, count in open_needs.items() if not count]
+    heapify(ready)
+    order: list[int] = []
+    upstream: dict[int, int] = {}  # the stages upstream of each, as bits by their places in `order`
+    position: dict[str, int] = {}
+    while ready:
+        index = heappop(ready)
+        bits = 0
+        for need in real[index]:
+            bits |= upstream[place[need]] | 1 << position[need]
+        upstream[index], position[stages[index].name] = bits, len(order)
+        order.append(index)
+        for follower in followers.get(stages[index].name, ()):
+            open_needs[follower] -= 1
+            if not open_needs[follower]:
+                heappush(ready, follower)
+    names = [stages[index].name for index in order]
+    return [
+        Link(index, tuple(sorted(real[index], key=position.__getitem__)), _named(upstream[index], names))
+        for index in order
+    ]
+
+
+def _with_rows(
+    links: Sequence[Link], stages: Sequence[StageFile], document: Document
+) -> tuple[list[Link], list[Problem]]:
+    """The links with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
+    found: dict[str, Link] = {}
+    problems = []
+    for link in links:
+        forms = dict.fromkeys(_changed_by(found[need], stages) for need in link.needs)
+        last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
+        apart = [name for name in others if name and last and name not in found[last].ancestors]
+        if apart:
+            name = stages[link.index].name
+            message = (
+                f"stage {name!r} follows {apart[0]!r} and {last!r}, which both change the row, each in its own way; "
+                "let one of them follow the other"
+            )
+            problems.append(_problem(document, link.index, message))
+        found[stages[link.index].name] = replace(link, rows_of=last)
+    return list(found.values()), problems
+
+
+def _changed_by(link: Link, stages: Sequence[StageFile]) -> str | None:
+    written = stages[link.index]
+    return written.name if any(getattr(written, key) is not None for key in CHANGING) else link.rows_of
+
+
+def _named(bits: int, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name, bit in zip(names, reversed(f"{bits:b}"), strict=False) if bit == "1")
+
+
+def _without_disabled(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> dict[int, list[str]]:
+    """What each enabled stage needs: in the place of a disabled one what that needs."""
+    place = {stage.name: index for index, stage in enumerate(stages)}
+    disabled = {stage.name for stage in stages if not stage.enabled}
+    real: dict[int, list[str]] = {}
+    for index, stage in enumerate(stages):
+        if not stage.enabled:
+            continue
+        found: dict[str, None] = {}
+        left = list(reversed(needs[index]))
+        seen: set[str] = set()
+        while left:
+            need = left.pop()
+            if need in disabled:
+                if need not in seen:
+                    seen.add(need)
+                    left += reversed(needs[place[need]])
+            else:
+                found[need] = None
+        real[index] = list(found)
+    return real
+
+
+def _problem(document: Document, index: int, message: str, key: str = "needs") -> Problem:
+    path = ("stages", index, key)
+    return Problem(document.where(path), message, key_path(path))

@@ -1,0 +1,101 @@
+"""Stages that ask no model: what they do to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agac.core.types import JSONValue
+from agac.spec.functions import FunctionRef
+from agac.spec.guards import Guard
+
+Fields = dict[str, JSONValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
+
+    `processes`: calls run in that many; None: in this one.
+    """
+
+    function: FunctionRef
+    processes: int | None
+
+    def body(self) -> dict[str, JSONValue]:
+        """What decides its results, for the definition."""
+        return {"python": str(self.function), "source": self.function.source_hash.hex()}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows for which the condition is not true leave."""
+
+    guard: Guard
+
+    def body(self) -> dict[str, JSONValue]:
+        """What decides who stays, for the definition."""
+        return {"filter": self.guard.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """The row goes on with these fields, in this order."""
+
+    fields: tuple[str, ...]
+
+    def body(self) -> dict[str, JSONValue]:
+        """What it does, for the definition."""
+        return {"select": list(self.fields)}
+
+    def apply(self, data: Fields) -> Fields:
+        """The row with these fields. Raises UnfitRow when it lacks one."""
+        _has(data, self.fields)
+        return {field: data[field] for field in self.fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Fields get other names, at their places: old name → new one."""
+
+    names: Mapping[str, str]
+
+    def body(self) -> dict[str, JSONValue]:
+        """What it does, for the definition."""
+        return {"rename": dict(self.names)}
+
+    def apply(self, data: Fields) -> Fields:
+        """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name already."""
+        _has(data, self.names)
+        renamed = {self.names.get(name, name): value for name, value in data.items()}
+        if len(renamed) < len(data):
+            taken = next(new for old, new in self.names.items() if new in data and new not in self.names)
+            raise UnfitRow(f"the row has a field {taken!r} already")
+        return renamed
+
+
+class UnfitRow(Exception):
+    """The row is not as a stage needs it: `str()` says why."""
+
+
+def _has(data: Fields, fields: Iterable[str]) -> None:
+    missing = next((field for field in fields if field not in data), None)
+    if missing is not None:
+        raise UnfitRow(f"the row has no field {missing!r}; it has {', '.join(data) or 'none'}")
+
+
+Operation = Python | Filter | Select | Rename
+OPERATIONS = ("python", "filter", "select", "rename")
+"""The keys of which a stage that asks no model has one."""
+
+CHANGING = ("python", "select", "rename")
+"""Those after which a row has other fields: their result is the row from there on."""
+
+
+def applied(body: Mapping[str, JSONValue], data: Fields) -> Fields:
+    """A row after an operation of a stored definition that can be done again for nothing. Raises UnfitRow."""
+    if "select" in body:
+        return Select(tuple(body["select"])).apply(data)
+    if "rename" in body:
+        return Rename(body["rename"]).apply(data)
+    return data

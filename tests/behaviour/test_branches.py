@@ -1,0 +1,187 @@
+"""Stages side by side: who sees what, who waits for whom, and what becomes of the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Barrier
+from typing import Any
+
+import pytest
+from scripted_server import Step, answering
+from support.project import SENTIMENT, ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+
+
+def echo(name: str, prompt: str, needs: list[str] | None = None, **keys: Any) -> dict[str, Any]:
+    """A stage that answers with its prompt."""
+    return {"name": name, "prompt": prompt, "needs": needs or [], **keys}
+
+
+def test_branches_of_unequal_depth_meet_by_their_row(project: ProjectFolder) -> None:
+    project.numbered(40)
+    project.workflow(
+        defaults=ECHO,
+        stages=[
+            echo("start", "s${id}"),
+            echo("short", "a${start}", ["start"]),
+            echo("long1", "b${start}", ["start"]),
+            echo("long2", "c${long1}", ["long1"]),
+            echo("long3", "d${long2}", ["long2"]),
+            echo("join", "${short}|${long3}|${start}|${id}", ["short", "long3"]),
+        ],
+    )
+    report = project.run(concurrency=8)
+    assert report.exit_code == 0
+    assert project.output() == [f"asr-{n}|dcbsr-{n}|sr-{n}|r-{n}" for n in range(1, 41)]
+    assert report.invocation["calls"] == 240
+    project.assert_sound()
+    again = project.run()
+    assert again.invocation["calls"] == 0
+    assert again.invocation["rows_unchanged"] == 40
+
+
+def test_independent_stages_are_asked_at_the_same_time(project: ProjectFolder) -> None:
+    """Each of four branches is answered only once all four have been asked."""
+    all_asked = Barrier(4)
+
+    def answer(text: str) -> Step:
+        all_asked.wait(timeout=60)
+        return Step(f"said {text}")
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        project.numbered(2)
+        project.workflow(stages=[echo(f"b{n}", f"{n} of ${{id}}") for n in range(4)])
+        report = project.run(concurrency=4)
+    assert report.exit_code == 0
+    assert project.output()[1] == {f"b{n}": f"said {n} of r-2" for n in range(4)}
+
+
+def test_results_of_several_ends_are_an_object_by_their_names(project: ProjectFolder) -> None:
+    project.numbered(2)
+    stages = [
+        {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT},
+        echo("topics", "t ${id}"),
+        echo("mid", "m ${id}", ["topics"]),
+    ]
+    project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
+    stages[0]["model"] = "local/small"
+    project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
+    assert project.run().exit_code == 0
+    assert [row["mid"] for row in project.output()] == ["m r-1", "m r-2"]
+    assert project.output()[0]["classify"]["sentiment"] == "positive"
+    assert list(project.output()[0]) == ["classify", "mid"]
+    header = (project.root / "output/reviews/results.csv").read_text().splitlines()[0]
+    assert header == "id,text,classify,mid,error"
+
+
+def test_the_stages_that_are_written_can_be_chosen(project: ProjectFolder) -> None:
+    project.numbered(1)
+    stages = [echo("a", "a ${id}"), echo("b", "b ${a}", ["a"]), echo("c", "c ${b}", ["b"])]
+    project.workflow(defaults=ECHO, stages=stages, output={"stages": ["c", "a"]})
+    project.run()
+    assert project.output() == [{"a": "a r-1", "c": "c b a r-1"}]
+    project.workflow(defaults=ECHO, stages=stages, output={"stages": "b"})
+    report = project.run()
+    assert project.output() == ["b a r-1"]
+    assert report.invocation["calls"] == 0
+
+
+def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: ProjectFolder) -> None:
+    """A column may be called as a stage of another branch: it is the column that is meant."""
+    project.rows([{"id": str(n), "topics": f"column {n}"} for n in range(20)])
+    project.workflow(
+        defaults=ECHO,
+        stages=[echo("topics", "the stage"), echo("first", "f ${id}"), echo("b", "${topics}", ["first"])],
+        output={"stages": "b"},
+    )
+    project.run(concurrency=4)
+    assert project.output() == [f"column {n}" for n in range(20)]
+
+
+def test_a_name_that_is_not_upstream_is_refused(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow(defaults=ECHO, stages=[echo("a", "x"), echo("b", "${a.y} ${a}")])
+    ran = project.agac("validate", "-a", "reviews")
+    assert ran.code == 2
+    assert "${a} names a stage that is not upstream of 'b'; stages see only those that they need" in ran.out
+
+
+def test_what_does_not_need_a_failed_stage_still_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "left r-2"}])
+    project.configure(server.base_url)
+    project.numbered(3)
+    project.workflow(
+        defaults=ECHO,
+        stages=[
+            echo("left", "left ${id}"),
+            echo("right", "right ${id}"),
+            echo("far", "far ${id}", ["right"]),
+            echo("join", "${left} ${far}", ["left", "far"]),
+        ],
+    )
+    report = project.run()
+    assert report.exit_code == 3
+    assert report.summary["rows"] | {"open": 0} == {
+        "total": 3, "done": 2, "skipped": 0, "failed": 1, "dropped": 0, "open": 0,
+    }  # fmt: skip
+    stages = {stage["name"]: stage for stage in report.summary["stages"]}
+    assert [stages[name]["done"] for name in ("left", "right", "far", "join")] == [2, 3, 3, 2]
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert error["id"] == "r-2"
+    assert error["error"]["type"] == "Refused"
+    project.assert_sound()
+
+
+def test_of_two_failures_of_a_row_the_first_stage_of_the_workflow_is_told(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = faulty([{"kind": "refusal", "match": "late"}, {"kind": "length", "match": "early"}])
+    project.configure(server.base_url)
+    project.numbered(4)
+    project.workflow(defaults=ECHO, stages=[echo("late", "late ${id}"), echo("early", "early ${id}")], stop_loss=False)
+    report = project.run()
+    assert [(e["type"], e["stage"], e["rows"]) for e in report.summary["errors"]] == [("Refused", "late", 4)]
+    assert {stage["name"]: stage["failed"] for stage in report.summary["stages"]} == {"late": 4, "early": 4}
+    project.assert_sound()
+
+
+def test_a_change_of_one_branch_asks_that_branch_and_what_it_reaches(project: ProjectFolder) -> None:
+    project.numbered(5)
+
+    def write(right: str) -> None:
+        project.workflow(
+            defaults=ECHO,
+            stages=[
+                echo("left", "left ${id}"),
+                echo("right", f"{right} ${{id}}"),
+                echo("join", "${left} ${right}", ["left", "right"]),
+            ],
+        )
+
+    write("right")
+    assert project.run().invocation["calls"] == 15
+    write("other")
+    planned = project.agac("plan", "-a", "reviews", "--json")
+    assert [(s["name"], s["run"], s["reuse"]) for s in planned.json["stages"]] == [
+        ("left", 0, 5),
+        ("right", 5, 0),
+        ("join", 5, 0),
+    ]
+    assert project.run().invocation["calls"] == 10
+    write("right")
+    assert project.run().invocation["calls"] == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 7])
+def test_the_results_of_a_wide_graph_are_those_of_each_row(project: ProjectFolder, concurrency: int) -> None:
+    project.numbered(12)
+    wide = [echo(f"w{n}", f"{n}${{id}}", ["start"]) for n in range(10)]
+    join = echo("join", "+".join(f"${{w{n}}}" for n in range(10)), [f"w{n}" for n in range(10)])
+    project.workflow(defaults=ECHO, stages=[echo("start", "s ${id}"), *wide, join])
+    report = project.run(concurrency=concurrency)
+    assert report.invocation["calls"] == 12 * 12
+    assert project.output() == ["+".join(f"{n}r-{row}" for n in range(10)) for row in range(1, 13)]

@@ -1,0 +1,222 @@
+"""Stages that ask no model: functions of the project, filter, select, rename."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+
+ECHO = {"model": "local/echo"}
+ROWS = [{"id": f"r-{n}", "name": f" Item {n} ", "price": str(n * 10), "secret": "x"} for n in range(1, 6)]
+CLEAN = """\
+def tidy(row):
+    if row["price"] == "30":
+        return None
+    row["name"] = row["name"].strip().lower()
+    row["price"] = int(row["price"])
+    row["long"] = {"tags": ["a", 1.5, None, "é"]}
+    return row
+
+
+def boom(row):
+    if row["id"] == "r-2":
+        raise ValueError("no " + row["name"])
+    return row
+
+
+def many(row):
+    return [row, row]
+
+
+def after(row):
+    return {"seen": sorted(row), "said": row["say"]}
+"""
+
+
+@pytest.fixture
+def shop(project: ProjectFolder) -> ProjectFolder:
+    project.rows(ROWS)
+    project.write("tools/clean.py", CLEAN)
+    return project
+
+
+def stage(name: str, prompt: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "prompt": prompt, **keys}
+
+
+def test_a_function_changes_the_row_for_the_stages_after_it(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[
+            {"name": "tidy", "python": "tools/clean.py:tidy"},
+            stage("say", "${name}|${price}|${long.tags.3}|${tidy.price}"),
+        ],
+        output={"format": "csv"},
+    )
+    report = shop.run()
+    assert report.exit_code == 0
+    assert shop.output() == [f"item {n}|{n * 10}|é|{n * 10}" for n in (1, 2, 4, 5)]
+    assert report.summary["rows"]["dropped"] == 1
+    assert report.invocation["calls"] == 4
+    lines = (shop.root / "output/reviews/results.csv").read_text("utf-8").splitlines()
+    assert lines[0] == "id,name,price,secret,long,result,error"
+    assert lines[1].startswith("r-1,item 1,10,x,")
+    (left,) = shop.envelopes(file="filtered.jsonl")
+    assert (left["id"], left["stage"], left["python"]) == ("r-3", "tidy", "tools/clean.py:tidy")
+    shop.assert_sound()
+    again = shop.run()
+    assert again.invocation["rows_unchanged"] == 5
+    assert again.invocation["calls"] == 0
+
+
+def test_an_edited_function_runs_again_and_only_what_it_changed_is_asked(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}")],
+    )
+    assert shop.run().invocation["calls"] == 4
+    shop.write("tools/clean.py", CLEAN.replace('"long"', '"wide"'))
+    planned = {one["name"]: one for one in shop.agac("plan", "-a", "reviews", "--json").json["stages"]}
+    assert planned["tidy"]["run"] == 5
+    assert planned["tidy"]["estimate"]["calls"] == 0
+    report = shop.run()
+    assert report.invocation["calls"] == 0
+    assert report.summary["stages"][1]["reused"] == 4
+
+
+def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: ProjectFolder) -> None:
+    shop.workflow(defaults=ECHO, stages=[{"name": "risky", "python": "tools/clean.py:boom"}, stage("say", "${name}")])
+    report = shop.run()
+    assert report.exit_code == 3
+    (error,) = shop.envelopes(file="errors.jsonl")
+    assert error["error"] == {"type": "PythonError", "message": "ValueError: no Item 2 (tools/clean.py:12)"}
+    shown = shop.agac("inspect", "1", "r-2", "--json").json["rows"][0]["stages"][0]
+    assert shown["outcome"] == "failed"
+    assert "raise ValueError" in shown["traceback"]
+    assert "agac/" not in shown["traceback"]
+    shop.assert_sound()
+
+
+def test_filter_select_and_rename_shape_the_row(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[
+            {"name": "cheap", "filter": "double(price) < 45.0"},
+            {"name": "few", "select": ["price", "id", "name"]},
+            {"name": "other", "rename": {"price": "cost"}},
+            stage("say", "${row_json}"),
+        ],
+        output={"format": "csv"},
+    )
+    report = shop.run()
+    assert report.exit_code == 0
+    assert shop.output()[0] == '{\n  "cost": "10",\n  "id": "r-1",\n  "name": " Item 1 "\n}'
+    assert (report.summary["rows"]["done"], report.summary["rows"]["dropped"]) == (4, 1)
+    assert {s["name"]: (s["done"], s["dropped"]) for s in report.summary["stages"]} == {
+        "cheap": (4, 1), "few": (4, 0), "other": (4, 0), "say": (4, 0),
+    }  # fmt: skip
+    assert (shop.root / "output/reviews/results.csv").read_text().splitlines()[0] == "cost,id,name,result,error"
+    row = shop.agac("inspect", "1", "r-1", "--json").json["rows"][0]
+    assert [one["outcome"] for one in row["stages"]] == ["done"] * 4
+    assert row["stages"][3]["prompt"][0]["text"] == shop.output()[0]
+    assert not row["stages"][3]["stale"]
+    assert shop.agac("why", "1", "r-1", "say").code == 0
+    shop.assert_sound()
+    planned = {one["name"]: one for one in shop.agac("plan", "-a", "reviews", "--json").json["stages"]}
+    assert (planned["cheap"]["dropped"], planned["say"]["reuse"]) == (1, 4)
+
+
+def test_a_workflow_may_end_in_such_a_stage(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[stage("say", "hello ${id}"), {"name": "end", "python": "tools/clean.py:after"}],
+    )
+    shop.run()
+    assert shop.output()[0] == {"seen": ["id", "name", "price", "say", "secret"], "said": "hello r-1"}
+    shop.workflow(
+        defaults=ECHO,
+        stages=[stage("say", "hello ${id}"), {"name": "end", "select": ["id"]}],
+    )
+    report = shop.run()
+    assert shop.output() == [{"id": f"r-{n}"} for n in range(1, 6)]
+    assert report.invocation["calls"] == 0
+    shop.workflow(defaults=ECHO, stages=[stage("say", "hello ${id}"), {"name": "end", "filter": 'id != "r-1"'}])
+    report = shop.run()
+    assert shop.output() == [f"hello r-{n}" for n in range(2, 6)]
+    assert report.invocation["calls"] == 0
+
+
+def test_no_model_is_needed_where_none_is_asked(shop: ProjectFolder) -> None:
+    shop.write("agac.yml", "")
+    shop.workflow(stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}])
+    report = shop.run()
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 0
+    assert [one["price"] for one in shop.output()] == [10, 20, 40, 50]
+    shop.assert_sound()
+
+
+def test_a_guard_may_pass_over_such_a_stage(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[
+            {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
+            stage("say", "${row_json}"),
+        ],
+    )
+    shop.run()
+    assert ["title" in text for text in shop.output()] == [True, False, False, False, False]
+    shop.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        ({"python": "tools/clean.py:tidi"}, "tidy"),
+        ({"python": "tools/gone.py:tidy"}, "tools/gone.py"),
+        ({"python": "tools/clean.py:tidy", "prompt": "x"}, "a stage with python asks no model; remove prompt"),
+        ({"select": ["nam"]}, "names the field 'nam', which rows do not have; did you mean 'name'?"),
+        ({"rename": {"name": "price"}}, "'name' cannot become 'price': rows have that field already"),
+        ({"select": ["id"], "filter": "true"}, "a stage does one thing; this one has filter and select"),
+        ({"filter": "pric > 1"}, "did you mean 'price'?"),
+        ({"select": ["id"], "processes": 2}, "processes says where a function runs"),
+    ],
+)
+def test_what_cannot_work_is_said_when_the_workflow_is_loaded(
+    shop: ProjectFolder, broken: dict[str, Any], expected: str
+) -> None:
+    shop.workflow(defaults=ECHO, stages=[{"name": "a", **broken}, stage("say", "${id}")])
+    ran = shop.agac("validate", "-a", "reviews")
+    assert ran.code == 2
+    assert expected in ran.out, ran.out
+
+
+def test_names_after_a_change_are_checked_by_it(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[{"name": "few", "select": ["id"]}, stage("say", "${name}")],
+    )
+    ran = shop.agac("validate", "-a", "reviews")
+    assert ran.code == 2
+    assert "${name}: no such field" in ran.out
+    shop.workflow(
+        defaults=ECHO,
+        stages=[
+            {"name": "few", "select": ["id"], "needs": []},
+            {"name": "other", "rename": {"name": "title"}, "needs": []},
+            stage("say", "${id}", needs=["few", "other"]),
+        ],
+    )
+    ran = shop.agac("validate", "-a", "reviews")
+    assert ran.code == 2
+    assert "which both change the row, each in its own way" in ran.out
+
+
+def test_validating_imports_nothing_of_the_users(shop: ProjectFolder) -> None:
+    shop.write("tools/clean.py", CLEAN + '\nopen("imported", "w")\n')
+    shop.workflow(defaults=ECHO, stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}")])
+    assert shop.agac("validate").code == 0
+    assert shop.agac("plan", "-a", "reviews").code == 0
+    assert shop.agac("status").code == 0
+    assert not (shop.root / "imported").exists()

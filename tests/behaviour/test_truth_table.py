@@ -1,0 +1,102 @@
+"""Every cell of the tables in docs/reference/outcomes.md, each observed in a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.outcomes import LISTED, OUTPUTS, REFUSED, STAGES, STATES, Reader
+from support.project import ProjectFolder
+from support.server import Server, simulator
+
+from agac.store.rows import State
+
+ECHO = {"model": "local/echo"}
+ROW_STATES = {
+    "done": State.DONE,
+    "skipped": State.SKIPPED,
+    "dropped": State.FILTERED,
+    "failed": State.FAILED,
+    "open": State.PENDING,
+}
+NOT_BEGUN = ("missing", "left out")
+EVERY = [
+    pytest.param(reader, name, reused, id=f"{title}, {'reused' if reused else name}")
+    for title, reader in {**STAGES, **OUTPUTS}.items()
+    for name in STATES
+    for reused in ([False, True] if name == "done" else [False])
+]
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Refuses one prompt, and repeats every other one."""
+    folder = tmp_path_factory.mktemp("refusing")
+    with simulator(faults=[{"kind": "refusal", "match": REFUSED}], folder=folder) as server:
+        yield server
+
+
+def stages_of(reader: Reader, name: str) -> list[dict[str, Any]]:
+    """The stages of a workflow in which `a` comes to the outcome."""
+    state = STATES[name]
+    read = {"name": "a", "needs": [], "prompt": "A", **reader.keys, **state.keys}
+    return [dict(stage) for stage in (state.before, read, *reader.stages) if stage is not None]
+
+
+def run(project: ProjectFolder, stages: list[dict[str, Any]], reader: Reader, *, left_out: bool) -> Any:
+    """Runs all of it; or each stage but `a` by itself. Gives the last report."""
+    project.workflow(defaults=ECHO, stages=stages, output=dict(reader.output))
+    if not left_out:
+        return project.run()
+    return [project.run(stage=stage["name"]) for stage in stages if stage["name"] != "a"][-1]
+
+
+def tasks(project: ProjectFolder, run_id: int, names: list[str]) -> dict[str, tuple[str, Any]]:
+    """The outcome of each stage that was begun, and what it said."""
+    sql = (
+        "SELECT stage, outcome, value FROM task JOIN row ON row.key = row_key "
+        "LEFT JOIN result ON result.id = task.result_id WHERE row.run_id = ?"
+    )
+    return {names[at]: (outcome, value and json.loads(value)) for at, outcome, value in project.query(sql, run_id)}
+
+
+def lines(project: ProjectFolder) -> dict[str, dict[str, Any]]:
+    """The row's line in each file that has one."""
+    names = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
+    there = [name for name in names if (project.root / "output/reviews" / name).is_file()]
+    return {name: line for name in there for line in project.envelopes(file=name)}
+
+
+@pytest.mark.parametrize(("reader", "name", "reused"), EVERY)
+def test_every_cell_is_what_a_run_does(
+    reader: Reader, name: str, reused: bool, project: ProjectFolder, refusing: Server
+) -> None:
+    project.configure(refusing.base_url)
+    project.rows([{"id": "r-1", "text": "t"}])
+    stages, cell = stages_of(reader, name), reader.cells[name]
+    if reused:
+        project.workflow("other", defaults=ECHO, stages=[stage for stage in stages if stage["name"] == "a"])
+        project.run("other")
+    report = run(project, stages, reader, left_out=name == "left out")
+
+    assert project.query("SELECT state FROM row WHERE run_id = ?", report.summary["run"]) == [(ROW_STATES[cell.row],)]
+    assert {what: count for what, count in report.summary["rows"].items() if count} == {"total": 1, cell.row: 1}
+    ended = tasks(project, report.summary["run"], [stage["name"] for stage in stages])
+    assert ended.get("a", ("none", None))[0] == ("none" if name in NOT_BEGUN else "reused" if reused else name)
+
+    listed = lines(project)
+    assert set(listed) == LISTED[cell.row]
+    if reader in STAGES.values():
+        assert ended.get(stages[-1]["name"], ("", None)) == (cell.outcome, cell.result)
+    elif "results.jsonl" in listed:
+        assert listed["results.jsonl"]["result"] == cell.result
+    if cell.row == "failed":
+        assert listed["errors.jsonl"]["error"]["type"] == cell.error
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("reader", [*STAGES.values(), *OUTPUTS.values()], ids=[*STAGES, *OUTPUTS])
+def test_no_cell_is_left_out(reader: Reader) -> None:
+    assert reader.cells.keys() == STATES.keys()

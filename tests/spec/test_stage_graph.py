@@ -1,0 +1,141 @@
+"""The order of stages: what each needs, what is upstream of it, and what keeps them from having an order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agac.spec.graph import Link, graph, output_stages
+from agac.spec.models import StageFile, WorkflowFile
+from agac.spec.yamlfile import parse_yaml
+
+
+def stages(*written: dict[str, Any]) -> list[StageFile]:
+    return [StageFile(**one) for one in written]
+
+
+def made(*written: dict[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    files = stages(*written)
+    links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
+    assert not problems, problems
+    return [(files[link.index].name, link.needs, link.ancestors) for link in links]
+
+
+def test_without_needs_stages_follow_each_other() -> None:
+    assert made({"name": "a"}, {"name": "b"}, {"name": "c"}) == [
+        ("a", (), ()),
+        ("b", ("a",), ("a",)),
+        ("c", ("b",), ("a", "b")),
+    ]
+
+
+def test_branches_meet_again() -> None:
+    found = made(
+        {"name": "join", "needs": ["left", "right"]},
+        {"name": "start", "needs": []},
+        {"name": "left", "needs": "start"},
+        {"name": "mid", "needs": "start"},
+        {"name": "right", "needs": "mid"},
+    )
+    assert found == [
+        ("start", (), ()),
+        ("left", ("start",), ("start",)),
+        ("mid", ("start",), ("start",)),
+        ("right", ("mid",), ("start", "mid")),
+        ("join", ("left", "right"), ("start", "left", "mid", "right")),
+    ]
+
+
+def test_who_needs_a_disabled_stage_needs_what_that_needs() -> None:
+    found = made(
+        {"name": "a"},
+        {"name": "b", "enabled": False},
+        {"name": "c", "needs": ["a"]},
+        {"name": "d", "enabled": False, "needs": ["b", "c"]},
+        {"name": "e", "needs": "d"},
+    )
+    assert found == [("a", (), ()), ("c", ("a",), ("a",)), ("e", ("a", "c"), ("a", "c"))]
+
+
+def test_a_stage_after_a_disabled_first_one_starts() -> None:
+    assert made({"name": "a", "enabled": False}, {"name": "b"}) == [("b", (), ())]
+
+
+def test_each_circle_is_shown_once_with_its_way() -> None:
+    files = stages(
+        {"name": "a", "needs": "c"},
+        {"name": "b", "needs": "a"},
+        {"name": "c", "needs": "b"},
+        {"name": "d", "needs": ["c", "e"]},
+        {"name": "e", "needs": ["d"]},
+        {"name": "f", "needs": ["a"]},
+    )
+    _, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
+    assert [str(problem.message) for problem in problems] == [
+        "these stages need each other in a circle: a → b → c → a; let one of them start",
+        "these stages need each other in a circle: d → e → d; let one of them start",
+    ]
+
+
+def test_the_ends_are_written_unless_others_are_named() -> None:
+    document = parse_yaml("stages: []\n", "w.yml")
+    written = [{"name": "a"}, {"name": "b", "needs": "a"}, {"name": "c", "needs": "a"}]
+
+    def ends(**output: Any) -> tuple[str, ...]:
+        file = WorkflowFile(stages=stages(*written), output=output)
+        links, _ = graph(file.stages, document)
+        names, problems = output_stages(file, document, links)
+        assert not problems
+        return names
+
+    assert ends() == ("b", "c")
+    assert ends(stages=["c", "a"]) == ("a", "c")
+
+
+@st.composite
+def acyclic(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Stages in any order of the file, each needing some that come before it in a hidden order."""
+    count = draw(st.integers(1, 12))
+    written = []
+    for index in range(count):
+        needs = draw(st.lists(st.integers(0, index - 1), unique=True, max_size=4)) if index else []
+        written.append({"name": f"s{index}", "needs": [f"s{need}" for need in needs], "enabled": draw(st.booleans())})
+    return draw(st.permutations(written))
+
+
+@settings(deadline=None)
+@given(acyclic())
+def test_every_stage_comes_after_all_that_is_upstream_of_it(written: list[dict[str, Any]]) -> None:
+    files = stages(*written)
+    links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
+    assert not problems
+    by_name: dict[str, Link] = {}
+    for link in links:
+        name = files[link.index].name
+        assert set(link.needs) <= by_name.keys()
+        assert link.ancestors == tuple(
+            one for one in by_name if one in link.needs or any(one in by_name[need].ancestors for need in link.needs)
+        )
+        by_name[name] = link
+    assert by_name.keys() == {one["name"] for one in written if one["enabled"]}
+    assert upstream_in_full(written) == {name: set(link.ancestors) for name, link in by_name.items()}
+
+
+def upstream_in_full(written: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """What is upstream of each enabled stage, by walking up every way."""
+    needs = {one["name"]: one["needs"] for one in written}
+    enabled = {one["name"] for one in written if one["enabled"]}
+
+    def upstream(name: str) -> set[str]:
+        return {above for need in needs[name] for above in {need, *upstream(need)}}
+
+    return {name: upstream(name) & enabled for name in enabled}
+
+
+def test_thousands_of_stages_need_no_recursion() -> None:
+    count = 2_000
+    links, problems = graph(stages(*({"name": f"s{n}"} for n in range(count))), parse_yaml("stages: []\n", "w.yml"))
+    assert not problems
+    assert len(links[-1].ancestors) == count - 1
