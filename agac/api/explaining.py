@@ -194,7 +194,7 @@ def _rebuilt(
     left = [name for name in upstream if outcomes.get(name) == Outcome.DROPPED]
     if left:
         return None, f"stage {left[0]} made the row leave, so this one was not asked"
-    seen = Rebuilt(json.loads(task.data) or {})
+    seen = Rebuilt(json.loads(task.data) or {}, stages[position].variables)
     for stage in stages[:position]:
         seen.learn(stage, tasks.get(stage.index))
     if task.outcome is None and error is not None:

@@ -69,7 +69,7 @@ def _row_report(run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked,
     row = asked.row
     data = json.loads(row.data)
     found: list[dict[str, Any]] = []
-    seen = Rebuilt(data)
+    seen = Rebuilt(data, stages[0].variables)
     left = {stage.name for stage in stages if _outcome(asked, stage) == Outcome.DROPPED}
     for stage in stages:
         prompt = _prompt(run, stage, row, seen, left)

@@ -10,10 +10,12 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.plan.recorded import RecordedStage, ends_of, recorded_stages
 from agac.store.db import Database
-from agac.store.rows import ExportRow, State, export_rows, results_of_rows
+from agac.store.rows import ExportRow, StageResult, State, export_rows, results_of_rows
 
-Results = Mapping[tuple[int, int], str]
-"""Stored results, JSON, by a row's key and a stage's position."""
+Results = Mapping[tuple[int, int], StageResult]
+"""What came of stages, by a row's key and a stage's position."""
+
+_NOTHING = StageResult(None, skipped=False)
 
 
 class Ended:
@@ -25,8 +27,7 @@ class Ended:
         self._by_name = {stage.name: stage for stage in stages}
         first = self._ends[0]
         self._changes = self._way(first.name if first.changes_rows else first.rows_of)
-        plain = len(self._ends) == 1 and (first.operation is None or "python" in first.operation)
-        self._joins = not plain
+        self._joins = len(self._ends) > 1 or not first.is_kept
 
     def _way(self, name: str | None) -> list[RecordedStage]:
         """The stages that changed a row, up to one, in their order."""
@@ -54,7 +55,8 @@ class Ended:
         """The row's fields after some stages; as far as it came, of one that did not come that far."""
         fields: dict[str, JSONValue] = json.loads(row.data) or {}
         for stage in way:
-            changed = stage.form(fields, results.get((row.key, stage.index)))
+            value, skipped = results.get((row.key, stage.index), _NOTHING)
+            changed = fields if skipped else stage.form(fields, value)
             if changed is None:
                 break
             fields = changed
@@ -68,7 +70,8 @@ class Ended:
         return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
 
     def _text(self, row: ExportRow, end: RecordedStage, results: Results) -> str:
-        if end.operation is not None and "python" not in end.operation:
+        value, skipped = results.get((row.key, end.index), _NOTHING)
+        if not (end.is_kept or skipped):
             name = end.name if end.changes_rows else end.rows_of
             return snapshot(self._formed(row, self._way(name), results))
-        return results.get((row.key, end.index), "null")
+        return value if value is not None else "null"

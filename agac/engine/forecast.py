@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.keys import local_fingerprint
-from agac.core.types import JSONValue, Request, RowId
+from agac.core.types import Request, RowId
 from agac.engine.comparison import Before, Comparison, WalkedRow
 from agac.engine.judging import Rows, judged_chunks
 from agac.engine.scope import Scope
+from agac.engine.settle import is_leave
 from agac.plan import reasons as why
 from agac.plan.distinct import Distinct
 from agac.plan.judging import filters, guards
@@ -133,6 +134,7 @@ class Forecaster:
         run = before.record.id if before and self._comparison.continued else 0
         self._preparer = Preparer(plan.stages, plan.vars, run)
         self._guards, self._filters = guards(plan), filters(plan)
+        self._followed = frozenset(name for stage in plan.stages for name in stage.ancestors)
         self._judges = bool(self._guards) or len(plan.asking) < len(plan.stages)
         self._by_name = {stage.name: stage for stage in plan.stages}
         self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
@@ -210,7 +212,7 @@ class Forecaster:
                 found.asked(self._comparison.passed_on(stage, row, pending), row.new.row.id)
                 row.pending[stage.name] = row.pending[pending]
                 self._guess(stage, found, row)
-        elif isinstance(stage, LocalStage) and not isinstance(stage.operation, Python):
+        elif isinstance(stage, LocalStage) and not stage.is_kept:
             self._do(stage, row, found)
         else:
             task = self._known(stage, row)
@@ -272,7 +274,7 @@ class Forecaster:
         for row, prepared in wanted:
             result = earlier.get(prepared.fingerprint)
             if result is not None:
-                self._reuse(stage, row, json.loads(result.value), found)
+                self._reuse(stage, row, result.value, found)
             elif self._may_ask(stage, row, found):
                 reason = row.pending[stage.name] = self._comparison.reason(stage, row, prepared.fingerprint)
                 found.asked(reason, row.new.row.id)
@@ -281,15 +283,18 @@ class Forecaster:
                 else:
                     row.sight.become(stage, row.sight.data(stage))
 
-    def _reuse(self, stage: AnyStage, row: WalkedRow, value: JSONValue, found: StageForecast) -> None:
-        if isinstance(stage, LocalStage) and value is None:  # its function made the row leave
+    def _reuse(self, stage: AnyStage, row: WalkedRow, value: str, found: StageForecast) -> None:
+        """An earlier result, JSON: read only where a stage follows that may look at it."""
+        if is_leave(stage, value):
             found.dropped += 1
             row.gone = True
             return
         found.reuse += 1
-        row.sight.results[stage.name] = value
-        if isinstance(stage, LocalStage):
-            row.sight.become(stage, value)
+        if stage.name in self._followed:
+            result = json.loads(value)
+            row.sight.results[stage.name] = result
+            if not stage.asks:
+                row.sight.become(stage, result)
 
     def _guess(self, stage: AnyStage, found: StageForecast, row: WalkedRow) -> None:
         """Measures a prompt that names an answer which is not there yet, as if that were of the usual size. A function

@@ -104,7 +104,7 @@ class Segment:
         self._clock, self._wall = clocks.monotonic, clocks.wall
         self._stages, self._preparer = plan.stages, preparer
         self._ends = frozenset(stage.name for stage in plan.ends)
-        self._joins = len(plan.ends) > 1 or any(_keeps_nothing(stage) for stage in plan.ends)
+        self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends)
         self._followed = frozenset(name for stage in plan.stages for name in stage.ancestors)
         self._branches = Branches(plan.stages)
         self._in_turn = all(len(stage.ancestors) == stage.index for stage in plan.stages)
@@ -120,15 +120,15 @@ class Segment:
         walk = Walk(flight, self._preparer.sight(flight.new.row.data))
         if self._row_timeout is not None:
             flight.patience = Patience(self._row_timeout, self._clock)
-        settle, begin = partial(self._at_once, walk), partial(self._begin, walk)
         if self._in_turn:
             for stage in self._stages:
-                goes_on = settle(stage)
+                goes_on = self._at_once(walk, stage)
                 if goes_on is None:
-                    goes_on = await begin(stage)
+                    goes_on = await self._begin(walk, stage)
                 if not goes_on:
                     break
         else:
+            settle, begin = partial(self._at_once, walk), partial(self._begin, walk)
             await self._branches.walk(settle, begin, lambda: walk.dropped)
         self._settle(walk)
 
@@ -137,7 +137,7 @@ class Segment:
         time."""
         if stage.guard is not None and (verdict := self._judge(walk, stage)) is not None:
             return verdict
-        if isinstance(stage, LocalStage) and not isinstance(stage.operation, Python):
+        if isinstance(stage, LocalStage) and not stage.is_kept:
             return self._local(walk, stage)
         return None
 
@@ -194,7 +194,7 @@ class Segment:
         fingerprint = local_fingerprint(stage.prints, given)
         called = partial(self._functions.call, stage, fingerprint, given)
         answer = await self._task(walk.flight, stage, fingerprint, called)
-        if isinstance(answer, Answer) and is_leave(stage, answer.result):
+        if isinstance(answer, Answer) and is_leave(stage, answer.result.value):
             walk.settled.add(stage.index)
             walk.dropped = True
             return False
@@ -339,11 +339,6 @@ class Segment:
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)
-
-
-def _keeps_nothing(stage: AnyStage) -> bool:
-    """Whether the stage's result is made anew whenever it is wanted."""
-    return isinstance(stage, LocalStage) and not isinstance(stage.operation, Python)
 
 
 def _value(answer: Answer) -> JSONValue:

@@ -60,9 +60,9 @@ LEFT = "null"
 """The stored result of a function that gave None: the row leaves."""
 
 
-def is_leave(stage: AnyStage, result: Result) -> bool:
-    """Whether a result is no result, but the word of a function that the row is to leave."""
-    return isinstance(stage, LocalStage) and result.value == LEFT
+def is_leave(stage: AnyStage, value: str) -> bool:
+    """Whether a result, JSON, is none, but the word of a function that the row is to leave."""
+    return not stage.asks and value == LEFT
 
 
 def told_of(stage: AnyStage) -> str:
@@ -152,7 +152,7 @@ class Settler:
         """A task has its result: `done` when it was asked for it, `reused` when the answer was there."""
         batch, own = self._ledger.batch, self._totals.stage(stage.name)
         prior = flight.prior.get(stage.index)
-        leaves = is_leave(stage, result)
+        leaves = is_leave(stage, result.value)
         if outcome is Outcome.DONE:
             batch.results.append(result)
             self._totals.tasks_done += 1

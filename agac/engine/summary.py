@@ -9,6 +9,7 @@ from typing import Any
 
 from agac.core.types import Outcome
 from agac.engine.quantiles import Histogram, merged, quantile
+from agac.plan.recorded import model_of
 from agac.store.batch import HOW
 from agac.store.db import Database
 from agac.store.rows import error_examples
@@ -82,7 +83,7 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
     answered = {c.model for c in own if c.outcome == "call" and not c.error_type}
     return {
         "name": stage["name"],
-        "model": stage["model"] if "model" in stage else next(iter(stage["operation"])),
+        "model": model_of(stage),
         "alias": stage.get("alias"),
         "answered_by": sorted(answered),
         "done": tasks[Outcome.DONE],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId, Visible
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage, Step
+from agac.plan.steps import AnyStage, PlannedStage, Step
 from agac.spec.guardvalues import ROW
 from agac.spec.template import SKIPPED, VARS, MissingField, VisibleRow, visible_row
-from agac.spec.workflow import Example, ReusePolicy
+from agac.spec.workflow import Example, ReusePolicy, Visibility
 
 
 class Prepared(NamedTuple):
@@ -22,6 +22,26 @@ class Prepared(NamedTuple):
     request: Request
 
 
+class Seeing(Protocol):
+    """A stage as far as it matters for what it sees: of a plan, or of a stored definition."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ancestors(self) -> tuple[str, ...]: ...
+    @property
+    def rows_of(self) -> str | None: ...
+    @property
+    def asks(self) -> bool: ...
+
+
+class Sending(Seeing, Protocol):
+    """One that asks a model."""
+
+    @property
+    def visibility(self) -> Visibility | None: ...
+
+
 class Sight:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
@@ -29,27 +49,29 @@ class Sight:
 
     __slots__ = ("_all", "_sees_all", "_vars", "forms", "results")
 
-    def __init__(self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str]) -> None:
+    def __init__(
+        self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str] = ()
+    ) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self._vars, self._sees_all = variables, sees_all
         self._all = visible_row(data, self.results, variables)
 
-    def become(self, stage: Step, fields: dict[str, JSONValue]) -> None:
+    def become(self, stage: Seeing, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
         self.forms[stage.name] = self.results[stage.name] = fields
 
-    def pass_over(self, stage: Step) -> None:
+    def pass_over(self, stage: Seeing) -> None:
         """The stage was skipped: it has no result, and leaves the row as it is."""
-        if isinstance(stage, LocalStage):
+        if not stage.asks:
             self.forms[stage.name] = self.data(stage)
         self.results[stage.name] = SKIPPED
 
-    def data(self, stage: Step) -> dict[str, JSONValue]:
+    def data(self, stage: Seeing) -> dict[str, JSONValue]:
         """The row's fields as the stage sees them."""
         return self.forms[stage.rows_of]
 
-    def sent(self, stage: PlannedStage) -> VisibleRow:
+    def sent(self, stage: Sending) -> VisibleRow:
         """What the stage may put into a prompt."""
         limits = stage.visibility
         if limits is None:
@@ -60,18 +82,18 @@ class Sight:
         results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
         return visible_row(data, results, self._vars)
 
-    def judged(self, stage: Step) -> dict[str, JSONValue]:
+    def judged(self, stage: Seeing) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
         return {**data, **known, VARS: self._vars, ROW: data}
 
-    def given(self, stage: Step) -> dict[str, JSONValue]:
+    def given(self, stage: Seeing) -> dict[str, JSONValue]:
         """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
 
-    def known(self, stage: Step) -> dict[str, JSONValue]:
+    def known(self, stage: Seeing) -> dict[str, JSONValue]:
         """The results upstream of the stage that are there."""
         return {name: self.results[name] for name in stage.ancestors if name in self.results}
 

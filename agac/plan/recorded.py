@@ -10,9 +10,9 @@ from typing import Any
 from agac.core.errors import Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import JSONValue, Message, Params, RowId, Schema
-from agac.plan.prepare import rendered, reuse_salt
+from agac.plan.prepare import Sight, rendered, reuse_salt
 from agac.spec.operations import CHANGING, UnfitRow, applied
-from agac.spec.template import NO_TEXT, Template, compile_template, visible_row
+from agac.spec.template import NO_TEXT, Template, compile_template
 from agac.spec.workflow import Example, ReusePolicy, Visibility, field_shape
 
 
@@ -40,6 +40,11 @@ class RecordedStage:
     rows_of: str | None = None
 
     @property
+    def asks(self) -> bool:
+        """Whether it asks a model."""
+        return self.operation is None
+
+    @property
     def changes_rows(self) -> bool:
         """Whether the row has other fields from this stage on."""
         return self.operation is not None and any(key in self.operation for key in CHANGING)
@@ -60,14 +65,9 @@ class RecordedStage:
         except UnfitRow:
             return None
 
-    def messages(self, data: Mapping[str, JSONValue], results: Mapping[str, JSONValue]) -> tuple[Message, ...]:
-        """What was asked of a row. `results` are those of the stages upstream of it. Raises MissingField."""
-        limits = self.visibility
-        visible = visible_row(
-            dict(data) if limits is None else {n: v for n, v in data.items() if not limits.hides(n)},
-            dict(results) if limits is None else {n: v for n, v in results.items() if n not in limits.never},
-            dict(self.variables),
-        )
+    def messages(self, sight: Sight) -> tuple[Message, ...]:
+        """What was asked of a row. Raises MissingField."""
+        visible = sight.sent(self)
         asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
         return (Message.of("system", self.system), *asked) if self.system else asked
 
@@ -108,6 +108,11 @@ def ends_of(definition: Mapping[str, Any]) -> list[int]:
     return [names.index(name) for name in definition.get("results", names[-1:])]
 
 
+def model_of(body: Mapping[str, Any]) -> str:
+    """The model of a stage of a stored definition; of one that asks none what it does."""
+    return str(body["model"]) if "model" in body else next(iter(body["operation"]))
+
+
 def shape_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The JSON Schema of the results of a stage of a stored definition; None: plain text."""
     if "operation" in body:
@@ -131,7 +136,7 @@ def _stage(
             index=index,
             needs=needs,
             ancestors=ancestors,
-            model=next(iter(body["operation"])),
+            model=model_of(body),
             system=None,
             prompt=NO_TEXT,
             params={},
@@ -146,7 +151,7 @@ def _stage(
         index=index,
         needs=needs,
         ancestors=ancestors,
-        model=body["model"],
+        model=model_of(body),
         system=body["system"],
         prompt=_template(body["prompt"]),
         params=body["params"],

@@ -69,6 +69,16 @@ class LocalStage(Step):
     prints: bytes = b""
 
     @property
+    def asks(self) -> bool:
+        """Whether it asks a model."""
+        return False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its results are stored; others are made again for nothing whenever they are wanted."""
+        return isinstance(self.operation, Python)
+
+    @property
     def may_drop(self) -> bool:
         """Whether rows can leave here."""
         guarded = self.guard is not None and self.otherwise == "drop"
@@ -115,6 +125,16 @@ class PlannedStage(Step):
     ref: ModelRef | None = None
     visibility: Visibility | None = None
     output_field: str | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks a model."""
+        return True
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its results are stored."""
+        return True
 
     @property
     def shape(self) -> dict[str, Any] | None:

@@ -170,8 +170,9 @@ FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = ? AND r.ordinal > ? ORDER BY r.ordinal, r.key LIMIT ?;
 
 -- name: results_of_rows
--- The results of these rows' stages.
-SELECT t.row_key, t.stage, v.value FROM task t JOIN result v ON v.id = t.result_id WHERE t.row_key IN (:many);
+-- The results of these rows' stages, and which stages were skipped.
+SELECT t.row_key, t.stage, v.value, t.outcome = 'skipped' FROM task t LEFT JOIN result v ON v.id = t.result_id
+WHERE t.row_key IN (:many);
 
 -- name: rows_filtered
 -- Rows that a guard made leave, a range at a time, with the first guard that did.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, RowId
@@ -157,16 +157,22 @@ EXPORT_RANGE = 512
 
 async def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     """All rows of the input in order, some hundred at a time."""
+    async for found in _ranges(database, "rows_export", run):
+        yield [ExportRow(*row) for row in found]
+
+
+async def _ranges(database: Database, statement: str, run: int) -> AsyncIterator[list[Any]]:
+    """What a statement finds by (run, position after which, limit), some hundred at a time, never none. Its first
+    column is the position."""
     after = 0
     while True:
         with translated(database.path):
-            found = await database.reader.execute_fetchall(sql("rows_export"), (run, after, EXPORT_RANGE))
-        rows = [ExportRow(*row) for row in found]
-        if rows:
-            yield rows
-        if len(rows) < EXPORT_RANGE:
+            found = list(await database.reader.execute_fetchall(sql(statement), (run, after, EXPORT_RANGE)))
+        if found:
+            yield found
+        if len(found) < EXPORT_RANGE:
             return
-        after = rows[-1].ordinal
+        after = found[-1][0]
 
 
 class FilteredRow(NamedTuple):
@@ -181,20 +187,20 @@ class FilteredRow(NamedTuple):
 
 async def filtered_rows(database: Database, run: int) -> AsyncIterator[list[FilteredRow]]:
     """All rows that guards made leave, in the order of the input, some hundred at a time."""
-    after = 0
-    while True:
-        with translated(database.path):
-            found = await database.reader.execute_fetchall(sql("rows_filtered"), (run, after, EXPORT_RANGE))
-        rows = [FilteredRow(*row) for row in found]
-        yield rows
-        if len(rows) < EXPORT_RANGE:
-            return
-        after = rows[-1].ordinal
+    async for found in _ranges(database, "rows_filtered", run):
+        yield [FilteredRow(*row) for row in found]
 
 
-async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], str]:
-    """The results of these rows' stages, JSON, by the row's key and the stage's position."""
+class StageResult(NamedTuple):
+    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its guard said no."""
+
+    value: str | None
+    skipped: bool
+
+
+async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], StageResult]:
+    """What came of these rows' stages, by the row's key and the stage's position."""
     wanted = padded(list(keys))
     with translated(database.path):
         found = await database.reader.execute_fetchall(sql_many("results_of_rows", len(wanted)), wanted)
-    return {(key, stage): value for key, stage, value in found}
+    return {(key, stage): StageResult(value, bool(skipped)) for key, stage, value, skipped in found}

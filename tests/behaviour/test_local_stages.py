@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
@@ -168,6 +169,42 @@ def test_a_guard_may_pass_over_such_a_stage(shop: ProjectFolder) -> None:
     shop.run()
     assert ["title" in text for text in shop.output()] == [True, False, False, False, False]
     shop.assert_sound()
+
+
+def test_what_was_passed_over_did_not_change_the_row_that_is_written(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[
+            {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
+            stage("say", "${id}"),
+            {"name": "few", "select": ["id"], "when": 'id == "r-2"', "needs": "other"},
+        ],
+        output={"stages": ["say", "few"], "format": "csv"},
+    )
+    shop.run()
+    assert [one["few"] for one in shop.output()] == [None, {"id": "r-2"}, None, None, None]
+    shop.workflow(
+        defaults=ECHO,
+        stages=[{"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'}, stage("say", "${id}")],
+        output={"format": "csv"},
+    )
+    shop.run()
+    with (shop.root / "output/reviews/results.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["title"], row["name"]) for row in rows[:2]] == [(" Item 1 ", ""), ("", " Item 2 ")]
+    shop.assert_sound()
+
+
+def test_a_function_after_a_skipped_answer_is_shown_with_what_it_was_given(shop: ProjectFolder) -> None:
+    shop.workflow(
+        defaults=ECHO,
+        stages=[stage("say", "hello ${id}", when='id == "r-1"'), {"name": "end", "python": "tools/clean.py:after"}],
+    )
+    shop.run()
+    assert shop.output()[1] == {"seen": ["id", "name", "price", "say", "secret"], "said": None}
+    for row_id in ("r-1", "r-2"):
+        row = shop.agac("inspect", "1", row_id, "--json").json["rows"][0]
+        assert not row["stages"][1]["stale"]
 
 
 @pytest.mark.parametrize(
