@@ -31,6 +31,7 @@ from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
 from agac.engine.summary import cost_of
+from agac.engine.tasks import Tasks
 from agac.engine.totals import StageTotals, Totals
 from agac.engine.window import walk_all
 from agac.engine.work import Work
@@ -198,10 +199,12 @@ async def _work(
             lines, settler, control, invocation.purse,
             wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
         )  # fmt: skip
-        segment = Segment(
-            plan, Preparer(plan.stages, plan.vars, invocation.run), caller, settler, ledger, lookup,
-            totals, functions, newest, row_timeout=plan.rules.row_timeout, scope=work.scope, clocks=work.clocks,
+        tasks = Tasks(
+            settler, ledger, lookup, totals, newest,
+            timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
         )  # fmt: skip
+        preparer = Preparer(plan.stages, plan.vars, invocation.run)
+        segment = Segment(plan, preparer, caller, functions, tasks, settler, clock=work.clocks.monotonic)
         if work.retry is not None:
             first = _position(plan, work.retry)
             flights = Stored(places, ledger, settler, control, totals, work.retry, first).flights()
