@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ from support.server import Server, simulator
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and what we start would inherit it: no Ctrl-C would ever come.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Many images switch bytecode off: each of the hundreds of processes that tests start would compile all of agac again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# No test leaves this machine: to read all the authorities of the world again costs every process a tenth of a second.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "providers/certificates/nobody.pem")
+for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+    os.environ.pop(name, None)
 
 
 class NetworkInTest(AssertionError):

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from agac.spec.celtext import Node, shown
-from agac.spec.guards import METHODS, Guard, tree_of
+from agac.spec.guards import METHODS, Guard, cel_library, tree_of
 from agac.spec.suggest import listed
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
@@ -58,12 +58,10 @@ class _Asking:
         return node, scene, error
 
     def _run(self, node: Node, scene: dict[str, Any]) -> Any:
-        import cel
-
         text = self.text[node.start : node.end]
         if text not in self.programs:
             asked = {one.value for one in node.walk() if one.kind == "name"}
-            self.programs[text] = cel.compile(text), asked
+            self.programs[text] = cel_library().compile(text), asked
         program, asked = self.programs[text]
         return program.execute({name: scene[name] for name in asked if name in scene})
 

@@ -8,8 +8,11 @@ celtext     the text as a tree                               guardfaults  why an
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 from agac.core.errors import Problem, Where
@@ -77,14 +80,23 @@ def tree_of(text: str) -> Node:
 
 def literal(text: str) -> Any:
     """The value of a number or a text as CEL reads it, escapes and all."""
-    import cel  # costs 0.1 to 0.3 s: it loads its own command line
+    return cel_library().compile(text).execute()
 
-    return cel.compile(text).execute()
+
+@cache
+def cel_library() -> Any:
+    """The library that computes CEL, without its command line: the terminal libraries of that take 0.1 to 0.3 s."""
+    nothing = ModuleType("cel.cli")
+    absent = sys.modules.setdefault(nothing.__name__, nothing) is nothing
+    try:
+        import cel
+    finally:
+        if absent:
+            del sys.modules[nothing.__name__]
+    return cel
 
 
 def _faults(text: str) -> Iterator[str]:
-    import cel
-
     if not text.strip():
         yield 'the guard is empty; write a condition, as in `status == "open"`, or leave `when` out'
         return
@@ -92,7 +104,7 @@ def _faults(text: str) -> Iterator[str]:
         yield f"the guard is longer than {MAX_LENGTH:,} characters; compute a field in a python stage and test that"
         return
     try:
-        cel.compile(text)
+        cel_library().compile(text)
         tree = tree_of(text)
     except ValueError as refused:
         yield from refusals(text, str(refused))
@@ -141,11 +153,9 @@ def _call_fault(node: Node, text: str) -> Iterator[str]:
 def _pattern_fault(node: Node, text: str) -> Iterator[str]:
     if node.kind != "method" or node.value != "matches" or node.parts[-1].kind != "literal":
         return
-    import cel
-
     pattern = node.parts[-1]
     try:
-        cel.compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
+        cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
     except RuntimeError as refused:
         reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
         why = reason[1] if reason else "its syntax is not known"

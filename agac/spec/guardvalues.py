@@ -8,7 +8,7 @@ from typing import Any
 
 from agac.spec.celtext import Chain, shown
 from agac.spec.guardfaults import FAILURES, explain, not_a_flag
-from agac.spec.guards import Guard
+from agac.spec.guards import Guard, cel_library
 
 ROW = "row"
 """The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
@@ -29,11 +29,9 @@ class Evaluator:
     """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped."""
 
     def __init__(self, guard: Guard, *, stages: Collection[str] = ()) -> None:
-        import cel  # costs 0.1 to 0.3 s: only for workflows with guards
-
         self._guard = guard
         self._stages = frozenset(stages)
-        self._program = cel.compile(guard.text)
+        self._program = cel_library().compile(guard.text)
         self._picked = [(name, _members(guard.chains, name)) for name in guard.names]
 
     def test(self, visible: Mapping[str, Any]) -> bool:

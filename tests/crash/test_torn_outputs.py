@@ -82,7 +82,7 @@ def test_a_killed_export_leaves_each_file_old_or_new_and_the_next_command_mends_
     assert project.agac("run", "-a", "reviews", env=kill_at(moment)).code == -9
     torn = contents(project)
     server.reset()
-    assert project.agac("run", "-a", "reviews").code == 3
+    assert project.run().exit_code == 3
     whole = contents(project)
     for file in FILES:
         assert torn[file] in (finished[file], whole[file])

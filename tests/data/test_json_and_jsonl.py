@@ -253,7 +253,7 @@ row_lists = st.lists(st.dictionaries(keys, values, max_size=5), max_size=8)
 
 
 @given(row_lists, st.booleans(), st.sampled_from(["\n", "\r\n"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_json_lines_are_read_as_they_were_written(rows: list[dict[str, Any]], ascii_only: bool, newline: str) -> None:
     content = "".join(json.dumps(row, ensure_ascii=ascii_only) + newline for row in rows)
     with tempfile.TemporaryDirectory() as folder:
@@ -261,7 +261,7 @@ def test_json_lines_are_read_as_they_were_written(rows: list[dict[str, Any]], as
 
 
 @given(row_lists, st.booleans(), st.sampled_from([None, 1]), st.integers(min_value=1, max_value=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_an_array_is_read_as_it_was_written_however_the_pieces_fall(
     rows: list[dict[str, Any]], ascii_only: bool, indent: int | None, chunk: int
 ) -> None:

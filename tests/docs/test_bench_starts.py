@@ -1,16 +1,12 @@
-"""What a newcomer waits for is measured: the start of every command, and a fresh clone up to its first results."""
+"""What a newcomer waits for is measured: a fresh clone up to its first results."""
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from agac.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = """\
@@ -39,21 +35,6 @@ def repository(folder: Path, makefile: str) -> Path:
     for words in ["init", "--quiet"], ["add", "Makefile"], ["commit", "--quiet", "-m", "demo"]:
         subprocess.run([*git, *words], cwd=folder, check=True)
     return folder
-
-
-def test_the_start_of_every_command_is_measured(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    command = [sys.executable, str(ROOT / "bench/run.py"), "--tiny", "--only", "start-up", "--json", str(file)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert run.returncode == 0, run.stderr
-    figures = json.loads(file.read_text("utf-8"))["figures"]
-    shown = [figure["what"] for figure in figures if ", best of" not in figure["what"]]
-    assert [what.split(",")[0].split()[1] for what in shown] == ["--help", *COMMANDS]
-    assert all(figure["value"] > 0 and figure["unit"] == "s CPU" for figure in figures)
-    assert {figure["what"]: figure["at_most"] for figure in figures if figure["at_most"]} == {
-        "agac --help": 0.15,
-        "agac status": 0.25,
-    }
 
 
 def test_a_clone_is_timed_up_to_its_results_without_a_package_cache(
