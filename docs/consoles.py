@@ -72,7 +72,7 @@ class Session:
         self.root = self.cwd = self.home / f"{kind}-{len(list(self.home.iterdir()))}"
         self.root.mkdir()
         if kind == "example":
-            for name in ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data"):
+            for name in ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data", "tools"):
                 copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
                 copy(ROOT / name, self.root / name)
         elif kind == "new":

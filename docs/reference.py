@@ -22,14 +22,14 @@ from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELL
 from agac.providers.table import SHIPPED
 from agac.simulator import faults, rulesfile
 from agac.spec.cardmodels import CardFile, RequestParamsFile
+from agac.spec.filemodel import FileModel
+from agac.spec.inoutmodels import InputFile, OutputFile
 from agac.spec.models import (
     BudgetFile,
     ConfirmFile,
     DefaultsFile,
-    FileModel,
-    InputFile,
     MessageFile,
-    OutputFile,
+    ReduceFile,
     RunRulesFile,
     StageFile,
     TelemetryFile,
@@ -160,6 +160,7 @@ SECTIONS: dict[type[FileModel], str] = {
     StageFile: "a-stage",
     VisibleFile: "visible",
     MessageFile: "messages",
+    ReduceFile: "reduce",
     TimeoutFile: "timeout",
     OutputFile: "output",
     RunRulesFile: "a-workflow",
@@ -302,6 +303,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "faults": fault_kinds,
     "mistakes": mistakes,
     "outcomes of stages": outcomes.stage_table,
+    "outcomes of made rows": outcomes.maker_table,
     "outcomes of outputs": outcomes.output_table,
     "outcomes of rows": outcomes.listed_table,
     **{f"keys {model.__name__}": partial(keys, model) for model in SECTIONS},

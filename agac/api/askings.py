@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,31 @@ def again(
     if before.fingerprint != fingerprint:
         return Again(before.at, same=False, because=_changed_since(stages, position, before, tasks, askings))
     return Again(before.at, same=True, because=[why_anew(found.present, answered=before.answered)])
+
+
+Way = tuple[Sequence[RecordedStage], int, bytes | None, Mapping[int, TaskRecord], Sequence[Asking]]
+"""What `again` takes."""
+
+
+def by_replica(
+    stages: Sequence[RecordedStage],
+    position: int,
+    fingerprint: bytes | None,
+    tasks: Mapping[int, TaskRecord],
+    replicas: Mapping[tuple[int, int], TaskRecord],
+    askings: Sequence[Asking],
+) -> Iterator[Way]:
+    """The askings of a stage as if it were asked once: itself, or each of its replicas in turn. Of other stages with
+    replicas the first one stands for all, since all have the same prompt."""
+    first = {**tasks, **{stage: one for (stage, number), one in replicas.items() if number == 1}}
+    elsewhere = [one for one in askings if one.stage != position and one.replica < 2]
+    if stages[position].replicas == 1:
+        yield stages, position, fingerprint, first, [one for one in askings if one.replica < 2]
+        return
+    for (stage, number), own in replicas.items():
+        if stage == position:
+            wanted = [one for one in askings if one.stage == position and one.replica == number]
+            yield stages, position, own.fingerprint, {**first, position: own}, [*elsewhere, *wanted]
 
 
 def why_anew(present: Asking | None, *, answered: bool) -> str:

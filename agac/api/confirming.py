@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 from agac.api.checking import Checked
 from agac.core.errors import UsageError
+from agac.engine.retries import tasks_of_retry
 from agac.engine.scope import Retry, Scope
 from agac.plan.plan import Plan
 from agac.store import runs
 from agac.store.db import Database
+from agac.store.made import made_counts
 from agac.store.retries import chosen_counts
 
 Confirm = Callable[[str], bool | None]
@@ -65,26 +67,18 @@ def _dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.01 and round(usd, 2) == usd else f"${usd:,.4f}"
 
 
-def tasks_of_retry(plan: Plan, retry: Retry, chosen: Sequence[tuple[str | None, str | None, int]]) -> dict[str, int]:
-    """How many tasks of each stage a retry asks at most; `chosen` as `chosen_counts` gives it."""
-    tasks = dict.fromkeys((stage.name for stage in plan.stages), 0)
-    names = list(tasks)
-    for failed_at, _, rows in chosen:
-        first = retry.from_stage or (names[0] if failed_at == "" else failed_at)
-        for name in names[names.index(first) :] if first else []:
-            tasks[name] += rows
-    return tasks
-
-
 async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[float, list[str]]:
     """The dollars that a retry is expected to cost, and the models whose price is not known.
 
-    A row that failed goes on from its stage, or from the one that is named, and each stage costs what it did before.
+    A row that failed goes on from its stage, or from the one that is named, and each stage costs what it did before;
+    as many rows are made of one as were made of each.
     """
     from agac.plan.estimate import estimate, history
 
-    tasks = tasks_of_retry(plan, retry, await chosen_counts(database, retry.run, retry))
     counts = await runs.counters(database, retry.run)
+    chosen = await chosen_counts(database, retry.run, retry)
+    rows = runs.row_counts(counts)["present"]
+    tasks = tasks_of_retry(plan, retry, chosen, await made_counts(database, retry.run), rows)
     usd, unknown = 0.0, []
     for stage in plan.asking:
         past = history(counts, stage.name, stage.lane)

@@ -6,14 +6,15 @@ import asyncio
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.askings import Again, again, asked, why_anew
+from agac.api.askings import Again, again, asked, by_replica, why_anew
 from agac.api.options import position_of
 from agac.api.reading import database_path
-from agac.api.rebuilding import Rebuilt
+from agac.api.rebuilding import Rebuilt, rebuilt, walked
+from agac.api.relatives import is_list
 from agac.api.reports import find_rows, find_run
 from agac.core.keys import digest
 from agac.core.types import Message, Outcome, RowId
@@ -25,7 +26,7 @@ from agac.spec.template import MissingField
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 from agac.store.earlier import Asking, StoredTask, askings_of_row, runs_before, stored_task
-from agac.store.history import TaskRecord, rows_with_ids, tasks_of_row
+from agac.store.history import RowRecord, TaskRecord, rows_with_ids, tasks_of_row
 from agac.store.runs import RunRecord
 
 
@@ -33,7 +34,8 @@ from agac.store.runs import RunRecord
 class Asked:
     """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
 
-    `tasks` are all of its row, by stage; `made` is the fingerprint of what would be asked now.
+    `tasks` are all of its row, by stage, `replicas` those of which they were made, by stage and number; `made` is the
+    fingerprint of what would be asked now.
     """
 
     run: int
@@ -45,6 +47,7 @@ class Asked:
     missing: str | None
     made: bytes | None = None
     guard: str | None = None
+    replicas: Mapping[tuple[int, int], TaskRecord] = field(default_factory=dict)
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
@@ -64,6 +67,7 @@ class Asked:
             if self.messages is None
             else [{"role": m.role, "text": "".join(p.text for p in m.parts)} for m in self.messages],
             "reuse": self.stage.reuse,
+            **({"replicas": self.stage.replicas, "vote": self.stage.vote} if self.stage.replicas > 1 else {}),
             "salt": reuse_salt(self.stage.reuse, self.row_id, self.run),
         }
 
@@ -138,9 +142,10 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
         before = await _before(database, record.id, now.row_id, stage)
         askings = await askings_of_row(database, now.task.row_key)
     fingerprint = now.task.fingerprint or now.made
-    earlier = again(stages, position, fingerprint, now.tasks, askings)
-    present = asked(askings, position, now.tasks.get(position)).present
-    anew = _anew(record, now, before, present)
+    ways = list(by_replica(stages, position, fingerprint, now.tasks, now.replicas, askings))
+    earlier = max(filter(None, (again(*way) for way in ways)), key=lambda one: one.at, default=None)
+    asked_now = [asked(own, position, tasks.get(position)).present for _, _, _, tasks, own in ways]
+    anew = _anew(record, now, before, next(filter(None, asked_now), None))
     return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before), earlier, anew)
 
 
@@ -172,19 +177,23 @@ async def _asked(
     for row_id in ids:
         task = await stored_task(database, run, row_id, position)
         if task is not None:
-            tasks = {one.stage: one for one in await tasks_of_row(database, task.row_key)}
-            errors = {row.key: row.error_type for row in await rows_with_ids(database, run, [row_id])}
-            messages, missing = _rebuilt(stages, position, task, tasks, errors[task.row_key])
-            return replace(_as_asked(run, stages[position], task, tasks, row_id, messages, missing), guard=guard)
+            found = await tasks_of_row(database, task.row_key)
+            tasks = {one.stage: one for one in found if not one.replica}
+            replicas = {(one.stage, one.replica): one for one in found if one.replica}
+            rows = {row.key: row for row in await rows_with_ids(database, run, [row_id])}
+            seen = await rebuilt(database, run, stages, rows[task.row_key])
+            messages, missing = _rebuilt(stages, position, seen, tasks, rows[task.row_key])
+            asked = _as_asked(run, stages[position], task, tasks, row_id, messages, missing)
+            return replace(asked, guard=guard, replicas=replicas)
     return None
 
 
 def _rebuilt(
     stages: Sequence[RecordedStage],
     position: int,
-    task: StoredTask,
+    seen: Rebuilt,
     tasks: Mapping[int, TaskRecord],
-    error: str | None,
+    row: RowRecord,
 ) -> tuple[tuple[Message, ...] | None, str | None]:
     """The messages of a task, or why there are none."""
     upstream = stages[position].ancestors
@@ -194,12 +203,13 @@ def _rebuilt(
     left = [name for name in upstream if outcomes.get(name) == Outcome.DROPPED]
     if left:
         return None, f"stage {left[0]} made the row leave, so this one was not asked"
-    seen = Rebuilt(json.loads(task.data) or {}, stages[position].variables)
+    if position not in tasks and (elsewhere := _elsewhere(stages, position, tasks, row)):
+        return None, elsewhere
     for stage in stages[:position]:
         seen.learn(stage, tasks.get(stage.index))
-    if task.outcome is None and error is not None:
+    if position not in tasks and row.error_type is not None:
         failed = [stage.name for stage in stages if stage.name in upstream and _failed(tasks.get(stage.index))]
-        what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({error})"
+        what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({row.error_type})"
         return None, f"{what}, so this one was not asked"
     try:
         if stages[position].operation is not None:
@@ -213,6 +223,18 @@ def _rebuilt(
         if head in upstream and head in seen.unknown(upstream):
             return None, f"stage {head} has no answer yet, so this one was not asked"
         return None, str(field)
+
+
+def _elsewhere(
+    stages: Sequence[RecordedStage], position: int, tasks: Mapping[int, TaskRecord], row: RowRecord
+) -> str | None:
+    """Why the stage is not asked of this row, but of others; None: it may be."""
+    lists = [stages[index].name for index, one in tasks.items() if is_list(stages[index], one.value)]
+    if maker := next((name for name in lists if name in stages[position].ancestors), None):
+        return f"stage {maker} gave a list of rows in the place of this one: name one of those"
+    if position in {stage.index for stage in walked(stages, row.origin)}:
+        return None
+    return "this stage is asked of rows that another stage makes: `agac inspect` shows those that were made of this one"
 
 
 def _failed(task: TaskRecord | None) -> bool:
@@ -241,9 +263,9 @@ def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
         return []
     new, old = ({**one.components(), "operation": one.stage.operation, "when": one.guard} for one in (now, before))
     found: list[dict[str, Any]] = [
-        {"what": name, "before": old[name], "now": new[name]}
-        for name in ("model", "params", "reuse", "operation", "when")
-        if new[name] != old[name]
+        {"what": name, "before": old.get(name), "now": new.get(name)}
+        for name in ("model", "params", "replicas", "vote", "reuse", "operation", "when")
+        if new.get(name) != old.get(name)
     ]
     if _schema(now) != _schema(before):
         found.append({"what": "schema", "diff": _diff(_pretty(_schema(before)), _pretty(_schema(now)))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from agac.api.reports import find_run, workflow_name
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.data.atomic import AtomicFile
 from agac.plan.check import resolve_models
-from agac.plan.recorded import ends_of, needs_of
+from agac.plan.recorded import ends_of, needs_of, recorded_stages, written_of
+from agac.spec.levels import Making
 from agac.spec.load import in_order, load_workflow
 from agac.spec.root import find_project
 from agac.spec.workflow import Overrides, Stage, Workflow
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
+from agac.store.made import made_counts, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
 
 OURS = ("<svg ", "flowchart ")
@@ -33,7 +35,8 @@ ROWS = ("done", "skipped", "failed", "dropped", "open")
 @dataclass(frozen=True, slots=True)
 class DrawnStage:
     """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
-    its rows in the run; None without a run, and of a stage that the run did not have."""
+    its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
+    as `explode plan.questions`; `level` counts the stages that made those it is asked of."""
 
     name: str
     kind: str
@@ -42,13 +45,16 @@ class DrawnStage:
     when: str | None
     otherwise: str
     counts: Mapping[str, int] | None = None
+    makes: str | None = None
+    level: int = 0
 
     @property
     def label_lines(self) -> list[str]:
         """The lines below its name."""
+        about = [self.does, self.makes] if self.makes else [self.does]
         if self.when is None:
-            return [self.does]
-        return [self.does, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
+            return about
+        return [*about, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -59,6 +65,8 @@ class DrawnStage:
             "needs": list(self.needs),
             "when": self.when,
             "otherwise": self.otherwise if self.when else None,
+            "makes": self.makes,
+            "level": self.level,
             "counts": dict(self.counts) if self.counts is not None else None,
         }
 
@@ -67,7 +75,8 @@ class DrawnStage:
 class GraphReport:
     """A workflow's stages in the order in which a row meets them, between its input and the folder of its results.
 
-    `run` is the one whose counts are shown, `rows` what became of its rows; both are None when there is none.
+    `run` is the one whose counts are shown, `rows` what became of its rows, `written` of those that are written, where
+    stages made them; they are None when there is none.
     """
 
     workflow: str
@@ -77,6 +86,7 @@ class GraphReport:
     results: tuple[str, ...]
     output: str
     rows: Mapping[str, int] | None
+    written: Mapping[str, int] | None = None
 
     @property
     def title(self) -> str:
@@ -87,8 +97,9 @@ class GraphReport:
         """The boxes: the input, the stages, the results."""
         rows, first, last = self.rows, *self._ends()
         total = {"rows": rows["total"]} if rows is not None else None
-        ended = {name: rows[name] for name in ROWS} if rows is not None else None
-        stages = [Node(stage.name, stage.kind, stage.label_lines, stage.counts) for stage in self.stages]
+        written = self.written or rows
+        ended = {name: written[name] for name in ROWS} if written is not None else None
+        stages = [Node(stage.name, stage.kind, stage.label_lines, stage.counts, stage.level) for stage in self.stages]
         return [Node(first, "input", counts=total), *stages, Node(last, "output", counts=ended)]
 
     def edges(self) -> list[Edge]:
@@ -123,6 +134,7 @@ class GraphReport:
             "results": list(self.results),
             "output": self.output,
             "rows": dict(self.rows) if self.rows is not None else None,
+            "written": dict(self.written) if self.written is not None else None,
         }
 
 
@@ -155,12 +167,13 @@ async def _of_file(project: Project, workflow: Workflow) -> GraphReport:
     models, _ = resolve_models(workflow, project.providers, project.spec.aliases)
     async with open_for_reading(database_path(project.root)) as database:
         record, counts = await _last_run(database, workflow.name)
+        written = await _written(database, record) if database and record else None
     outcomes = _outcomes(counts)
-    stages = []
+    stages, levels = [], _levels(workflow.stages)
     for stage in workflow.stages:
         resolved = models.get(stage.name)
         model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
-        stages.append(_drawn(_body_of(stage, model), outcomes.get(stage.name)))
+        stages.append(_drawn(_body_of(stage, model), outcomes.get(stage.name), levels))
     return GraphReport(
         workflow.name,
         record.id if record else None,
@@ -169,6 +182,7 @@ async def _of_file(project: Project, workflow: Workflow) -> GraphReport:
         workflow.output.stages,
         project.spec.shown(workflow.output.dir),
         _rows(counts) if record else None,
+        written,
     )
 
 
@@ -183,7 +197,8 @@ def _body_of(stage: Stage, model: str) -> dict[str, Any]:
     """A stage of a file as far as it is drawn, in the form of a stored definition."""
     does = {"model": model} if stage.operation is None else {"operation": stage.operation.body()}
     guard = {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
-    return {"name": stage.name, "needs": list(stage.needs), **does, **guard}
+    makes = stage.group.body() if stage.group else {"explode": ".".join(stage.explode)} if stage.explode else {}
+    return {"name": stage.name, "needs": list(stage.needs), **does, **guard, **makes}
 
 
 async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
@@ -191,19 +206,46 @@ async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
         record = await find_run(database, workflow, run)
         assert database is not None
         counts, definition = await counters(database, record.id), await definition_of(database, record.id)
+        written = await _written(database, record)
     names, outcomes = [body["name"] for body in definition["stages"]], _outcomes(counts)
+    levels = _levels(recorded_stages(definition))
     return GraphReport(
         record.workflow,
         record.id,
         definition["input"]["path"],
-        tuple(_drawn(body, outcomes.get(body["name"], {})) for body in definition["stages"]),
+        tuple(_drawn(body, outcomes.get(body["name"], {}), levels) for body in definition["stages"]),
         tuple(names[position] for position in ends_of(definition)),
         record.output_dir,
         _rows(counts),
+        written,
     )
 
 
-def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None) -> DrawnStage:
+async def _written(database: Database, record: RunRecord) -> dict[str, int] | None:
+    """What became of the rows that are written, where a stage made them; None: they are the input's."""
+    position = written_of(await definition_of(database, record.id))
+    return None if position is None else _told(present(await made_counts(database, record.id), position))
+
+
+def _levels(stages: Sequence[Making]) -> dict[str, int]:
+    """How many stages, one after the other, made the rows that each stage is asked of; 0: they are the input's."""
+    found: dict[str, int] = {}
+    after: dict[str, int] = {}
+    for stage in stages:
+        above = max((after[need] for need in stage.needs), default=0)
+        found[stage.name] = above + (stage.makes in ("items", "groups"))
+        after[stage.name] = found[stage.name] + (stage.makes == "kept")
+    return found
+
+
+def _makes(body: Mapping[str, Any]) -> str | None:
+    """What a stage makes of the rows that come to it, in a line."""
+    if "explode" in body:
+        return f"explode {body['explode']}"
+    return f"group_by {', '.join(body['group_by']) or 'nothing'}" if "group_by" in body else None
+
+
+def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: Mapping[str, int]) -> DrawnStage:
     operation = body.get("operation")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
     return DrawnStage(
@@ -214,6 +256,8 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None) -> Drawn
         body.get("when"),
         body.get("otherwise", "skip"),
         outcomes,
+        _makes(body),
+        levels[body["name"]],
     )
 
 
@@ -235,7 +279,10 @@ def _outcomes(counts: Iterable[Count]) -> dict[str, dict[str, int]]:
 
 
 def _rows(counts: Iterable[Count]) -> dict[str, int]:
-    rows = row_counts(counts)
+    return _told(row_counts(counts))
+
+
+def _told(rows: Mapping[str, int]) -> dict[str, int]:
     return {"total": rows["present"], **{name: rows[name] for name in ROWS}}
 
 

@@ -54,6 +54,7 @@ class GcReport:
             "kept": [line.id for line in self.cleared.kept],
             "dropped": dropped,
             "rows_that_left_the_input": self.cleared.left_rows,
+            "rows_no_longer_made": self.cleared.gone_rows,
             "results": self.cleared.results,
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,

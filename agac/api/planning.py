@@ -25,7 +25,8 @@ from agac.engine.budget import Amount
 from agac.engine.budgets import Budgets
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.comparison import Before
-from agac.engine.forecast import Forecast, Forecaster, Reason, StageForecast
+from agac.engine.forecast import Forecast, Reason, StageForecast
+from agac.engine.forecaster import Forecaster
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
 from agac.plan.estimate import LOCAL, Estimate, estimate, history
@@ -67,6 +68,9 @@ class PlannedTasks:
             "reasons": _reasons(self.forecast.reasons),
             "blocked_reasons": _reasons(self.forecast.blocked_reasons),
             "collapsed": self.forecast.collapsed,
+            "parts": self.forecast.parts,
+            "exact": self.forecast.exact,
+            "guess": self.forecast.guess._asdict() if self.forecast.guess else None,
             "estimate": self.estimate.as_json(),
             "simulated": self.simulated,
         }
@@ -107,6 +111,11 @@ class PlanReport:
         return self.confirm_above is not None and (self.usd is None or known > self.confirm_above)
 
     @property
+    def exact(self) -> bool:
+        """Whether the number of tasks is known of all stages that ask; else it rests on a guess."""
+        return all(stage.forecast.exact for stage in self.stages if stage.stage.asks and stage.forecast.run)
+
+    @property
     def usd(self) -> float | None:
         """Expected dollars; None when a price is not known."""
         return _sum([stage.estimate.usd for stage in self.stages])
@@ -131,6 +140,7 @@ class PlanReport:
             "rows": {"total": found.rows, "unusable": found.unusable, "dropped": found.dropped},
             "segments": self.segments,
             "stages": [stage.as_json() for stage in self.stages],
+            "exact": self.exact,
             "calls": self.calls,
             "input_tokens": sum(stage.estimate.input_tokens for stage in self.stages),
             "output_tokens": sum(stage.estimate.output_tokens for stage in self.stages),
@@ -233,10 +243,9 @@ def _planned(stage: AnyStage, found: StageForecast, counts: list[runs.Count], be
     characters = found.characters / found.sampled if found.sampled else None
     if characters is not None and stage.schema is not None:
         characters += len(str(stage.schema.body))
-    tasks = found.run - found.collapsed
     same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
     past = history(counts, stage.name, stage.lane)
-    expected = estimate(stage, tasks, characters, past, same_prompt=same)
+    expected = estimate(stage, found.questions, characters, past, same_prompt=same)
     return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -142,8 +142,9 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
     async with open_for_reading(database_path(root)) as database:
         record = await find_run(database, None, run)
         assert database is not None
-        stages = [stage["name"] for stage in (await runs.definition_of(database, record.id))["stages"]]
-        _check(choice, stages)
+        bodies = (await runs.definition_of(database, record.id))["stages"]
+        stages = {stage["name"]: int(stage.get("replicas", 1)) for stage in bodies}
+        _check(choice, list(stages))
         due = replace(choice, run=record.id, since=_since(record, choice))
         counts = await chosen_counts(database, record.id, due)
         if choice.rows:
@@ -165,12 +166,17 @@ def _refuse_rows(record: runs.RunRecord, choice: Retry, found: Sequence[RowRecor
 
 
 def _as_choice(
-    record: runs.RunRecord, choice: Retry, stages: list[str], counts: Sequence[tuple[str | None, str | None, int]]
+    record: runs.RunRecord,
+    choice: Retry,
+    stages: Mapping[str, int],
+    counts: Sequence[tuple[str | None, str | None, int]],
 ) -> RetryChoice:
+    """`stages`: how often each is asked of a row, by name."""
     rows = sum(count for _, _, count in counts)
     done = sum(count for stage, _, count in counts if stage is None)
-    again = stages[stages.index(choice.from_stage) :] if choice.from_stage else []
-    at_least = rows * len(again) if again else rows - done
+    names = list(stages)
+    again = names[names.index(choice.from_stage) :] if choice.from_stage else []
+    at_least = rows * sum(stages[name] for name in again) if again else rows - done
     opened = sum(count for stage, _, count in counts if stage == "")
     by_error = [{"stage": s, "type": e, "rows": n} for s, e, n in counts if s]
     return RetryChoice(record.id, record.workflow, rows, done, opened, by_error, again, at_least)

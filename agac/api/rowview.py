@@ -6,12 +6,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agac.api.rebuilding import Rebuilt
+from agac.api.rebuilding import Rebuilt, rebuilt, walked
+from agac.api.relatives import STATES, is_list, relatives
 from agac.core.errors import ErrorType
 from agac.core.types import Message, Outcome
 from agac.engine.summary import iso
 from agac.engine.validate import complaint
 from agac.plan.recorded import RecordedStage, recorded_stages
+from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
 from agac.store.db import Database
@@ -19,73 +21,94 @@ from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State
 from agac.store.runs import RunRecord
 
-_STATES = {
-    State.PENDING: "open",
-    State.DONE: "done",
-    State.FAILED: "failed",
-    State.DROPPED: "dropped",
-    State.FILTERED: "dropped",
-    State.SKIPPED: "skipped",
-}
-
 STALE = "the row, or an answer before this one, changed since; it is asked again by the next run"
 
 
 class Asked(NamedTuple):
-    """A row's tasks and attempts by stage, and where the results come from that were not asked for it."""
+    """A row's tasks and attempts by stage, its replicas by stage and number, and where the results come from that were
+    not asked for it."""
 
     row: RowRecord
     tasks: Mapping[int, TaskRecord]
+    replicas: Mapping[tuple[int, int], TaskRecord]
     attempts: Mapping[int, list[AttemptRecord]]
     origins: Mapping[int, Origin]
 
 
 class Prompt(NamedTuple):
-    """A stage's prompt for a row and its fingerprint; without messages `note` says why there are none."""
+    """A stage's prompt for a row and its fingerprint, and those of its `replicas` where it has some; without messages
+    `note` says why there are none."""
 
     messages: tuple[Message, ...] | None
     fingerprint: bytes | None
     note: str | None
+    replicas: tuple[bytes, ...] = ()
+
+    def print_of(self, replica: int) -> bytes | None:
+        """The fingerprint of a replica, counted from 1; of 0 the task's own."""
+        return self.replicas[replica - 1] if 0 < replica <= len(self.replicas) else self.fingerprint
 
 
 async def row_reports(
     database: Database, run: RunRecord, definition: Mapping[str, Any], rows: Sequence[RowRecord], stage: str | None
 ) -> list[dict[str, Any]]:
-    """Each of the rows with its stages, or with the one called `stage`."""
+    """Each of the rows with its stages; or those that came to the one called `stage` with that, all where none did."""
     stages = recorded_stages(definition)
-    return [_row_report(run, stages, await _asked(database, row), stage) for row in rows]
+    found = []
+    for row in rows:
+        seen = await rebuilt(database, run.id, stages, row)
+        report = _row_report(run, stages, await _asked(database, row), seen, stage)
+        found.append({**report, **await relatives(database, stages, row)})
+    return found if stage is None else [report for report in found if report["stages"]] or found
 
 
 async def _asked(database: Database, row: RowRecord) -> Asked:
-    tasks = {task.stage: task for task in await history.tasks_of_row(database, row.key)}
+    found = await history.tasks_of_row(database, row.key)
+    tasks = {task.stage: task for task in found if not task.replica}
+    replicas = {(task.stage, task.replica): task for task in found if task.replica}
     attempts: dict[int, list[AttemptRecord]] = {}
     for attempt in await history.attempts_of_row(database, row.key):
         attempts.setdefault(attempt.stage, []).append(attempt)
-    reused = [t.result_id for t in tasks.values() if t.outcome == Outcome.REUSED and t.result_id is not None]
-    return Asked(row, tasks, attempts, await history.origins(database, reused))
+    reused = [task.result_id for task in found if task.outcome == Outcome.REUSED and task.result_id is not None]
+    return Asked(row, tasks, replicas, attempts, await history.origins(database, reused))
 
 
-def _row_report(run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked, only: str | None) -> dict[str, Any]:
+def _row_report(
+    run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked, seen: Rebuilt, only: str | None
+) -> dict[str, Any]:
     row = asked.row
-    data = json.loads(row.data)
     found: list[dict[str, Any]] = []
-    seen = Rebuilt(data, stages[0].variables)
     left = {stage.name for stage in stages if _outcome(asked, stage) == Outcome.DROPPED}
-    for stage in stages:
+    for stage in _stages_of(stages, asked):
         prompt = _prompt(run, stage, row, seen, left)
         task = asked.tasks.get(stage.index)
         found.append(_stage_report(stage, prompt, task, asked))
         seen.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
     return {
         "id": row.id,
-        "occurrence": row.occurrence,
+        "occurrence": max(row.occurrence, 0),
         "row_number": row.ordinal,
         "in_input": row.ordinal is not None,
-        "state": _STATES[State(row.state)],
+        "state": STATES[State(row.state)],
         "error": _error(row.error_type, row.error_message, row.error_stage),
-        "fields": data,
+        "fields": json.loads(row.data),
         "stages": [report for report in found if only in (None, report["name"])],
     }
+
+
+def _stages_of(stages: tuple[RecordedStage, ...], asked: Asked) -> list[RecordedStage]:
+    """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where a
+    function gave a list, its rows go through those that follow, and not this one."""
+    row = asked.row
+    if row.place is not None and row.place < 0 and row.origin is not None:
+        return [stages[row.origin]]
+    own = {stage.index for stage in walked(stages, row.origin)}
+    lists = {stages[position].name for position, task in asked.tasks.items() if is_list(stages[position], task.value)}
+    return [
+        stage
+        for stage in stages
+        if stage.index in asked.tasks or (stage.index in own and not lists.intersection(stage.ancestors))
+    ]
 
 
 def _outcome(asked: Asked, stage: RecordedStage) -> str | None:
@@ -105,7 +128,8 @@ def _prompt(run: RunRecord, stage: RecordedStage, row: RowRecord, seen: Rebuilt,
         messages = seen.messages(stage) if stage.operation is None else ()
     except MissingField as missing:
         return Prompt(None, None, str(missing))
-    return Prompt(messages, seen.fingerprint(stage, messages, row.id, run.id), None)
+    replicas = stage.replica_prints(messages, row.id, run.id)
+    return Prompt(messages, seen.fingerprint(stage, messages, row.id, run.id), None, replicas)
 
 
 def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, asked: Asked) -> dict[str, Any]:
@@ -124,24 +148,63 @@ def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None
         "operation": dict(stage.operation) if stage.operation else None,
         "traceback": note.get("traceback"),
         **(_task_report(task, asked) if task else {}),
+        **_replica_reports(stage, rebuilt, task, asked),
         "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
         if prompt
         else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
-        "attempts": _attempts(stage, rebuilt.fingerprint, asked.attempts.get(stage.index, [])),
+        "attempts": _attempts(stage, rebuilt, asked.attempts.get(stage.index, [])),
     }
 
 
-def _attempts(
-    stage: RecordedStage, fingerprint: bytes | None, attempts: Sequence[AttemptRecord]
-) -> list[dict[str, Any]]:
-    """Each attempt; a re-ask with what it said of the last reply, which it quoted after the prompt."""
-    found, wrong = [], None
-    for attempt in attempts:
+def _replica_reports(
+    stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, asked: Asked
+) -> dict[str, list[dict[str, Any]] | dict[str, Any] | None]:
+    """What each replica of a stage came to, and how they voted; nothing of a stage that is asked once."""
+    if stage.replicas == 1:
+        return {}
+    known = {number: asked.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+    told = [
+        {
+            "replica": number,
+            "outcome": one.outcome if one else "open",
+            "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
+            **(_task_report(one, asked) if one else {}),
+        }
+        for number, one in known.items()
+    ]
+    return {"vote": _vote(stage.vote, task, list(known.values())), "replicas": told}
+
+
+def _vote(field: str | None, task: TaskRecord | None, replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
+    """How replicas voted; None where they did not, or not yet."""
+    note = json.loads(task.note) if task and task.note else {}
+    answers = [one.value for one in replicas if one is not None and one.value is not None]
+    if field is None or "agreement" not in note or len(answers) < len(replicas):
+        return None
+    said: dict[str, list[int]] = {}
+    for number, value in enumerate(votes(answers, field), 1):
+        said.setdefault(value, []).append(number)
+    ordered = sorted(said.items(), key=lambda one: -len(one[1]))
+    return {
+        "field": field,
+        "agreement": round(share(note["agreement"]), 4),
+        "taken": note["replica"],
+        "values": [{"value": json.loads(value), "replicas": numbers} for value, numbers in ordered],
+    }
+
+
+def _attempts(stage: RecordedStage, rebuilt: Prompt, attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
+    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it quoted after the
+    prompt."""
+    found: list[dict[str, Any]] = []
+    wrong: AttemptRecord | None = None
+    for attempt in sorted(attempts, key=lambda one: one.replica):
         said = None
-        if attempt.purpose == "repair" and wrong is not None and wrong.invocation == attempt.invocation:
+        asked = (attempt.invocation, attempt.replica)
+        if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
             said = complaint(wrong.error_message or "", wants_json=stage.schema is not None)
-        found.append(_attempt_report(attempt, fingerprint, said))
+        found.append(_attempt_report(attempt, rebuilt.print_of(attempt.replica), said))
         if attempt.error_type == ErrorType.SCHEMA_MISMATCH:
             wrong = attempt
     return found
@@ -181,6 +244,7 @@ def _endpoint(record: TaskRecord | AttemptRecord) -> dict[str, Any]:
 
 def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str | None) -> dict[str, Any]:
     return {
+        **({"replica": attempt.replica} if attempt.replica else {}),
         "number": attempt.number,
         "invocation": attempt.invocation,
         "purpose": attempt.purpose,

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agac.api.checking import Checked
-from agac.api.confirming import Confirm, confirm_cost, tasks_of_retry
+from agac.api.confirming import Confirm, confirm_cost
 from agac.api.counting import estimated_rows
 from agac.api.embedding import embedded
 from agac.api.finishing import Finishing, finishing, open_tasks
@@ -24,21 +24,24 @@ from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.api.selecting import count_rows, selected_rows
 from agac.api.shortnames import moved_names
-from agac.api.watching import RowCount, Watch, Watched
+from agac.api.watching import RowCount, Watch, Watched, uncounted
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError
 from agac.data.sources import place_of
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
 from agac.engine.export import Exported, export_run, files_of, is_shown
 from agac.engine.outputs import PREVIEW
+from agac.engine.retries import tasks_of_retry
 from agac.engine.run import Invocation, run_once
 from agac.engine.scope import Retry, Scope
 from agac.engine.summary import cost_of, summarise
 from agac.engine.work import Clocks, Work
 from agac.plan.check import missing_variables
 from agac.plan.plan import Plan, make_plan
+from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.db import Database, open_database
+from agac.store.made import made_counts
 from agac.store.retries import chosen_counts
 
 _log = logging.getLogger("agac.api")
@@ -51,6 +54,7 @@ class RunReport:
     `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
     At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
     the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed.
+    `empty` are the stages that were to have a result (`on_empty`) and have none.
     """
 
     summary: dict[str, Any]
@@ -64,6 +68,7 @@ class RunReport:
     not_written: AgacError | None = None
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
+    empty: list[Problem] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
@@ -78,6 +83,7 @@ class RunReport:
             "not_written": _told(self.not_written),
             "replaced": self.replaced,
             "edited": [str(file) for file in self.edited],
+            "empty": [{"severity": problem.severity, "message": problem.message} for problem in self.empty],
         }
 
 
@@ -186,7 +192,7 @@ async def _run(
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
-        seen = Watched(plan.workflow, invocation, count, checked.warnings, upstream)
+        seen = Watched(plan.workflow, invocation, count, checked.warnings, upstream, uncounted(plan.stages))
         watching = asyncio.ensure_future(watch(seen))
     try:
         await run_once(database, work, invocation)
@@ -231,8 +237,11 @@ async def _report(
     code = invocation.exit_code
     if exported.not_written is not None:
         code = ExitCode.FAILED
-    elif code is ExitCode.DONE and summary["rows"]["failed"]:
+    elif code is ExitCode.DONE and any(one["rows"]["failed"] for one in (summary, *summary["levels"])):
         code = ExitCode.ROWS_FAILED
+    empty = _empty(checked.workflow, summary) if invocation.complete else []
+    if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any(one.severity == "error" for one in empty):
+        code = ExitCode.FAILED
     return RunReport(
         summary,
         _facts(invocation),
@@ -245,7 +254,21 @@ async def _report(
         exported.not_written,
         await _replaced(database, exported),
         exported.edited,
+        empty,
     )
+
+
+def _empty(workflow: Workflow, summary: dict[str, Any]) -> list[Problem]:
+    """The stages that were to have a result and have none, in a run that had rows."""
+    if not summary["rows"]["total"]:
+        return []
+    found = []
+    for stage, told in zip(workflow.stages, summary["stages"], strict=True):
+        if stage.on_empty is not None and not told["done"] + told["reused"]:
+            message = f"no row has a result of stage {stage.name!r}"
+            severity: Literal["error", "warning"] = "error" if stage.on_empty == "error" else "warning"
+            found.append(Problem(stage.at("on_empty"), message, f"{stage.path}.on_empty", severity))
+    return found
 
 
 async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | None:
@@ -267,6 +290,7 @@ async def _finishing(
     invocation: Invocation,
 ) -> Finishing:
     totals = invocation.totals
+    counts = await runs.counters(database, invocation.run)
     if retry is None:
         count = await asyncio.to_thread(count_rows, checked, plan.selection)
         rows, tasks = open_tasks(summary, count)
@@ -274,8 +298,9 @@ async def _finishing(
         chosen = sum(count for _, _, count in invocation.chosen)
         rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
         share = rows / chosen if chosen else 0.0
-        tasks = [math.ceil(count * share) for count in tasks_of_retry(plan, retry, invocation.chosen).values()]
-    counts = await runs.counters(database, invocation.run)
+        made = await made_counts(database, invocation.run)
+        asked = tasks_of_retry(plan, retry, invocation.chosen, made, runs.row_counts(counts)["present"])
+        tasks = [math.ceil(count * share) for count in asked.values()]
     return finishing(plan, counts, rows, tasks, invocation.purse, totals.rows_failed)
 
 

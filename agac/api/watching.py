@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agac.core.errors import Problem, RowError
 from agac.core.types import RowId
 from agac.engine.run import Invocation
 from agac.engine.totals import StageTotals, Totals
+from agac.spec.levels import Making, homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,15 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
-    take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name."""
+    take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
+    come to the `uncounted` ones is not known before they are made."""
 
     workflow: str
     invocation: Invocation
     count_rows: Callable[[], RowCount | None]
     warnings: list[Problem]
     upstream: Mapping[str, Collection[str]]
+    uncounted: Collection[str] = ()
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
         """The run now. `counted` is what `count_rows` gave, once it did."""
@@ -93,7 +96,8 @@ class Watched:
         """Rows that came to their end upstream never come here; neither do those that ended in a branch beside it
         without having been here, of which only the number is known, and only roughly while others are under way."""
         totals = self.invocation.totals
-        settled = totals.unchanged + stage.settled
+        made = name in self.uncounted
+        settled = stage.settled if made else totals.unchanged + stage.settled
         ended = [totals.stages[other] for other in self.upstream[name] if other in totals.stages]
         never = totals.unusable + totals.rows_dropped + stage.parked
         never += sum(other.failed + other.dropped + other.parked for other in ended)
@@ -102,7 +106,7 @@ class Watched:
             name=name,
             settled=settled,
             worked=stage.settled,
-            total=RowCount(max(settled, rows.rows - never), rows.exact) if rows else None,
+            total=RowCount(max(settled, rows.rows - never), rows.exact) if rows and not made else None,
             in_flight=stage.in_flight,
             reused=stage.reused,
             failed=stage.failed,
@@ -113,6 +117,17 @@ class Watched:
             unpriced=stage.unpriced,
             simulated=stage.simulated > 0,
         )
+
+
+def uncounted(stages: Sequence[Making]) -> frozenset[str]:
+    """The stages that are asked of rows which other stages make, or may make: explode, group, or call functions."""
+    home = homes(stages)
+    functions = {stage.name for stage in stages if stage.makes == "rows"}
+    found: set[str] = set()
+    for stage in stages:
+        if home[stage.name] is not None or stage.makes == "kept" or (functions | found).intersection(stage.needs):
+            found.add(stage.name)
+    return frozenset(found)
 
 
 def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:

@@ -168,6 +168,8 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
     _say_how_it_ended(report, command)
     if not quiet:
         _print_summary(report, command, scope)
+    for problem in report.empty:
+        say(str(problem))
     if report.not_written is not None:
         say(styled("not written: ", "red") + report.not_written.message)
         say(f"  {report.not_written.remedy}")

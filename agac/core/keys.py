@@ -7,6 +7,7 @@ and half the index of a 32-byte digest.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,12 @@ def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
     """Stands for a task that asks no model: `prints` for what is done, `given` is what it is done to. The order of
     fields counts: a function may go by it."""
     return digest(f"{prints.hex()}:{_in_order(given)}")
+
+
+def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
+    """Stands for a task that was asked several times: for its replicas' fingerprints, in their order, and for what is
+    made of their answers."""
+    return digest(canonical(["replicas", vote, [one.hex() for one in prints]]))
 
 
 class Fingerprinter:

@@ -231,7 +231,7 @@ def _refuse_outside(folder: Path, root: Path) -> None:
 
 def envelope(
     row_id: RowId,
-    row_number: int,
+    row_number: int | None,
     ok: bool,
     result_json: str | None,
     error: RowError | None,
@@ -244,7 +244,8 @@ def envelope(
     """
     failure = "null" if error is None else encode({"type": error.type, "message": error.message})
     tail = f',"input":{"null" if input_json is None else input_json}' if include_input else ""
+    number = "null" if row_number is None else row_number
     return (
-        f'{{"id":{encode(row_id)},"row_number":{row_number},"ok":{"true" if ok else "false"},'
+        f'{{"id":{encode(row_id)},"row_number":{number},"ok":{"true" if ok else "false"},'
         f'"result":{"null" if result_json is None else result_json},"error":{failure}{tail}}}'
     )

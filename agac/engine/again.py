@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 
 from agac.core.types import Row
 from agac.engine.control import Control
+from agac.engine.flight import Flight
 from agac.engine.repeats import Places
 from agac.engine.scope import Retry
-from agac.engine.settle import Flight, Settler
+from agac.engine.settle import Settler
 from agac.engine.totals import Totals
 from agac.store.batch import NewRow, RowChange
 from agac.store.ledger import Ledger
@@ -59,4 +60,4 @@ class Stored:
         batch.changes.append(RowChange(old.key, old.ordinal, old.hash, old.data, State.PENDING, None))
         row = Row(old.id, old.ordinal, json.loads(old.data))
         new = NewRow(row, old.occurrence, old.hash, old.data, State.PENDING, old.key)
-        return Flight(new, forced=True, again_from=self._again_from, since=self._retry.since)
+        return Flight(new, known=True, forced=True, again_from=self._again_from, since=self._retry.since)

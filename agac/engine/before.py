@@ -8,6 +8,7 @@ from agac.core.errors import ExitCode
 from agac.engine.scope import Opened, Retry
 from agac.store import runs
 from agac.store.db import Database
+from agac.store.made import made_counts
 from agac.store.retries import first_event_since
 
 
@@ -23,15 +24,17 @@ class Killed(NamedTuple):
 async def killed_before(database: Database, workflow: str) -> Killed | None:
     """The workflow's last invocation if it was killed.
 
-    The bound is twice its concurrency (`Exposure`), and no more than the calls of rows without an outcome.
+    The bound is twice its concurrency (`Exposure`), and no more than the calls of rows without an outcome, where all
+    rows are the input's.
     """
     found = await runs.last_invocation(database, workflow)
     if found is None or found[1].ended_at is not None:
         return None
     run, last = found
-    pending = runs.row_counts(await runs.counters(database, run))["open"]
-    most = 2 * int(last.body["concurrency"])
-    lost = min(most, pending * int(last.body.get("billed_a_row", most)))
+    most = lost = 2 * int(last.body["concurrency"])
+    if not await made_counts(database, run):
+        pending = runs.row_counts(await runs.counters(database, run))["open"]
+        lost = min(most, pending * int(last.body.get("billed_a_row", most)))
     return Killed(last, lost, lost + int(last.body["lost_calls"]))
 
 

@@ -16,14 +16,16 @@ Begin = Callable[[AnyStage], Coroutine[None, None, bool]]
 
 
 class Branches:
-    """How stages follow each other. Made once for all rows."""
+    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows."""
 
     def __init__(self, stages: Sequence[AnyStage]) -> None:
-        self._first = [stage for stage in stages if not stage.needs]
-        self._open = {stage.name: len(stage.needs) for stage in stages}
+        own = {stage.name for stage in stages}
+        needs = {stage.name: [need for need in stage.needs if need in own] for stage in stages}
+        self._first = [stage for stage in stages if not needs[stage.name]]
+        self._open = {name: len(wanted) for name, wanted in needs.items()}
         self._followers: dict[str, list[AnyStage]] = {stage.name: [] for stage in stages}
         for stage in stages:
-            for need in stage.needs:
+            for need in needs[stage.name]:
                 self._followers[need].append(stage)
 
     async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:

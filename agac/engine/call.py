@@ -19,11 +19,13 @@ from agac.engine.attempts import Replied, fault_call, how_answered, reply_call
 from agac.engine.budget import NOTHING, Hold, Purse, RowBudgetExceeded, counted
 from agac.engine.calllog import fields, log_call
 from agac.engine.control import Control, Halted
+from agac.engine.flight import Flight
 from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
-from agac.engine.settle import Flight, Settler
+from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
+from agac.plan.replicas import seeded
 from agac.plan.steps import PlannedStage
 from agac.store.batch import Call, Result
 
@@ -46,14 +48,16 @@ class Asking:
     """The attempts of one task in one invocation, never more than `most`.
 
     `number` of them were begun; `ambiguous` of those that `line`'s model was sent may have been billed without an
-    answer. `position` counts the stage's models from 0; `tried` says what became of those before. `hold` is what is
-    set aside for the call under way, `request` what it asks.
+    answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
+    `position` counts the stage's models from 0; `tried` says what became of those before. `hold` is what is set aside
+    for the call under way, `request` what it asks.
     """
 
     flight: Flight
     fingerprint: bytes
     line: Line
     most: int
+    replica: int = 0
     position: int = 0
     number: int = 0
     ambiguous: int = 0
@@ -100,12 +104,14 @@ class Caller:
         self._lines, self._settler, self._control, self._purse = lines, settler, control, purse
         self._wall, self._spread = wall, spread
 
-    async def ask(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request) -> Answer | RowError:
+    async def ask(
+        self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+    ) -> Answer | RowError:
         """The answer, or the error with which the task fails. Raises Halted when the run stops before either."""
         first, *others = self._lines[stage.index]
-        asking = Asking(flight, fingerprint, first, most_calls(stage.repair, 1 + len(others)))
+        asking = Asking(flight, fingerprint, first, most_calls(stage.repair, 1 + len(others)), replica)
         try:
-            answer = await self._ask_model(asking, request)
+            answer = await self._ask_model(asking, _put_to(first, request, replica) if replica else request)
             for line in others:
                 if isinstance(answer, Answer):
                     return answer
@@ -113,7 +119,7 @@ class Caller:
                 told = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
                 _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=told)
                 asking.turn_to(line, answer)
-                answer = await self._ask_model(asking, replace(request, params=line.model.params))
+                answer = await self._ask_model(asking, _put_to(line, request, replica))
         except OutOfTime:
             answer = RowError(ErrorType.TIMEOUT, str(flight.patience))
         except RowBudgetExceeded:
@@ -231,7 +237,7 @@ class Caller:
                 call = replace(call, held_usd=unsure.usd, held_tokens=unsure.tokens)
             self._purse.settle(asking.hold, real, unsure)
             asking.hold = None
-        self._settler.call(asking.flight, stage, asking.fingerprint, call)
+        self._settler.call(asking.flight, stage, asking.fingerprint, call, asking.replica)
         if _log.isEnabledFor(logging.DEBUG):
             self._log(asking, call, reply)
 
@@ -241,7 +247,13 @@ class Caller:
         log_call(
             _log, call, asking.request, reply,
             run=self._run, row=row, stage=line.stage.name, model=line.model.lane, redactor=line.redactor,
+            replica=asking.replica,
         )  # fmt: skip
+
+
+def _put_to(line: Line, request: Request, replica: int) -> Request:
+    """The request as a line's model is asked it."""
+    return replace(request, params=seeded(line.model.params, line.model.provider, replica))
 
 
 def _with_wait(fault: Fault) -> Fault:

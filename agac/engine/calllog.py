@@ -33,14 +33,17 @@ def log_call(
     stage: str,
     model: str,
     redactor: Redactor,
+    replica: int = 0,
 ) -> None:
-    """Logs a call that ended. `model` is the one that was asked, as users write it."""
+    """Logs a call that ended. `model` is the one that was asked, as users write it; `replica`, from 1, which of several
+    answers it is for."""
     clean = redactor.clean
     took = call.duration * 1000
     told: dict[str, JSONValue] = {
         "run": run,
         "row": clean(row) if isinstance(row, str) else row,
         "stage": stage,
+        **({"replica": replica} if replica else {}),
         "attempt": call.number,
         "purpose": call.purpose,
         "model": model,

@@ -1,16 +1,21 @@
-"""What rows came to: results put together of several stages, and fields that stages changed."""
+"""What rows came to: those that are written, results put together of several stages, fields as they were in the end."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
-from agac.plan.recorded import RecordedStage, ends_of, recorded_stages
+from agac.engine.lineage import Lineage, plain
+from agac.engine.written import Written
+from agac.plan.prepare import Sight
+from agac.plan.recorded import RecordedStage, ends_of, recorded_stages, written_of
+from agac.spec.levels import descent, levels_of
 from agac.store.db import Database
-from agac.store.rows import ExportRow, StageResult, State, export_rows, results_of_rows
+from agac.store.exported import failed_rows
+from agac.store.made import made_counts
+from agac.store.rows import ExportRow, StageResult, State, results_of_rows
 
 Results = Mapping[tuple[int, int], StageResult]
 """What came of stages, by a row's key and a stage's position."""
@@ -19,59 +24,84 @@ _NOTHING = StageResult(None, skipped=False)
 
 
 class Ended:
-    """Reads the rows of a run for its outputs, as the run's definition says what they come to."""
+    """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
+    fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
+    not only where they failed."""
 
-    def __init__(self, definition: Mapping[str, Any]) -> None:
-        stages = recorded_stages(definition)
-        self._ends = [stages[position] for position in ends_of(definition)]
-        self._by_name = {stage.name: stage for stage in stages}
+    def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
+        self._stages = recorded_stages(definition)
+        self._vars = definition["vars"]
+        self._ends = [self._stages[position] for position in ends_of(definition)]
+        position = written_of(definition)
+        self.path = descent(self._stages, None if position is None else self._stages[position])
         first = self._ends[0]
-        self._changes = self._way(first.name if first.changes_rows else first.rows_of)
-        self._joins = len(self._ends) > 1 or not first.is_kept
-
-    def _way(self, name: str | None) -> list[RecordedStage]:
-        """The stages that changed a row, up to one, in their order."""
-        way: list[RecordedStage] = []
-        while name is not None:
-            way.append(self._by_name[name])
-            name = way[-1].rows_of
-        return way[::-1]
+        self._last = first.name if first.changes_rows else first.rows_of
+        self._made_again = any(not end.is_kept for end in self._ends)
+        own = levels_of(self._stages).by_origin[position].stages
+        elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
+        self._joins = len(self._ends) > 1 or self._made_again or elsewhere
+        self._formed, self._inputs = formed and self._last is not None, inputs or formed
 
     async def rows(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-        """All rows of the input in order, some hundred at a time."""
-        async for rows in export_rows(database, run):
-            if self._joins or self._changes:
-                results = await results_of_rows(database, [row.key for row in rows])
-                yield [self._whole(row, results) for row in rows]
-            else:
-                yield rows
+        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be."""
+        lineage = self._lineage(database)
+        async for rows in self._written(database, run).rows():
+            yield await self._wholes(database, lineage, rows)
 
-    def _whole(self, row: ExportRow, results: Results) -> ExportRow:
-        form = self._formed(row, self._changes, results)
-        value = self._joined(row, results) if self._joins and row.state == State.DONE else row.value
-        return row._replace(value=value, form=form if self._changes else None)
+    async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
+        """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
+        lineage, levels = self._lineage(database), levels_of(self._stages)
+        met = self._written(database, run).met
+        failed = {count.origin for count in await made_counts(database, run) if count.state == State.FAILED}
+        for level in levels.all:
+            if level.origin in met or not (level.origin is None or level.origin in failed):
+                continue
+            async for rows in failed_rows(database, run, level.origin):
+                yield await self._wholes(database, lineage, rows)
 
-    def _formed(self, row: ExportRow, way: list[RecordedStage], results: Results) -> dict[str, JSONValue]:
-        """The row's fields after some stages; as far as it came, of one that did not come that far."""
-        fields: dict[str, JSONValue] = json.loads(row.data) or {}
-        for stage in way:
-            value, skipped = results.get((row.key, stage.index), _NOTHING)
-            changed = fields if skipped else stage.form(fields, value)
-            if changed is None:
-                break
-            fields = changed
-        return fields
+    def _written(self, database: Database, run: int) -> Written:
+        return Written(database, run, self._stages, self.path, [end.name for end in self._ends])
 
-    def _joined(self, row: ExportRow, results: Results) -> str:
+    def _lineage(self, database: Database) -> Lineage:
+        return Lineage(self._stages, self._vars, database, wanted=[end.name for end in self._ends])
+
+    async def _wholes(self, database: Database, lineage: Lineage, rows: list[ExportRow]) -> list[ExportRow]:
+        wanted = self._inputs or self._joins
+        made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
+        if not (self._joins or self._formed or made):
+            return rows
+        keys = [row.key for row in rows]
+        results = await results_of_rows(database, keys) if self._joins else {}
+        sights = await lineage.ended(keys if self._formed or self._made_again else made)
+        return [self._whole(row, results, sights.get(row.key)) for row in rows]
+
+    def _whole(self, row: ExportRow, results: Results, sight: Sight | None) -> ExportRow:
+        value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
+        if sight is None or not (self._formed or row.made):
+            return row._replace(value=value)
+        form = _nearest(sight, self._last, self._stages)
+        shown = row.made and (self._inputs or row.state == State.FAILED)
+        return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
+
+    def _joined(self, row: ExportRow, results: Results, sight: Sight | None) -> str:
         """The result of one stage, or an object of those of several; one that was skipped is null in it."""
-        texts = [self._text(row, end, results) for end in self._ends]
+        texts = [self._text(row, end, results, sight) for end in self._ends]
         if len(texts) == 1:
             return texts[0]
         return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
 
-    def _text(self, row: ExportRow, end: RecordedStage, results: Results) -> str:
+    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: Sight | None) -> str:
         value, skipped = results.get((row.key, end.index), _NOTHING)
-        if not (end.is_kept or skipped):
-            name = end.name if end.changes_rows else end.rows_of
-            return snapshot(self._formed(row, self._way(name), results))
+        if not (end.is_kept or skipped) and sight is not None:
+            return snapshot(_nearest(sight, end.name if end.changes_rows else end.rows_of, self._stages))
+        if value is None and not skipped and sight is not None and end.name in sight.results:
+            return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
         return value if value is not None else "null"
+
+
+def _nearest(sight: Sight, name: str | None, stages: Sequence[RecordedStage]) -> dict[str, JSONValue]:
+    """The row's fields after a stage; as far as it came, of one that did not come that far."""
+    by_name = {stage.name: stage for stage in stages}
+    while name is not None and name not in sight.forms:
+        name = by_name[name].rows_of
+    return sight.forms[name]

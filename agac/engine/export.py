@@ -50,7 +50,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     shaper = None
     if outputs.tabular or outputs.shapes_json:
         shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
-    ended = Ended(await definition_of(database, run.id))
+    ended = Ended(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
     await write(database, "run_exporting", (run.id,))
@@ -67,6 +67,11 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
             errors.write_texts(lines.errors)
             for sink in others:
                 sink.write(lines.rows)
+        async for rows in ended.failed(database, run.id):
+            lines = Lines(run.include_input)
+            for row in rows:
+                lines.add(row)
+            errors.write_texts(lines.errors)
         document.write(dict(summary))
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
@@ -104,7 +109,7 @@ async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
     definition = await definition_of(database, run.id)
     ends, id_field = [definition["stages"][place] for place in ends_of(definition)], definition["input"]["id_field"]
     observed = Observed(shape_of_ends([(end["name"], shape_of(end)) for end in ends]), outputs.fields)
-    async for rows in Ended(definition).rows(database, run.id):
+    async for rows in Ended(definition, formed=True).rows(database, run.id):
         for row in rows:
             if row.state in _WITH_LINE:
                 data = _fields(row)

@@ -30,12 +30,10 @@ class Functions:
             came = await self._runners[stage.index].call(given)
         except FunctionFailed as failed:
             return RowError(ErrorType.PYTHON_ERROR, self._clean(failed.message), self._clean(failed.traceback_text))
-        if came.kind == "rows":
-            return RowError(
-                ErrorType.PYTHON_ERROR,
-                f"{_named(stage)} gave a list of rows, which is not possible yet; let it give one row, or None",
-            )
-        value = came.rows[0] if came.rows else None
+        if came.kind == "rows" and stage.makes != "rows":
+            message = f"{_named(stage)} gave a list of rows; after explode let it give one row, or None"
+            return RowError(ErrorType.PYTHON_ERROR, message)
+        value = list(came.rows) if came.kind == "rows" else came.rows[0] if came.rows else None
         endpoint = Endpoint("python", "", _named(stage), False)
         return Answer(Result(fingerprint, _encode(value), endpoint, self._wall()), value)
 

@@ -18,10 +18,11 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
 from agac.engine.control import Control
+from agac.engine.flight import Flight
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places, Repeats
 from agac.engine.scope import Opened, Scope
-from agac.engine.settle import Flight, Settler
+from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.spec.workflow import OnDuplicateId
@@ -178,7 +179,7 @@ class Intake:
                 continue
             self._change(new, old)
             if new.state is State.PENDING:
-                flight = Flight(new, tasks)
+                flight = Flight(new, tasks, known=True)
                 if self._opened is not None and old.state == State.PENDING and old.seen >= self._opened.first:
                     flight.forced, flight.again_from = True, self._opened.again_from
                     flight.since = self._opened.since

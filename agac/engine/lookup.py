@@ -22,12 +22,12 @@ class Lookup:
         self._work = asyncio.Event()
 
     async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
-        """The newest earlier result, made at or after `since` too.
-
-        At any time only one caller may ask for a fingerprint (Segment sees to that).
-        """
-        found: Found = asyncio.get_running_loop().create_future()
-        self._wanted.setdefault(max(since, self._since), {})[fingerprint] = found
+        """The newest earlier result, made at or after `since` too."""
+        wanted = self._wanted.setdefault(max(since, self._since), {})
+        found = wanted.get(fingerprint)
+        if found is not None:  # somebody else asked just before
+            return await asyncio.shield(found)
+        found = wanted[fingerprint] = asyncio.get_running_loop().create_future()
         self._work.set()
         return await found
 

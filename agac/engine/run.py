@@ -11,6 +11,7 @@ from typing import Any
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
+from agac.engine.accounts import assert_accounted
 from agac.engine.again import Stored
 from agac.engine.before import broken_off_retry, bury, killed_before, opened_by
 from agac.engine.budget import Purse
@@ -18,16 +19,18 @@ from agac.engine.budgets import Budgets
 from agac.engine.call import Caller
 from agac.engine.calllog import fields
 from agac.engine.control import Control, Stop
+from agac.engine.crew import Crew
 from agac.engine.functions import open_functions
 from agac.engine.intake import Intake, scan_ids
+from agac.engine.levels import Passing
 from agac.engine.limits import Exposure
+from agac.engine.lineage import Lineage
 from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
 from agac.engine.outputs import outputs_text
 from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
 from agac.engine.scope import Retry
-from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
 from agac.engine.summary import cost_of
@@ -37,11 +40,15 @@ from agac.engine.window import walk_all
 from agac.engine.work import Work
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
+from agac.spec.levels import levels_of
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import lease_held
 from agac.store.ledger import Ledger
+from agac.store.made import made_counts
+from agac.store.making import Descent
 from agac.store.results import newest_result
+from agac.store.rows import State
 
 _log = logging.getLogger("agac.run")
 
@@ -103,7 +110,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         exposure = Exposure(2 * plan.concurrency)
         ledger = Ledger(
             database, lease, run=invocation.run, event=event, urge=max(1, plan.concurrency // 2),
-            clock=now, released=exposure.leave,
+            clock=now, released=exposure.leave, descent=_descent(plan, invocation.run, event),
         )  # fmt: skip
         await bury(database, killed, now())
         await _work(database, work, invocation, ledger, exposure, event)
@@ -119,7 +126,9 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     found = work.retry.run if work.retry else None if work.fresh else await runs.newest_run(database, identity)
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
     invocation.concurrency = plan.concurrency
-    invocation.billed_a_row = sum(most_billed(stage.repair, len(stage.models)) for stage in plan.asking)
+    invocation.billed_a_row = sum(
+        stage.replicas * most_billed(stage.repair, len(stage.models)) for stage in plan.asking
+    )
     if found is None:
         invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
         return
@@ -203,19 +212,15 @@ async def _work(
             settler, ledger, lookup, totals, newest,
             timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
         )  # fmt: skip
-        preparer = Preparer(plan.stages, plan.vars, invocation.run)
-        segment = Segment(plan, preparer, caller, functions, tasks, settler, clock=work.clocks.monotonic)
-        if work.retry is not None:
-            first = _position(plan, work.retry)
-            flights = Stored(places, ledger, settler, control, totals, work.retry, first).flights()
-        else:
-            if plan.input.on_duplicate_id == "last" and plan.input.id_field:
-                await scan_ids(places, work.rows())
-            flights = intake.flights(work.rows())
-        walking = group.create_task(walk_all(flights, segment, control, plan.concurrency))
-        await _ended(walking, control)
-        if control.stop is None and work.retry is None:
-            await intake.finish()
+        crew = Crew(
+            plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), caller, functions, tasks,
+            settler, work.clocks.monotonic,
+        )  # fmt: skip
+        passing = Passing(
+            places, ledger, control, totals, Lineage(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
+            work.retry, _position(plan, work.retry), opened, plan.concurrency,
+        )  # fmt: skip
+        await _walk(work, intake, crew, passing, group)
         if control.stop is not None:
             settler.put_back()
         await ledger.drained()
@@ -223,8 +228,34 @@ async def _work(
             task.cancel()
     whole = work.retry is None or await _is_whole(database, invocation.run)
     invocation.ended = control.stop is None
-    invocation.complete = control.stop is None and totals.rows_parked == 0 and whole
-    _assert_accounted(totals, control)
+    invocation.complete = control.stop is None and totals.rows_parked == totals.made_parked == 0 and whole
+    if control.stop is None:
+        made = await made_counts(database, invocation.run)
+        assert_accounted(totals, made, await runs.counters(database, invocation.run))
+
+
+async def _walk(work: Work, intake: Intake, crew: Crew, passing: Passing, group: asyncio.TaskGroup) -> None:
+    """Takes the rows of the input through their stages, or those of the store that a retry chose, and then those that
+    stages made of them, level by level."""
+    plan, places, control = work.plan, passing.places, passing.control
+    if work.retry is not None:
+        again = Stored(places, passing.ledger, crew.settler, control, passing.totals, work.retry, passing.again_from)
+        flights = again.flights()
+    else:
+        if plan.input.on_duplicate_id == "last" and plan.input.id_field:
+            await scan_ids(places, work.rows())
+        flights = intake.flights(work.rows())
+    first = crew.segment(crew.levels.all[0])
+    await _ended(group.create_task(walk_all(flights, first, control, passing.workers)), control)
+    if control.stop is None and work.retry is None:
+        await intake.finish()
+    if control.stop is None and len(crew.levels.all) > 1:
+        await _ended(group.create_task(crew.walk_made(passing)), control)
+
+
+def _descent(plan: Plan, run: int, event: int) -> Descent:
+    makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
+    return Descent(run, event, [stage.name for stage in plan.stages], makes)
 
 
 async def _bounds(database: Database, work: Work, invocation: Invocation, event: int) -> StopRules:
@@ -243,7 +274,9 @@ async def _bounds(database: Database, work: Work, invocation: Invocation, event:
 
 
 async def _is_whole(database: Database, run: int) -> bool:
-    """Whether the input was read to its end before, and every row of it has an outcome now."""
+    """Whether the input was read to its end before, and every row of it has an outcome now, as those made of them."""
+    if any(one.state == State.PENDING for one in await made_counts(database, run)):
+        return False
     return await runs.was_read(database, run) and runs.row_counts(await runs.counters(database, run))["open"] == 0
 
 
@@ -281,9 +314,3 @@ async def _ended(walking: asyncio.Task[None], control: Control) -> None:
     if walking.cancelled():
         return
     walking.result()
-
-
-def _assert_accounted(totals: Totals, control: Control) -> None:
-    """No row ever vanishes: rows in are the sum of outcomes."""
-    if control.stop is None and totals.seen != totals.settled:
-        raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")

@@ -9,10 +9,13 @@ from typing import Any
 
 from agac.core.types import Outcome
 from agac.engine.quantiles import Histogram, merged, quantile
-from agac.plan.recorded import model_of
-from agac.store.batch import HOW
+from agac.plan.recorded import model_of, recorded_stages
+from agac.plan.replicas import share
+from agac.store.batch import AGREEMENT, HOW
 from agac.store.db import Database
-from agac.store.rows import error_examples
+from agac.store.exported import made_examples
+from agac.store.made import MadeCount, made_counts, present
+from agac.store.rows import ErrorExample, error_examples
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
 from agac.store.telemetry import Timings, timings
 
@@ -21,8 +24,12 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     """The summary of a run as it stands in the store now."""
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
-    rows = row_counts(counts)
+    rows, made = row_counts(counts), await made_counts(database, run.id)
+    levels = _levels(definition, made)
     examples = await error_examples(database, run.id) if rows["failed"] else []
+    if any(level["rows"]["failed"] for level in levels):
+        known = {(example.error_type, example.stage) for example in examples}
+        examples += [e for e in await made_examples(database, run.id) if (e.error_type, e.stage) not in known]
     return {
         "workflow": run.workflow,
         "run": run.id,
@@ -32,14 +39,8 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "input": definition["input"]["path"],
         "selection": run.selection,
         "output": run.output_dir,
-        "rows": {
-            "total": rows["present"],
-            "done": rows["done"],
-            "skipped": rows["skipped"],
-            "failed": rows["failed"],
-            "dropped": rows["dropped"],
-            "open": rows["open"],
-        },
+        "rows": _told(rows),
+        "levels": levels,
         "stages": [_stage(stage, counts, times) for stage in definition["stages"]],
         "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None),
@@ -47,10 +48,10 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             {
                 "type": example.error_type,
                 "stage": example.stage,
-                "rows": _failed(counts, example.error_type, example.stage),
+                "rows": _failed(counts, example),
                 "example": {"id": example.row_id, "row_number": example.ordinal, "message": example.message},
             }
-            for example in sorted(examples, key=lambda e: -_failed(counts, e.error_type, e.stage))
+            for example in sorted(examples, key=lambda e: -_failed(counts, e))
         ],
     }
 
@@ -65,16 +66,32 @@ def iso(seconds: float | None) -> str | None:
 def _outcomes(counts: Iterable[Count]) -> Counter[str]:
     found: Counter[str] = Counter()
     for count in counts:
-        if count.outcome not in ("call", HOW):
+        if count.outcome not in ("call", HOW, AGREEMENT):
             found[count.outcome] += count.tasks
     return found
 
 
-def _failed(counts: list[Count], error_type: str, stage: str | None) -> int:
-    """Rows that failed so; without a stage it was the input itself, which is counted among the rows alone."""
-    everywhere = sum(c.tasks for c in counts if c.stage == "" and c.error_type == error_type)
-    by_stage = {c.stage: c.tasks for c in counts if c.stage and c.outcome == "failed" and c.error_type == error_type}
-    return everywhere - sum(by_stage.values()) if stage is None else by_stage.get(stage, 0)
+def _failed(counts: list[Count], example: ErrorExample) -> int:
+    """Rows that failed so; without a stage it was the input itself, else all that did at the stage."""
+    if example.stage is None:
+        return example.rows
+    failed = (c for c in counts if c.stage == example.stage and c.outcome == "failed")
+    return sum(c.tasks for c in failed if c.error_type == example.error_type)
+
+
+def _told(rows: dict[str, int]) -> dict[str, int]:
+    """Rows by outcome, all of them as `total`."""
+    return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
+
+
+def _levels(definition: dict[str, Any], counts: list[MadeCount]) -> list[dict[str, Any]]:
+    """The rows that stages made, by outcome: of each stage that made any, or may make children or groups."""
+    found = []
+    for stage in recorded_stages(definition):
+        rows = present(counts, stage.index)
+        if stage.makes is not None and (rows["present"] or stage.makes != "rows"):
+            found.append({"stage": stage.name, "makes": stage.makes, "rows": _told(rows)})
+    return found
 
 
 def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[str, Any]:
@@ -95,6 +112,19 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
         "json_repaired": _how(own, "json_repair"),
         "by_fallback": _how(own, "fallback"),
         "timing_ms": _timing_ms(times, stage["name"]),
+        **({"agreement": agreement_of(own)} if stage.get("vote") else {}),
+    }
+
+
+def agreement_of(counts: Iterable[Count]) -> dict[str, Any]:
+    """How far the replicas of a stage's rows agreed, in the mean and with all of them; null while no row has voted."""
+    told = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
+    rows = sum(tasks for _, tasks in told)
+    alike = sum(tasks for one, tasks in told if one == 1)
+    return {
+        "rows": rows,
+        "mean": round(sum(one * tasks for one, tasks in told) / rows, 4) if rows else None,
+        "unanimous": round(alike / rows, 4) if rows else None,
     }
 
 

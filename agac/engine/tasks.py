@@ -13,15 +13,17 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome
 from agac.engine.call import Answer
 from agac.engine.control import Halted
+from agac.engine.flight import Flight
 from agac.engine.lookup import Lookup
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
-from agac.engine.settle import Flight, Settler
+from agac.engine.settle import Settler
 from agac.engine.totals import Totals
 from agac.plan.steps import AnyStage, PlannedStage
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
+from agac.store.results import EarlierResult
 
 T = TypeVar("T")
 
@@ -65,21 +67,31 @@ class Tasks:
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 
-    async def answer(self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask) -> Answer | RowError | Parked:
-        """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings."""
+    async def answer(
+        self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask, *, replica: int = 0
+    ) -> Answer | RowError | Parked:
+        """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings. `replica`, from 1: it
+        is one of several of which the task's answer will be made."""
+        left = self.left(flight, stage, fingerprint)
+        if left is not None:
+            return left
+        while (leader := self._asking.get(fingerprint)) is not None:
+            answer = await self._follow(flight, stage, leader, replica)
+            if answer is not None:
+                return answer
+        known = self._failed.get(fingerprint)
+        return known if known is not None else await self._lead(flight, stage, fingerprint, ask, replica)
+
+    def left(self, flight: Flight, stage: AnyStage, fingerprint: bytes) -> RowError | None:
+        """The error of a task that failed before and is not tried again."""
         prior = flight.prior.get(stage.index)
         if prior and prior.error and prior.fingerprint == fingerprint and not flight.forced and is_left(prior):
             self._totals.left_failed += 1
             return prior.error
-        while (leader := self._asking.get(fingerprint)) is not None:
-            answer = await self._follow(flight, stage, leader)
-            if answer is not None:
-                return answer
-        known = self._failed.get(fingerprint)
-        return known if known is not None else await self._lead(flight, stage, fingerprint, ask)
+        return None
 
     async def _follow(
-        self, flight: Flight, stage: AnyStage, leader: asyncio.Future[Answer | RowError | Parked | None]
+        self, flight: Flight, stage: AnyStage, leader: asyncio.Future[Answer | RowError | Parked | None], replica: int
     ) -> Answer | RowError | Parked | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
@@ -89,30 +101,39 @@ class Tasks:
         if answer is None:
             raise Halted
         if isinstance(answer, Answer):
-            self._totals.collapsed += 1
-            self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+            self._totals.collapsed += replica <= 1  # a row counts once
+            self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
         elif isinstance(answer, RowError) and self._is_of_its_row(answer):
             return None
         return answer
 
-    async def _lead(self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask) -> Answer | RowError | Parked:
+    def _settled(self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
+        if replica:
+            self._settler.replica_done(flight, stage, replica, result, outcome)
+        else:
+            self._settler.task_done(flight, stage, result, outcome)
+
+    async def _lead(
+        self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
+    ) -> Answer | RowError | Parked:
         mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
         answer: Answer | RowError | Parked | None = None
         try:
-            earlier = await self._lookup.find(fingerprint, self._since(flight, stage))
+            earlier = await self.find(fingerprint, self.since(flight, stage))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
-                self._totals.collapsed += earlier.id > self._newest_before  # another row of this invocation asked it
-                self._settler.task_done(flight, stage, answer.result, Outcome.REUSED)
+                # another row of this invocation asked it
+                self._totals.collapsed += earlier.id > self._newest_before and replica <= 1
+                self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
             elif not self._scope.may_ask(stage.name):
                 answer = PARKED
             else:
-                answer = await self._counted(stage, ask)
+                answer = await (ask() if replica else self.counted(stage, ask))
                 if isinstance(answer, Answer):
                     durable = True
-                    self._settler.task_done(flight, stage, answer.result, Outcome.DONE)
+                    self._settled(flight, stage, answer.result, Outcome.DONE, replica)
                 else:
                     self._remember(fingerprint, answer)
         finally:
@@ -123,7 +144,12 @@ class Tasks:
                 del self._asking[fingerprint]
         return answer
 
-    async def _counted(self, stage: AnyStage, ask: Ask) -> Answer | RowError:
+    async def find(self, fingerprint: bytes, since: float) -> EarlierResult | None:
+        """What the store has for a fingerprint, made at or after `since`."""
+        return await self._lookup.find(fingerprint, since)
+
+    async def counted(self, stage: AnyStage, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` brings, shown as a task in flight meanwhile."""
         own = self._totals.stage(stage.name)
         own.in_flight += 1
         try:
@@ -131,7 +157,8 @@ class Tasks:
         finally:
             own.in_flight -= 1
 
-    def _since(self, flight: Flight, stage: AnyStage) -> float:
+    def since(self, flight: Flight, stage: AnyStage) -> float:
+        """From when on the stage's earlier results are taken, in seconds since 1970."""
         max_age = stage.max_age if isinstance(stage, PlannedStage) else None
         if max_age is None and flight.again_from is None:
             return 0.0

@@ -7,16 +7,17 @@ since a million of them are written: what repeats from call to call is made once
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 from agac.data.jsontext import encode
 from agac.data.sinks import Sink
+from agac.plan.replicas import share
 from agac.store.db import Database
 from agac.store.rows import WALKED, State
 from agac.store.runs import definition_of
-from agac.store.telemetry import CallRecord, EndpointRecord, calls_by_row, endpoints
+from agac.store.telemetry import CallRecord, EndpointRecord, agreements, calls_by_row, endpoints
 
 SCHEMA = "agac.usage/v1"
 """The name of the shape of `usage`: raised when something is renamed or means something else."""
@@ -33,14 +34,16 @@ async def write_telemetry(database: Database, run: int, sink: Sink) -> None:
 
 
 async def telemetry_lines(database: Database, run: int) -> AsyncIterator[list[str]]:
-    """The lines of telemetry.jsonl, without line ends, in input order: those of some hundred rows at a time.
+    """The lines of telemetry.jsonl, without line ends, in input order, then those of rows that stages made: those of
+    some hundred rows at a time.
 
-    A row that left the input has none, and none has a row whose results were all there already.
+    A row that left the input, or is no longer made, has none, and none has a row whose results were all there already.
     """
     definition = await definition_of(database, run)
     writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
+    votes = any(stage.get("vote") for stage in definition["stages"])
     async for calls in calls_by_row(database, run):
-        yield writer.lines(calls)
+        yield writer.lines(calls, await agreements(database, {call.row_key for call in calls}) if votes else {})
 
 
 class LineWriter:
@@ -51,18 +54,25 @@ class LineWriter:
         self._heads: dict[tuple[object, ...], str] = {}
         self._seconds: dict[int, str] = {}
 
-    def lines(self, calls: Iterable[CallRecord]) -> list[str]:
-        """A line for each row; its calls stand one after the other, stage by stage."""
-        return [self._line(list(own)) for _, own in groupby(calls, itemgetter(0))]
+    def lines(self, calls: Iterable[CallRecord], agreed: Mapping[int, Mapping[int, str]]) -> list[str]:
+        """A line for each row; its calls stand one after the other, stage by stage. `agreed`: by the row's key and the
+        stage's position, how many replicas agreed of how many, as `2/3`."""
+        return [self._line(list(own), agreed.get(key)) for key, own in groupby(calls, itemgetter(0))]
 
-    def _line(self, calls: list[CallRecord]) -> str:
+    def _line(self, calls: list[CallRecord], agreed: Mapping[int, str] | None) -> str:
         row = calls[0]
         attempts = ",".join(map(self._attempt, calls))
+        number = NULL if row.ordinal is None else row.ordinal
         return (
-            f'{{"id":{encode(row.row_id)},"row_number":{row.ordinal},"ok":{_OK.get(row.state, NULL)},'
+            f'{{"id":{encode(row.row_id)},"row_number":{number},"ok":{_OK.get(row.state, NULL)},'
             f'"timing":{self._timing(calls)},"usage":{{"schema":"{SCHEMA}","turn":{_turn(calls)},'
-            f'"provider_attempts":[{attempts}]}}}}'
+            f'"provider_attempts":[{attempts}]}}{self._agreement(agreed) if agreed else ""}}}'
         )
+
+    def _agreement(self, agreed: Mapping[int, str]) -> str:
+        """The share of replicas that said what the vote decided, by stage."""
+        shares = {self._stages[stage]: round(share(told), 4) for stage, told in sorted(agreed.items())}
+        return f',"agreement":{encode(shares)}'
 
     def _timing(self, calls: list[CallRecord]) -> str:
         """Of the newest invocation that asked for the row, waits between its calls included."""
@@ -98,13 +108,14 @@ class LineWriter:
     def _head(self, call: CallRecord) -> str:
         """What says which call it was: the same for nearly all calls of a stage."""
         key = (call.stage, call.event, call.number, call.purpose, call.endpoint, call.status, call.error_type,
-               call.service_tier)  # fmt: skip
+               call.service_tier, call.replica)  # fmt: skip
         head = self._heads.get(key)
         if head is None:
             asked = self._known[call.endpoint]
             facts = {
                 "stage": self._stages[call.stage],
                 "invocation": call.event,
+                **({"replica": call.replica} if call.replica else {}),
                 "attempt": call.number,
                 "purpose": call.purpose,
                 "provider": asked.provider,

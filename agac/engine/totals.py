@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from agac.core.errors import RowError
-from agac.core.types import RowId
+from agac.core.types import Outcome, RowId
 
 
 @dataclass(slots=True)
@@ -38,8 +39,8 @@ class StageTotals:
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
     through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
-    stay open at a stage that was not to be asked; `left_failed` were not tried again, `failed_for_good` will not be by
-    the next ordinary run.
+    stay open at a stage that was not to be asked (of rows that stages made: `made`, `made_parked`);
+    `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
@@ -61,6 +62,8 @@ class Totals:
     left_failed: int = 0
     failed_for_good: int = 0
     rows_parked: int = 0
+    made: Counter[Outcome] = field(default_factory=Counter)
+    made_parked: int = 0
     tasks_done: int = 0
     tasks_reused: int = 0
     collapsed: int = 0

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
 from agac.core.errors import AgacError
 from agac.engine.control import Control, Halted
-from agac.engine.segment import Segment
-from agac.engine.settle import Flight
+from agac.engine.flight import Flight
 
 READ_AHEAD = 64
 """Rows that are ready beyond those being worked on, so that no worker waits for the input. The chunk that is being read
 comes on top (`intake.CHUNK_ROWS`)."""
 
 
-async def walk_all(
-    flights: AsyncGenerator[list[Flight], None], segment: Segment, control: Control, workers: int
-) -> None:
+class Walker(Protocol):
+    """Takes rows to their end, as `Segment` does. Raises Halted when the run stops on the way."""
+
+    async def walk(self, flight: Flight) -> None: ...
+
+
+async def walk_all(flights: AsyncGenerator[list[Flight], None], walker: Walker, control: Control, workers: int) -> None:
     """Walks every row, `workers` at a time. Returns when all have ended, or all work in flight has after a stop."""
     ready: asyncio.Queue[Flight | None] = asyncio.Queue(workers + READ_AHEAD)
     async with asyncio.TaskGroup() as group:
-        hands = [group.create_task(_work(ready, segment, control)) for _ in range(workers)]
+        hands = [group.create_task(_work(ready, walker, control)) for _ in range(workers)]
         feeder = group.create_task(_feed(flights, ready, control, workers))
         stopper = group.create_task(_end_feeding(control, feeder, ready, workers))
         await asyncio.wait(hands)
@@ -58,11 +62,11 @@ async def _end_feeding(
         ready.put_nowait(None)
 
 
-async def _work(ready: asyncio.Queue[Flight | None], segment: Segment, control: Control) -> None:
+async def _work(ready: asyncio.Queue[Flight | None], walker: Walker, control: Control) -> None:
     while (flight := await ready.get()) is not None:
         if control.stop is not None:
             return
         try:
-            await segment.walk(flight)
+            await walker.walk(flight)
         except Halted:
             return

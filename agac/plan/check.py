@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from inspect import signature
@@ -52,6 +52,7 @@ def resolve_models(
         problems += _cannot(ref, params, providers[ref.provider], stage.at("model"), _model_key(stage))
         fallbacks, found = _fallbacks(stage, params, providers, aliases, lost)
         problems += found
+        problems += _seeds(stage, (params, *(other.params for other in fallbacks)))
         resolved[stage.name] = ResolvedModel(_held(providers[ref.provider], ref), ref, params, fallbacks)
     return resolved, problems
 
@@ -78,6 +79,18 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, pat
         *(Problem(where, message, path) for message in messages),
         *(Problem(where, message, path, "warning") for message in ref.warnings),
     ]
+
+
+def _seeds(stage: Stage, asked_with: Iterable[Params]) -> list[Problem]:
+    """Replicas differ by their seeds, so nobody else may set one."""
+    seeds = [params.seed for params in asked_with if params.seed is not None]
+    if stage.replicas == 1 or not seeds:
+        return []
+    message = (
+        f"replicas gives each call its own seed, from 1 to {stage.replicas}, and the model is given "
+        f"seed={seeds[0]} too; remove the seed, or replicas"
+    )
+    return [Problem(stage.at("replicas"), message, f"{stage.path}.replicas")]
 
 
 def _names(model: str, providers: Collection[str]) -> bool:

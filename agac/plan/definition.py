@@ -29,7 +29,8 @@ def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]
 
 def _stage_body(stage: AnyStage) -> dict[str, Any]:
     if isinstance(stage, LocalStage):
-        return {"name": stage.name, "needs": _needs(stage), "operation": stage.operation.body(), **_guarded(stage)}
+        own = {"name": stage.name, "needs": _needs(stage), "operation": stage.operation.body()}
+        return {**own, **_guarded(stage), **_levels(stage)}
     return {
         "name": stage.name,
         "needs": _needs(stage),
@@ -43,6 +44,8 @@ def _stage_body(stage: AnyStage) -> dict[str, Any]:
         **({"reuse": stage.reuse} if stage.reuse != "content" else {}),
         **_guarded(stage),
         **_scoped(stage),
+        **_replicated(stage),
+        **_levels(stage),
     }
 
 
@@ -55,6 +58,14 @@ def _guarded(stage: Step) -> dict[str, Any]:
     return {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
 
 
+def _levels(stage: Step) -> dict[str, Any]:
+    """Which rows it makes. What is done when there are none decides no answer."""
+    return {
+        **({"explode": ".".join(stage.explode)} if stage.explode else {}),
+        **(stage.group.body() if stage.group else {}),
+    }
+
+
 def _scoped(stage: PlannedStage) -> dict[str, Any]:
     """What is sent of a row, and what is made of the reply."""
     found: dict[str, Any] = {"output_field": stage.output_field} if stage.output_field else {}
@@ -64,10 +75,20 @@ def _scoped(stage: PlannedStage) -> dict[str, Any]:
     return found
 
 
+def _replicated(stage: PlannedStage) -> dict[str, Any]:
+    if stage.replicas == 1:
+        return {}
+    return {"replicas": stage.replicas, **({"vote": stage.vote} if stage.vote else {})}
+
+
 def _written(workflow: Workflow) -> dict[str, Any]:
-    """The stages whose results are a row's result, where that is not simply the last one's."""
-    ends = workflow.output.stages
-    return {} if ends == (workflow.stages[-1].name,) else {"results": list(ends)}
+    """The stages whose results are a row's result, where that is not simply the last one's, and the stage that made the
+    rows that have it, where they are not the input's."""
+    ends, rows = workflow.output.stages, workflow.output.rows
+    return {
+        **({} if ends == (workflow.stages[-1].name,) else {"results": list(ends)}),
+        **({"rows": rows} if rows is not None else {}),
+    }
 
 
 def _messages(stage: PlannedStage) -> dict[str, Any]:

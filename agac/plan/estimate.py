@@ -87,7 +87,8 @@ def _same_model(answered: str, lane: str) -> bool:
 def estimate(
     stage: PlannedStage, tasks: int, characters: float | None, past: History | None, *, same_prompt: bool
 ) -> Estimate:
-    """What `tasks` will take. `characters`: of a request, in the mean of a sample; None when nothing could be rendered.
+    """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
+    when nothing could be rendered.
 
     The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
     """

@@ -8,51 +8,57 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from agac.core.errors import Problem, Where
+from agac.plan.fieldchecks import check_fields
+from agac.plan.fields import Eyes, Sees, input_fields
+from agac.spec.fieldshapes import SINGLE, TEXT, FieldShape
 from agac.spec.guardcheck import check_guard
 from agac.spec.guards import Guard
-from agac.spec.operations import Filter, Python, Rename, Select
-from agac.spec.schemaplaces import property_names
+from agac.spec.operations import Filter
 from agac.spec.suggest import did_you_mean
-from agac.spec.template import ROW_JSON, VARS, Placeholder, Template
+from agac.spec.template import ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Placeholder, Template
 from agac.spec.workflow import Stage, Workflow
 
 _FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
 """`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
 
-
-TEXT_FORMATS = ("csv", "tsv", "txt", "files")
-"""Formats of inputs in which every field is text."""
+_OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
-    """What a stage's texts may name. `columns` are the input's declared ones; `open`: rows may have any other field.
-    `earlier` are the stages upstream.
-    """
+    """What a stage's texts may name. `own` are agac's own names. `rows` is what the rows show that come to it: those of
+    the members, for a stage that is asked once a group."""
 
     workflow: Workflow
     stage: Stage
-    earlier: dict[str, Stage]
-    columns: tuple[str, ...]
-    open: bool
+    sees: Sees
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        return (ROW_JSON,) if self.stage.group is None else _OF_GROUPS
+
+    @property
+    def rows(self) -> Sees:
+        return self.sees.incoming if self.stage.group and self.sees.incoming else self.sees
+
+    @property
+    def is_open(self) -> bool:
+        return self.sees.fields.open
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.sees.fields.shapes)
 
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     """Every placeholder that nothing can satisfy. `columns` are the input's declared ones, None when rows bring theirs:
     then an unknown name is a warning, since some rows may have it."""
     problems: list[Problem] = []
-    by_name = {stage.name: stage for stage in workflow.stages}
-    forms: dict[str | None, tuple[str, ...] | None] = {None: columns}
+    eyes = Eyes(input_fields(workflow, columns))
     for stage in workflow.stages:
-        earlier = {name: by_name[name] for name in stage.ancestors}
-        own = forms[stage.rows_of]
-        visible = _Visible(workflow, stage, earlier, own or (), open=own is None)
-        if isinstance(stage.operation, Select | Rename):
-            problems += _fields(visible, stage.operation)
-            forms[stage.name] = _after(own, stage.operation)
-        elif isinstance(stage.operation, Python):
-            forms[stage.name] = None
-        known = {*visible.columns, *earlier, ROW_JSON}
+        visible = _Visible(workflow, stage, eyes.of(stage))
+        problems += check_fields(workflow, stage, visible.sees)
+        known = {*visible.columns, *visible.sees.earlier, *visible.own}
         seen: set[str] = set()
         texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.messages)]
         for path, template in texts:
@@ -66,31 +72,6 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     return problems
 
 
-def _after(columns: tuple[str, ...] | None, does: Select | Rename) -> tuple[str, ...] | None:
-    """The columns that rows have after a stage."""
-    if isinstance(does, Select):
-        return does.fields
-    return None if columns is None else tuple(does.names.get(column, column) for column in columns)
-
-
-def _fields(visible: _Visible, does: Select | Rename) -> list[Problem]:
-    """Fields that a stage takes, or renames, and that no row has; new names that rows have already."""
-    key, wanted = ("select", does.fields) if isinstance(does, Select) else ("rename", tuple(does.names))
-    where, path = visible.stage.at(key), f"{visible.stage.path}.{key}"
-    if visible.open:
-        return []
-    messages = [
-        f"names the field {name!r}, which rows do not have; {did_you_mean(name, visible.columns)}"
-        for name in wanted
-        if name not in visible.columns
-    ]
-    if isinstance(does, Rename):
-        kept = set(visible.columns) - does.names.keys()
-        taken = [(old, new) for old, new in does.names.items() if new in kept]
-        messages += [f"{old!r} cannot become {new!r}: rows have that field already" for old, new in taken]
-    return [Problem(where, message, path) for message in messages]
-
-
 def _guard(visible: _Visible) -> list[Problem]:
     """Names in the stage's conditions that are none, and comparisons that are never true."""
     guard, does = visible.stage.guard, visible.stage.operation
@@ -100,25 +81,43 @@ def _guard(visible: _Visible) -> list[Problem]:
 
 def _condition(visible: _Visible, guard: Guard, key: str) -> list[Problem]:
     stage, workflow = visible.stage, visible.workflow
-    shapes = {s.name: s.shape for s in visible.earlier.values()}
+    if stage.group is not None:
+        many = [name for name in guard.names if name not in visible.columns and _of_members(name, visible.rows)]
+        if many:
+            words = f"a group has many rows, each with its own {many[0]!r}"
+            message = f"`{many[0]}`: {words}; a guard of groups sees {_listed(visible)} and {ROWS_FAILED}"
+            return [Problem(guard.where, message, f"{stage.path}.{key}")]
+    fields = visible.sees.fields
+    stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
     return check_guard(
         guard,
-        columns=None if visible.open else visible.columns,
-        open_columns=visible.open,
-        stages=shapes,
+        columns=None if fields.open and not fields.shapes else visible.columns,
+        open_columns=fields.open,
+        stages={name: other.shape for name, other in visible.sees.earlier.items()},
         variables=list(workflow.vars),
         path=f"{stage.path}.{key}",
-        others=[*(o.name for o in workflow.stages if o.name not in visible.earlier), *workflow.disabled],
-        text_columns=workflow.input.format in TEXT_FORMATS and stage.rows_of is None,
+        others=[*(name for name in stages if name not in visible.sees.earlier), *workflow.disabled],
+        extra=_OF_GROUPS if stage.group is not None else (),
+        fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     )
+
+
+def _listed(visible: _Visible) -> str:
+    """What a guard of groups sees, but for the last of it."""
+    return ", ".join([*visible.columns, ROWS_COUNT])
+
+
+def _of_members(name: str, members: Sees) -> bool:
+    return name in members.earlier or name in members.fields.shapes
 
 
 def _hidden_names(visible: _Visible) -> list[Problem]:
     """Names of `visible` that are none: a slip there would send what was to stay."""
-    limits, stage = visible.stage.visibility, visible.stage
-    if limits is None or visible.open:
+    limits, stage, rows = visible.stage.visibility, visible.stage, visible.rows
+    if limits is None or rows.fields.open:
         return []
-    known = {"only": list(visible.columns), "never": [*visible.columns, *visible.earlier]}
+    fields = [*rows.fields.shapes, *(name for name in visible.columns if name not in rows.fields.shapes)]
+    known = {"only": fields, "never": [*fields, *(name for name in rows.earlier if name not in fields)]}
     return [
         Problem(
             stage.at("visible"),
@@ -140,28 +139,30 @@ def _check(placeholder: Placeholder, visible: _Visible, path: str) -> list[Probl
         return [Problem(placeholder.where, message, path)]
     if name in visible.columns:
         return _clash(placeholder, visible, path)
-    if head in visible.earlier:
-        return _result_field(placeholder, visible.earlier[head], rest, path)
+    if head in visible.sees.earlier:
+        return _result_field(placeholder, visible.sees.earlier[head], rest, path)
     if head == VARS and rest:
         return _known(placeholder, rest.split(".")[0], list(visible.workflow.vars), "variable", path, prefix="vars.")
-    if name == ROW_JSON:
+    if name in visible.own:
         return []
     if head in visible.columns:
-        return _column_field(placeholder, visible.workflow, head, rest, path)
+        return _field(placeholder, head, visible.sees.fields.shapes[head], tuple(rest.split(".")), path)
+    if visible.stage.group is not None:
+        return _not_of_groups(placeholder, visible, head, path)
     return _nowhere(placeholder, visible, head, path)
 
 
 def _is_hidden(name: str, head: str, visible: _Visible) -> bool:
     limits = visible.stage.visibility
-    if limits is None or name == ROW_JSON or head == VARS:
+    if limits is None or name in visible.own or head == VARS:
         return False
-    return head in limits.never if head in visible.earlier else limits.hides(head)
+    return head in limits.never if head in visible.sees.earlier else limits.hides(head)
 
 
 def _clash(placeholder: Placeholder, visible: _Visible, path: str) -> list[Problem]:
     """A column of the input that has the name of something else."""
     name = placeholder.name
-    by_name = name in visible.earlier
+    by_name = name in visible.sees.earlier
     if not by_name and name not in (VARS, ROW_JSON):
         return []
     other = f"the result of stage {name!r}" if by_name else f"agac's own {name!r}"
@@ -169,11 +170,27 @@ def _clash(placeholder: Placeholder, visible: _Visible, path: str) -> list[Probl
     return [Problem(placeholder.where, message, path)]
 
 
-def _column_field(placeholder: Placeholder, workflow: Workflow, head: str, rest: str, path: str) -> list[Problem]:
-    if workflow.input.format == "parquet":
-        return []  # a column may hold structures: rows say whether they have the field
-    message = f"${{{placeholder.name}}}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
-    return [Problem(placeholder.where, message, path)]
+def _field(placeholder: Placeholder, head: str, shape: FieldShape, rest: tuple[str, ...], path: str) -> list[Problem]:
+    if shape in (TEXT, SINGLE):
+        way = ".".join(rest)
+        message = f"${{{placeholder.name}}}: the column {head!r} holds text, which has no field {way!r}"
+        return [Problem(placeholder.where, f"{message}; write ${{{head}}}", path)]
+    return _inside(placeholder, head, shape, rest, path)
+
+
+def _inside(placeholder: Placeholder, head: str, shape: FieldShape, rest: tuple[str, ...], path: str) -> list[Problem]:
+    """A way into a field or a result, as far as it is known."""
+    for depth, part in enumerate(rest):
+        names = shape.names(rest[:depth])
+        if names is None:
+            return []
+        before = ".".join([head, *rest[:depth]])
+        if not names:
+            message = f"${{{placeholder.name}}}: no such field; {before} is a single value; write ${{{before}}}"
+            return [Problem(placeholder.where, message, path)]
+        if part not in names:
+            return _known(placeholder, part, sorted(names), "field", path, prefix=f"{before}.")
+    return []
 
 
 def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) -> list[Problem]:
@@ -183,15 +200,17 @@ def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) 
     if shape is None:
         message = f"stage {stage.name!r} answers with plain text, which has no field {rest!r}; give it an output_schema"
         return [Problem(placeholder.where, f"${{{placeholder.name}}}: {message}", path)]
-    way = rest.split(".")
-    for depth, part in enumerate(way):
-        names = property_names(shape, way[:depth])
-        if names is None:
-            return []
-        prefix = ".".join([stage.name, *way[:depth]]) + "."
-        if part not in names:
-            return _known(placeholder, part, sorted(names), "field", path, prefix=prefix)
-    return []
+    return _inside(placeholder, stage.name, FieldShape(shape), tuple(rest.split(".")), path)
+
+
+def _not_of_groups(placeholder: Placeholder, visible: _Visible, head: str, path: str) -> list[Problem]:
+    """A name that only a group's rows have, or nobody."""
+    names = [*visible.columns, *_OF_GROUPS, *(f"vars.{name}" for name in visible.workflow.vars)]
+    if head == ROW_JSON or _of_members(head, visible.rows):
+        what = "what they have is" if head == ROW_JSON else f"{head!r} is"
+        message = f"${{{placeholder.name}}}: a group has many rows; {what} in ${{{ROWS_JSON}}}, for each of them"
+        return [Problem(placeholder.where, message, path)]
+    return _known(placeholder, placeholder.name, names, "field of a group", path)
 
 
 def _nowhere(placeholder: Placeholder, visible: _Visible, head: str, path: str) -> list[Problem]:
@@ -206,8 +225,8 @@ def _nowhere(placeholder: Placeholder, visible: _Visible, head: str, path: str) 
         message = f"${{{placeholder.name}}} names the stage {head!r}, which is not enabled"
         return [Problem(placeholder.where, message, path)]
     variables = [f"vars.{name}" for name in visible.workflow.vars]
-    names = [*visible.columns, *visible.earlier, ROW_JSON, *variables]
-    if visible.open:
+    names = [*visible.columns, *visible.sees.earlier, ROW_JSON, *variables]
+    if visible.is_open:
         return _perhaps(placeholder, names, path)
     return _known(placeholder, placeholder.name, names, "field", path)
 

@@ -17,6 +17,7 @@ from agac.providers.modelref import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.operations import Operation
 from agac.spec.pythonschema import Resolved, resolve_schema
+from agac.spec.votes import lacks_field
 from agac.spec.workflow import (
     InputSpec,
     OutputSpec,
@@ -147,6 +148,8 @@ def _local(stage: Stage, operation: Operation) -> LocalStage:
         rows_of=stage.rows_of,
         guard=stage.guard,
         otherwise=stage.otherwise,
+        explode=stage.explode,
+        on_empty=stage.on_empty,
         operation=operation,
         prints=definition_hash(operation.body()),
     )
@@ -165,6 +168,8 @@ def _resolved_schema(stage: Stage, root: Path) -> Resolved | None:
 def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
     resolved = _resolved_schema(stage, root)
     schema = resolved.schema if resolved else None
+    if stage.vote is not None and schema is not None and (fault := lacks_field(schema.body, stage.vote)):
+        raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
     return PlannedStage(
         name=stage.name,
         index=stage.index,
@@ -201,6 +206,11 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
         otherwise=stage.otherwise,
         visibility=stage.visibility,
         output_field=stage.output_field,
+        replicas=stage.replicas,
+        vote=stage.vote,
+        explode=stage.explode,
+        group=stage.group,
+        on_empty=stage.on_empty,
     )
 
 

@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
+from agac.core.keys import replicas_fingerprint
 from agac.core.types import JSONValue, Message, Request, RowId, Visible
+from agac.plan.replicas import replica_prints
 from agac.plan.steps import AnyStage, PlannedStage, Step
 from agac.spec.guardvalues import ROW
 from agac.spec.template import SKIPPED, VARS, MissingField, VisibleRow, visible_row
@@ -16,10 +18,11 @@ from agac.spec.workflow import Example, ReusePolicy, Visibility
 
 
 class Prepared(NamedTuple):
-    """A task that is ready to be looked up or asked."""
+    """A task that is ready to be looked up or asked. `replicas`: the fingerprints of those that it has, if any."""
 
     fingerprint: bytes
     request: Request
+    replicas: tuple[bytes, ...] = ()
 
 
 class Seeing(Protocol):
@@ -45,17 +48,28 @@ class Sending(Seeing, Protocol):
 class Sight:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
-    of the stages upstream of it, whichever others are there."""
+    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has."""
 
-    __slots__ = ("_all", "_sees_all", "_vars", "forms", "results")
+    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results")
 
     def __init__(
         self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str] = ()
     ) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
+        self.own: dict[str, JSONValue] = {}
         self._vars, self._sees_all = variables, sees_all
         self._all = visible_row(data, self.results, variables)
+
+    def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> Sight:
+        """A row made of this one: it sees what this one does, has further fields, and one of its fields less."""
+        made = Sight({}, self._vars)
+        for form, fields in self.forms.items():
+            made.forms[form] = {**fields, **further}
+            if without is not None:
+                made.forms[form].pop(without, None)
+        made.results = dict(self.results)
+        return made
 
     def become(self, stage: Seeing, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
@@ -77,16 +91,16 @@ class Sight:
         if limits is None:
             if stage.name in self._sees_all:
                 return self._all
-            return visible_row(self.data(stage), self.known(stage), self._vars)
+            return visible_row(self.data(stage), {**self.known(stage), **self.own}, self._vars)
         data = {name: value for name, value in self.data(stage).items() if not limits.hides(name)}
         results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
-        return visible_row(data, results, self._vars)
+        return visible_row(data, {**results, **self.own}, self._vars)
 
     def judged(self, stage: Seeing) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
-        return {**data, **known, VARS: self._vars, ROW: data}
+        return {**data, **known, **self.own, VARS: self._vars, ROW: data}
 
     def given(self, stage: Seeing) -> dict[str, JSONValue]:
         """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
@@ -137,7 +151,11 @@ class Preparer:
         system, user = self._systems[stage.index], Message.of("user", text)
         messages = (system, *examples, user) if system else (*examples, user)
         salt = "" if stage.reuse == "content" else reuse_salt(stage.reuse, row_id, self._run)
-        return Prepared(stage.prints.fingerprint(messages, salt=salt), Request(messages, stage.schema, stage.params))
+        request = Request(messages, stage.schema, stage.params)
+        if stage.replicas == 1:
+            return Prepared(stage.prints.fingerprint(messages, salt=salt), request)
+        replicas = replica_prints(stage.prints, messages, salt, stage.replicas)
+        return Prepared(replicas_fingerprint(replicas, stage.vote), request, replicas)
 
 
 def rendered(examples: tuple[Example, ...], visible: Visible) -> tuple[Message, ...]:

@@ -16,6 +16,7 @@ NOT_YET = "not asked yet"
 FAILED = "failed before"
 TOO_OLD = "too old"
 DROPPED = "answer no longer stored"
+MEMBERS_CHANGED = "rows of the group changed"
 
 PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
@@ -27,6 +28,15 @@ NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"
 MISSING_FIELD = "field missing"
 GUARD_FAILS = "when cannot be decided"
 UNFIT = "the row lacks a field"
+NOT_MADE = "what it makes rows of is not there, or no list"
+NOT_WHOLE = "rows of the group failed"
+WAITS = "rows of the group are not to be asked"
+TOO_LARGE = "too many rows for one call; add `reduce`"
+
+
+def passed_on(reason: str, name: str) -> str:
+    """Why what follows the stage `name` is asked, which is asked for this reason."""
+    return reason if reason in (NEW_ROW, FRESH, NOT_YET) else upstream_changed(name)
 
 
 def upstream_changed(name: str) -> str:
@@ -46,6 +56,8 @@ def definition_changes(
     changes = []
     if any(before.get(key) != after.get(key) for key in ("when", "otherwise")):
         changes.append("when changed")
+    makes = [key for key in ("explode", "group_by", "reduce", "incomplete") if before.get(key) != after.get(key)]
+    changes += [f"{key} changed" for key in makes]
     if "operation" in before or "operation" in after:
         return changes if before.get("operation") == after.get("operation") else [*changes, "what it does changed"]
     other_prompt, other_system = before["prompt"] != after["prompt"], before["system"] != after["system"]
@@ -60,6 +72,8 @@ def definition_changes(
         changes.append("visible changed")
     if before.get("output_field") != after.get("output_field"):
         changes.append("output_field changed")
+    if any(before.get(key) != after.get(key) for key in ("replicas", "vote")):
+        changes.append("replicas changed")
     if _shape(before) != _shape(after):
         changes.append("schema changed")
     if (before["model"], before["params"]) != (after["model"], after["params"]):

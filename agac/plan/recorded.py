@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agac.core.errors import Where
-from agac.core.keys import Fingerprinter
+from agac.core.keys import Fingerprinter, replicas_fingerprint
 from agac.core.types import JSONValue, Message, Params, RowId, Schema
 from agac.plan.prepare import Sight, rendered, reuse_salt
-from agac.spec.operations import CHANGING, UnfitRow, applied
+from agac.plan.replicas import replica_prints
+from agac.spec.grouping import Group, seen_after
+from agac.spec.levels import Makes
+from agac.spec.operations import CHANGING, formed, made_by
 from agac.spec.template import NO_TEXT, Template, compile_template
-from agac.spec.workflow import Example, ReusePolicy, Visibility, field_shape
+from agac.spec.workflow import Example, ReusePolicy, Visibility, field_shape, shape_of_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,15 @@ class RecordedStage:
     output_field: str | None = None
     operation: Mapping[str, Any] | None = None
     rows_of: str | None = None
+    replicas: int = 1
+    vote: str | None = None
+    explode: tuple[str, ...] | None = None
+    group: Group | None = None
+
+    @property
+    def makes(self) -> Makes | None:
+        """What it makes of the rows that come to it."""
+        return made_by(self.explode, self.group, next(iter(self.operation)) if self.operation else None)
 
     @property
     def asks(self) -> bool:
@@ -56,14 +67,7 @@ class RecordedStage:
 
     def form(self, data: dict[str, JSONValue], value: str | None) -> dict[str, JSONValue] | None:
         """The row's fields after this stage, of those before it; `value` is its stored result. None: not known."""
-        if self.operation is None:
-            return data
-        if "python" in self.operation:
-            return json.loads(value) if value is not None else None
-        try:
-            return applied(self.operation, data)
-        except UnfitRow:
-            return None
+        return data if self.operation is None else formed(self.operation, data, value)
 
     def messages(self, sight: Sight) -> tuple[Message, ...]:
         """What was asked of a row. Raises MissingField."""
@@ -73,13 +77,22 @@ class RecordedStage:
 
     def fingerprint(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes:
         """The fingerprint that the engine gave this task."""
+        if self.replicas > 1:
+            return replicas_fingerprint(self.replica_prints(messages, row_id, run), self.vote)
+        return self._prints().fingerprint(messages, salt=reuse_salt(self.reuse, row_id, run))
+
+    def replica_prints(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> tuple[bytes, ...]:
+        """The fingerprints that the engine gave this task's replicas; none where it is asked once."""
+        salt = reuse_salt(self.reuse, row_id, run)
+        return replica_prints(self._prints(), messages, salt, self.replicas) if self.replicas > 1 else ()
+
+    def _prints(self) -> Fingerprinter:
         provider, _, model = self.model.partition("/")
         set_params: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in self.params.items()}
         params = Params(**set_params)
-        prints = Fingerprinter(
+        return Fingerprinter(
             provider=provider, model=model, params=params, schema=self.schema, output_field=self.output_field
         )
-        return prints.fingerprint(messages, salt=reuse_salt(self.reuse, row_id, run))
 
 
 def recorded_stages(definition: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
@@ -87,12 +100,10 @@ def recorded_stages(definition: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
     stages: dict[str, RecordedStage] = {}
     for body in definition["stages"]:
         needs = needs_of(body)
-        upstream = {name for need in needs for name in (*stages[need].ancestors, need)}
-        ancestors = tuple(name for name in stages if name in upstream)
-        forms = {stages[need].name if stages[need].changes_rows else stages[need].rows_of for need in needs}
-        last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
+        seen = seen_after([stages[need] for need in needs], stages)
+        ancestors, rows_of = ((), None) if "group_by" in body else seen
         made = _stage(len(stages), body, needs, ancestors, definition["vars"])
-        stages[body["name"]] = replace(made, rows_of=last)
+        stages[body["name"]] = replace(made, rows_of=rows_of)
     return tuple(stages.values())
 
 
@@ -108,6 +119,12 @@ def ends_of(definition: Mapping[str, Any]) -> list[int]:
     return [names.index(name) for name in definition.get("results", names[-1:])]
 
 
+def written_of(definition: Mapping[str, Any]) -> int | None:
+    """The position of the stage that made the rows that are written, in a stored definition; None: the input's are."""
+    names = [body["name"] for body in definition["stages"]]
+    return names.index(definition["rows"]) if "rows" in definition else None
+
+
 def model_of(body: Mapping[str, Any]) -> str:
     """The model of a stage of a stored definition; of one that asks none what it does."""
     return str(body["model"]) if "model" in body else next(iter(body["operation"]))
@@ -117,10 +134,10 @@ def shape_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The JSON Schema of the results of a stage of a stored definition; None: plain text."""
     if "operation" in body:
         return {}
-    if body.get("output_field"):
-        return field_shape(body["output_field"])
     shape: dict[str, Any] | None = body["schema"]["body"] if body["schema"] else None
-    return shape
+    if body.get("output_field"):
+        shape = field_shape(body["output_field"])
+    return shape_of_replicas(shape, body.get("replicas", 1), body.get("vote"))
 
 
 def _stage(
@@ -144,6 +161,7 @@ def _stage(
             reuse="content",
             variables=variables,
             operation=body["operation"],
+            explode=_explode(body),
         )
     schema = body["schema"]
     return RecordedStage(
@@ -162,7 +180,15 @@ def _stage(
         alias=body.get("alias"),
         visibility=_visibility(body.get("visible")),
         output_field=body.get("output_field"),
+        replicas=body.get("replicas", 1),
+        vote=body.get("vote"),
+        explode=_explode(body),
+        group=Group.of(body),
     )
+
+
+def _explode(body: Mapping[str, Any]) -> tuple[str, ...] | None:
+    return tuple(body["explode"].split(".")) if "explode" in body else None
 
 
 def _visibility(body: Mapping[str, Any] | None) -> Visibility | None:

@@ -28,7 +28,7 @@ def _of_shape(body: Any, depth: int) -> JSONValue:
         return {name: _of_shape(inner, depth + 1) for name, inner in body["properties"].items()}
     match body.get("type"):
         case "array":
-            return [_of_shape(body.get("items"), depth + 1)]
+            return [_of_shape(body.get("items"), depth + 1)] * max(1, body.get("minItems", 1) if depth == 0 else 1)
         case "integer" | "number":
             return 1
         case "boolean":

@@ -11,10 +11,22 @@ from agac.core.types import JSONValue, Params, Schema
 from agac.plan.timeouts import DEFAULT_TIMEOUT
 from agac.providers.modelref import ModelRef
 from agac.providers.provider import Provider
+from agac.spec.grouping import Group
 from agac.spec.guards import Guard
-from agac.spec.operations import Filter, Operation, Python
+from agac.spec.levels import Makes
+from agac.spec.operations import CHANGING, Dedupe, Fields, Filter, Operation, Python, formed, made_by
 from agac.spec.template import Template
-from agac.spec.workflow import Budget, Example, Otherwise, ReusePolicy, Timeout, Visibility, field_shape
+from agac.spec.workflow import (
+    Budget,
+    Example,
+    OnEmpty,
+    Otherwise,
+    ReusePolicy,
+    Timeout,
+    Visibility,
+    field_shape,
+    shape_of_replicas,
+)
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
@@ -45,7 +57,8 @@ class PlannedModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What all stages have. `index` is their position as a row meets them, `needs` the stages that they follow,
-    `ancestors` all those upstream; `rows_of` is the one of these that gave the row the fields that it has here."""
+    `ancestors` all those upstream whose results they see; `rows_of` is the one of these that gave the row the fields
+    that it has here. `explode`, `group` and `on_empty` are those of `spec.workflow.Stage`."""
 
     name: str
     index: int
@@ -54,6 +67,23 @@ class Step:
     rows_of: str | None = None
     guard: Guard | None = None
     otherwise: Otherwise = "skip"
+    explode: tuple[str, ...] | None = None
+    group: Group | None = None
+    on_empty: OnEmpty | None = None
+
+    @property
+    def makes(self) -> Makes | None:
+        """What it makes of the rows that come to it."""
+        return made_by(self.explode, self.group, None)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows have other fields from this stage on."""
+        return False
+
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row's fields after this stage, of those before it."""
+        return data
 
     @property
     def may_drop(self) -> bool:
@@ -69,6 +99,16 @@ class LocalStage(Step):
     prints: bytes = b""
 
     @property
+    def makes(self) -> Makes | None:
+        """What it makes of the rows that come to it."""
+        return made_by(self.explode, self.group, self.operation.key)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows have other fields from this stage on."""
+        return self.operation.key in CHANGING
+
+    @property
     def asks(self) -> bool:
         """Whether it asks a model."""
         return False
@@ -78,11 +118,21 @@ class LocalStage(Step):
         """Whether its results are stored; others are made again for nothing whenever they are wanted."""
         return isinstance(self.operation, Python)
 
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row's fields after this stage, of those before it; `value` is its stored result. None: not known, or
+        other rows have them."""
+        return formed(self.operation.body(), data, value)
+
+    @property
+    def replicas(self) -> int:
+        """What it does is done once."""
+        return 1
+
     @property
     def may_drop(self) -> bool:
         """Whether rows can leave here."""
         guarded = self.guard is not None and self.otherwise == "drop"
-        return guarded or isinstance(self.operation, Filter | Python)
+        return guarded or isinstance(self.operation, Filter | Python | Dedupe)
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -92,7 +142,7 @@ class LocalStage(Step):
     @property
     def lane(self) -> str:
         """What it does, where others name their model."""
-        return next(iter(self.operation.body()))
+        return self.operation.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +150,8 @@ class PlannedStage(Step):
     """One stage, ready to be asked: its model, its parameters and all texts are known.
 
     `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds; `messages` stand between
-    `system` and `prompt`; `ref` is what the string of `model` said.
+    `system` and `prompt`; `ref` is what the string of `model` said. It is asked `replicas` times; `vote` is the field
+    by whose most frequent value one answer is taken, None: the result is a list of all of them.
     """
 
     system: str | None
@@ -125,6 +176,8 @@ class PlannedStage(Step):
     ref: ModelRef | None = None
     visibility: Visibility | None = None
     output_field: str | None = None
+    replicas: int = 1
+    vote: str | None = None
 
     @property
     def asks(self) -> bool:
@@ -139,6 +192,11 @@ class PlannedStage(Step):
     @property
     def shape(self) -> dict[str, Any] | None:
         """The JSON Schema of its results; None: plain text."""
+        return shape_of_replicas(self.answer_shape, self.replicas, self.vote)
+
+    @property
+    def answer_shape(self) -> dict[str, Any] | None:
+        """The JSON Schema of one answer; None: plain text."""
         if self.output_field is not None:
             return field_shape(self.output_field)
         return self.schema.body if self.schema else None

@@ -70,20 +70,36 @@ class CallSize:
         return max(2, min(self.max_rows or maxsize, by_tokens))
 
 
-def tree(members: Iterable[tuple[int, int]], size: CallSize) -> Iterator[Node]:
-    """The nodes of one group, each after its children; the last is the group itself. No members, no nodes.
+class Tree:
+    """The nodes of one group, as its members come: in ascending order of hash, ValueError where they do not.
 
-    `members` are (hash, tokens) in ascending order of hash; ValueError where they are not. The nodes of a height come
-    in that order too, as early as they are known. A member of more than `max_tokens` is a node alone.
+    A node comes after its children, the nodes of a height in order, as early as they are known; the last one of all is
+    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone.
     """
-    max_tokens = maxsize if size.max_tokens is None else size.max_tokens
-    cuts = [_Cut(size.max_rows or maxsize, max_tokens)]
+
+    def __init__(self, size: CallSize) -> None:
+        max_tokens = maxsize if size.max_tokens is None else size.max_tokens
+        self._fan_in = size.fan_in
+        self._cuts = [_Cut(size.max_rows or maxsize, max_tokens)]
+
+    def add(self, hash_: int, tokens: int) -> Iterator[Node]:
+        """The nodes that are known now that this member is."""
+        for piece in self._cuts[0].add(_Piece(hash_, hash_, 1, tokens)):
+            yield from _up(piece, self._cuts, 0, self._fan_in)
+
+    def close(self) -> Iterator[Node]:
+        """The other nodes: no member comes any more."""
+        for height, cut in enumerate(self._cuts):  # which grow meanwhile: what one gives last may begin the next
+            for piece in cut.close():
+                yield from _up(piece, self._cuts, height, self._fan_in)
+
+
+def tree(members: Iterable[tuple[int, int]], size: CallSize) -> Iterator[Node]:
+    """The nodes of a group of `members`, which are (hash, tokens), as `Tree` gives them."""
+    growing = Tree(size)
     for hash_, tokens in members:
-        for piece in cuts[0].add(_Piece(hash_, hash_, 1, tokens)):
-            yield from _up(piece, cuts, 0, size.fan_in)
-    for height, cut in enumerate(cuts):  # which grow meanwhile: what one gives last may begin the next
-        for piece in cut.close():
-            yield from _up(piece, cuts, height, size.fan_in)
+        yield from growing.add(hash_, tokens)
+    yield from growing.close()
 
 
 def _up(piece: _Piece, cuts: list[_Cut], height: int, fan_in: int) -> Iterator[Node]:

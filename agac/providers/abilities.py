@@ -30,6 +30,8 @@ def unsendable(names: Iterable[str], provider: Provider) -> Iterator[str]:
     for name in names:
         if name in refused:
             yield f"{name}: {refused[name]}"
+        elif name == "seed" and not provider.seeds:
+            yield f"seed: {provider.name} has no such parameter; leave it out"
         elif name in EXTRAS and provider.extras is not None and name not in provider.extras:
             yield f"{name}: {provider.name} has no such parameter; leave it out"
 

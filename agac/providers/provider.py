@@ -76,6 +76,8 @@ class Provider:
     extras: tuple[str, ...] | None = None
     """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None: not known, all are
     sent."""
+    seeds: bool = True
+    """Can be told a seed; False: it refuses to be told. (Where the dialect has no word for it nothing is told.)"""
     service_tiers: tuple[str, ...] | None = None
     """The service tiers that it has; None: not known, any is sent."""
     routed: bool = False

@@ -112,6 +112,7 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
         base,
         dialect=spec.dialect or base.dialect,
         structured=spec.structured or base.structured,
+        seeds=base.seeds if spec.seeds is None else spec.seeds,
         limits=_limits(spec.limits),
         prices={**base.prices, **{model: _price(price) for model, price in spec.prices.items()}},
         batch=spec.batch or base.batch,

@@ -72,6 +72,8 @@ SHIPPED: dict[str, Provider] = {
             base_url="https://generativelanguage.googleapis.com/v1beta/openai",
             key_variable="GEMINI_API_KEY",
             extras=(),
+            # github.com/Vali-98/ChatterUI/issues/227: `Unknown name "seed": Cannot find field`
+            seeds=False,
             price_id="google",
         ),
         _chat(

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.spec import modelchecks as check
 from agac.spec.cardwords import CAMEL_CASE
-from agac.spec.models import FileModel, NonEmpty
+from agac.spec.filemodel import FileModel, NonEmpty
 
 
 def _camel(value: Any) -> Any:

@@ -12,7 +12,8 @@ from pydantic_core import core_schema
 
 from agac.spec.cardmodels import CardFile
 from agac.spec.cardwords import CAMEL_CASE, FIELDS_LATER
-from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.filemodel import FileModel
+from agac.spec.models import WorkflowFile
 from agac.spec.projectmodels import ProjectFile
 
 FileKind = Literal["workflow", "project", "card"]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from agac.core.errors import Problem
-from agac.spec.models import StageFile, WorkflowFile
+from agac.spec.levels import Makes, apart, beside_dedupe, homes
+from agac.spec.localstages import exploded, makes_of
+from agac.spec.models import StageFile
 from agac.spec.operations import CHANGING
 from agac.spec.suggest import did_you_mean
 from agac.spec.yamlfile import Document, key_path
@@ -15,14 +17,16 @@ from agac.spec.yamlfile import Document, key_path
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A stage by its index in the file. `needs` are the stages that it follows, `ancestors` all those upstream of it;
-    both are names in the order in which a row meets them. `rows_of` is the last of those that changes the row's own
-    fields, None: none does."""
+    """A stage by its index in the file. `needs` are the stages that it follows, `ancestors` all those upstream of it
+    whose results it sees: none beyond a group. Both are names in the order in which a row meets them. `rows_of` is the
+    last of those that changes the row's own fields, None: none does. `makes` is what it makes of rows."""
 
     index: int
     needs: tuple[str, ...]
     ancestors: tuple[str, ...] = ()
     rows_of: str | None = None
+    name: str = ""
+    makes: Makes | None = None
 
 
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], list[Problem]]:
@@ -33,45 +37,14 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], 
         wanted, found = _needs(index, stages, document)
         needs.append(wanted)
         problems += found
+    _follow_what_they_explode(stages, needs)
     if not problems:
         problems = _circles(stages, needs, document)
     if problems:
-        return [Link(index, tuple(wanted)) for index, wanted in enumerate(needs)], problems
-    return _with_rows(_in_order(stages, needs), stages, document)
-
-
-def output_stages(
-    file: WorkflowFile, document: Document, links: Sequence[Link]
-) -> tuple[tuple[str, ...], list[Problem]]:
-    """The stages whose results are written: those that `output.stages` names, else those that nobody needs."""
-    order = [file.stages[link.index].name for link in links]
-    written = file.output.stages
-    if written is None:
-        return _ends(links, file.stages), []
-    path = ("output", "stages")
-    disabled = {stage.name for stage in file.stages if not stage.enabled}
-    problems = []
-    for name in written:
-        if name not in order:
-            why = "which is not enabled" if name in disabled else f"which does not exist; {_near(name, order)}"
-            problems.append(Problem(document.where(path), f"names the stage {name!r}, {why}", key_path(path)))
-    return tuple(name for name in order if name in written), problems
-
-
-def _ends(links: Sequence[Link], stages: Sequence[StageFile]) -> tuple[str, ...]:
-    """The stages that nobody needs; what only filters rows has no result, so it ends in what it follows."""
-    by_name = {stages[link.index].name: link for link in links}
-    needed = {need for link in links for need in link.needs}
-    left = [name for name in by_name if name not in needed]
-    ends = set()
-    while left:
-        name = left.pop()
-        needs = by_name[name].needs
-        if stages[by_name[name].index].filter is not None and needs:
-            left += needs
-        else:
-            ends.add(name)
-    return tuple(name for name in by_name if name in ends)
+        return [Link(index, tuple(wanted), name=stages[index].name) for index, wanted in enumerate(needs)], problems
+    links = _in_order(stages, needs)
+    problems = _apart(links, document)
+    return (links, problems) if problems else _with_rows(links, stages, document)
 
 
 def _repeated(stages: Sequence[StageFile], document: Document) -> list[Problem]:
@@ -103,6 +76,25 @@ def _needs(index: int, stages: Sequence[StageFile], document: Document) -> tuple
         twice = next(need for place, need in enumerate(stage.needs) if need in stage.needs[:place])
         problems.append(_problem(document, index, f"stage {stage.name!r} needs {twice!r} twice; name it once"))
     return list(stage.needs), problems
+
+
+def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]]) -> None:
+    """A stage without `needs` that explodes the result of a stage follows the stage before it, as all do, where this
+    works on the rows that have the result; else it follows the stage whose result it explodes."""
+    places = {stage.name: index for index, stage in enumerate(stages)}
+    for index, stage in enumerate(stages):
+        source = exploded(stage)
+        if source is None or stage.needs is not None or (place := places.get(source[0])) in (None, index):
+            continue
+        left, seen = [index - 1] if index else [], set[int]()
+        while left and place not in seen:
+            at = left.pop()
+            if at not in seen:
+                seen.add(at)
+                if at == place or makes_of(stages[at]) in (None, "rows", "kept") or not stages[at].enabled:
+                    left += [places[need] for need in needs[at] if need in places]
+        if place not in seen:
+            needs[index] = [source[0]]
 
 
 def _near(need: str, names: list[str]) -> str:
@@ -166,7 +158,7 @@ def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> li
     while ready:
         index = heappop(ready)
         bits = 0
-        for need in real[index]:
+        for need in real[index] if stages[index].group_by is None else ():
             bits |= upstream[place[need]] | 1 << position[need]
         upstream[index], position[stages[index].name] = bits, len(order)
         order.append(index)
@@ -176,9 +168,55 @@ def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> li
                 heappush(ready, follower)
     names = [stages[index].name for index in order]
     return [
-        Link(index, tuple(sorted(real[index], key=position.__getitem__)), _named(upstream[index], names))
+        Link(
+            index,
+            tuple(sorted(real[index], key=position.__getitem__)),
+            _named(upstream[index], names),
+            name=stages[index].name,
+            makes=makes_of(stages[index]),
+        )
         for index in order
     ]
+
+
+def _apart(links: Sequence[Link], document: Document) -> list[Problem]:
+    """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
+    found = apart(links)
+    rows = rows_after(links) if found else {}
+    index = {link.name: link.index for link in links}
+    beside = [] if found else beside_dedupe(links)
+    place = {link.name: link.index for link in links}
+    return [
+        _problem(
+            document,
+            place[maker],
+            f"stage {maker!r} makes rows of those that {kept!r} may drop beside it; let one of them follow the other",
+        )
+        for maker, kept in beside
+    ] + [
+        _problem(
+            document,
+            index[one.stage],
+            f"stage {one.stage!r} follows {one.one!r}, on {rows[one.one]}, and {one.other!r}, on {rows[one.other]}; "
+            "no row has both: let it follow one of them",
+        )
+        for one in found
+    ]
+
+
+def rows_after(links: Sequence[Link]) -> dict[str, str]:
+    """The rows that go on after each stage, in words."""
+    makes = {link.name: link.makes for link in links}
+    home = homes(links)
+    return {name: rows_in_words(name if makes[name] == "kept" else home[name], makes) for name in makes}
+
+
+def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
+    """The rows that a stage made; None: the input's."""
+    if maker is None:
+        return "the input's rows"
+    words = {"items": "the rows that {!r} makes of items", "groups": "the groups of {!r}"}
+    return words.get(str(makes[maker]), "the rows that {!r} keeps").format(maker)
 
 
 def _with_rows(
@@ -190,15 +228,14 @@ def _with_rows(
     for link in links:
         forms = dict.fromkeys(_changed_by(found[need], stages) for need in link.needs)
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
-        apart = [name for name in others if name and last and name not in found[last].ancestors]
-        if apart:
-            name = stages[link.index].name
+        others = [name for name in others if name and last and name not in found[last].ancestors]
+        if others:
             message = (
-                f"stage {name!r} follows {apart[0]!r} and {last!r}, which both change the row, each in its own way; "
-                "let one of them follow the other"
+                f"stage {link.name!r} follows {others[0]!r} and {last!r}, which both change the row, each in its own "
+                "way; let one of them follow the other"
             )
             problems.append(_problem(document, link.index, message))
-        found[stages[link.index].name] = replace(link, rows_of=last)
+        found[link.name] = replace(link, rows_of=None if link.makes == "groups" else last)
     return list(found.values()), problems
 
 

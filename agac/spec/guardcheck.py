@@ -9,11 +9,11 @@ from typing import Any
 
 from agac.core.errors import Problem
 from agac.spec.celtext import Chain, Node, references, shown
+from agac.spec.fieldshapes import TEXT, FieldShape
 from agac.spec.guards import Guard, tree_of
 from agac.spec.guardslips import spot
 from agac.spec.guardvalues import ROW
-from agac.spec.schemaplaces import property_names
-from agac.spec.schemavalues import allows, values_at, verdict
+from agac.spec.schemavalues import allows, verdict
 from agac.spec.suggest import did_you_mean
 from agac.spec.template import VARS
 
@@ -36,17 +36,17 @@ def check_guard(
     path: str,
     others: Collection[str] = (),
     extra: Collection[str] = (),
-    text_columns: bool = False,
+    fields: Mapping[str, FieldShape] | None = None,
 ) -> list[Problem]:
     """Everything in a guard that no row can satisfy, at the guard's place.
 
     `columns`: the input's declared ones, None when rows bring theirs; `open_columns`: rows may have more, so that an
-    unknown name is a warning. `text_columns`: what they hold is text (csv). `stages`: those upstream, each with the
-    schema of its result: None for plain text, `{}` when nothing is known of it. `others`: stages of the workflow that
-    are not upstream. `extra`: further names that the stage sees, such as `item` and `index`.
+    unknown name is a warning. `fields`: what is known of columns. `stages`: those upstream, each with the schema of its
+    result: None for plain text, `{}` when nothing is known of it. `others`: stages of the workflow that are not
+    upstream. `extra`: further names that the stage sees, such as `rows_count`.
     """
     closed = columns is not None and not open_columns
-    sight = _Sight(columns or (), closed, dict(stages), variables, others, (*extra, ROW, VARS), text_columns)
+    sight = _Sight(columns or (), closed, dict(stages), variables, others, (*extra, ROW, VARS), fields or {})
     tree = tree_of(guard.text)
     found = [*sight.names(guard), *sight.comparisons(tree, guard.text)]
     unique = dict.fromkeys(found)
@@ -63,7 +63,7 @@ class _Sight:
     variables: Collection[str]
     others: Collection[str]
     extra: tuple[str, ...]
-    text_columns: bool
+    fields: Mapping[str, FieldShape]
 
     def names(self, guard: Guard) -> Iterator[Finding]:
         """Names and fields that do not exist, each with its place in the guard."""
@@ -97,8 +97,10 @@ class _Sight:
     def _column(self, name: str, rest: Chain, prefix: str) -> Iterator[Finding]:
         """A field of the row, by its own name or behind `row.`."""
         if name in self.columns:
-            if rest and self.text_columns:
+            if rest and self.fields.get(name) == TEXT:
                 yield f"`{shown((name, *rest))}`: the column {name!r} holds text, which has no fields", False
+            elif name in self.fields:
+                yield from _inside(self.fields[name], (ROW, name) if prefix else (name,), rest)
             return
         odd = next((one for one in (*self.columns, *self.stages) if _holds(one, name)), None)
         written = f"`{shown((ROW, name)) if prefix else name}`"
@@ -127,19 +129,14 @@ class _Sight:
             message = f"stage {stage!r} answers with plain text, which has no fields; give it an output_schema"
             yield f"`{shown((stage, *rest))}`: {message}", False
             return
-        way = [str(part) for part in rest]
-        for depth, part in enumerate(rest):
-            if isinstance(part, int):
-                continue
-            names = property_names(dict(body), way[:depth])
-            if names is None:
-                return
-            if part not in names:
-                before = shown((stage, *rest[:depth]))
-                known = [shown((before, name)) for name in sorted(names)]
-                hint = did_you_mean(shown((before, part)), known) if names else f"{before} is a single value"
-                yield f"`{shown((stage, *rest[: depth + 1]))}`: no such field; {hint}", False
-                return
+        yield from _inside(FieldShape(body), (stage,), rest)
+
+    def _element(self, head: str, rest: Chain) -> Iterator[Finding]:
+        """A way into an element of a list, which a macro binds to a name."""
+        if head in self.stages:
+            yield from self._result(head, rest)
+        elif head in self.fields and self.fields[head] != TEXT:
+            yield from _inside(self.fields[head], (head,), rest)
 
     # values that can never be met
 
@@ -154,9 +151,9 @@ class _Sight:
 
     def _within(self, node: Node, text: str, bound: _Bound) -> Iterator[Finding]:
         chain = node.chain()
-        if chain is not None and (element := bound.get(str(chain[0]))) and element[0] in self.stages:
+        if chain is not None and (element := bound.get(str(chain[0]))):
             at = spot(text, node.start)
-            found = self._result(str(element[0]), (*element[1:], *chain[1:]))
+            found = self._element(str(element[0]), (*element[1:], *chain[1:]))
             yield from ((f"{at}: {message}", warn) for message, warn in found)
         elif node.kind == "op" and len(node.parts) == 2:
             yield from self._pair(node, text, bound)
@@ -198,10 +195,27 @@ class _Sight:
             body = self.stages[head]
             if body is None:
                 return None if rest else [_TEXT]
-            return values_at(dict(body), [str(part) for part in rest])
-        field = rest if head == ROW else chain
-        is_text = self.text_columns and len(field) == 1 and field[0] in self.columns
-        return [_TEXT] if is_text else None
+            return FieldShape(body).values([str(part) for part in rest])
+        name, *inner = rest if head == ROW else chain
+        shape = self.fields.get(str(name)) if name in self.columns else None
+        return shape.values([str(part) for part in inner]) if shape else None
+
+
+def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[Finding]:
+    """What a way asks for that is not there; `start` is how the place is written at which `shape` stands."""
+    way = [str(part) for part in rest]
+    for depth, part in enumerate(rest):
+        if isinstance(part, int):
+            continue
+        names = shape.names(way[:depth])
+        if names is None:
+            return
+        if part not in names:
+            before = shown((*start, *rest[:depth]))
+            known = [shown((before, name)) for name in sorted(names)]
+            hint = did_you_mean(shown((before, part)), known) if names else f"{before} is a single value"
+            yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
+            return
 
 
 def _resolved(chain: Chain | None, bound: _Bound) -> Chain | None:

@@ -12,7 +12,8 @@ from agac.core.errors import Problem, UsageError, Where
 from agac.spec.databaseurl import SCHEME, NoDatabase, parse_database
 from agac.spec.formats import DATABASES, KNOWN_FILES, PACKED, SUFFIXES, TABLES_LATER, format_of, suffix_of
 from agac.spec.globbing import ANY_FOLDERS, Unmatchable, fixed_part, is_pattern, matching
-from agac.spec.models import InputFile, WorkflowFile
+from agac.spec.inoutmodels import InputFile
+from agac.spec.models import WorkflowFile
 from agac.spec.paths import OutsideProject, inside, lies_in
 from agac.spec.suggest import listed, sentence
 from agac.spec.texts import near_files

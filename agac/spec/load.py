@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue
+from agac.spec.ends import output_stages
 from agac.spec.envtext import expand
-from agac.spec.graph import graph, output_stages
+from agac.spec.graph import graph
 from agac.spec.inout import output_spec
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, RunRulesFile, WorkflowFile
@@ -173,13 +174,14 @@ def _resolved(
     """The workflow with everything that it names; None when its input, its output or a stage cannot be used."""
     variables = _variables(file.vars, overrides.vars, document.shown)
     links, problems = graph(file.stages, document)
+    sound = not problems
     if _names_were_lost(file, document):
         problems = []
     builder = StageBuilder(project, document, file, variables, overrides, problems)
     stages = [builder.stage(link, order) for order, link in enumerate(links)]
     source, found = input_spec(file, document, project, name, overrides)
     output, refused = output_spec(file, document, project, name, source)
-    ends, unknown = output_stages(file, document, links)
+    ends, unknown = output_stages(file, document, links, sound=sound)
     refused += unknown
     problems += [*found, *refused]
     ready = tuple(stage for stage in stages if stage is not None)
@@ -192,7 +194,7 @@ def _resolved(
         source,
         ready,
         variables,
-        replace(output, stages=ends),
+        replace(output, stages=ends.stages, rows=ends.rows),
         run_rules(file, document, project, overrides),
         tuple(stage.name for stage in file.stages if not stage.enabled),
     ), problems

@@ -24,7 +24,7 @@ _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
 _DURATION = re.compile(rf"{_TIME}\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "item", "index")
+RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
 DIALECTS_LATER = ("anthropic", "gemini", "mistral")
 
 # The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
@@ -54,6 +54,33 @@ def field_name(name: str) -> str:
     """A name that `${stage.name}` can be read with."""
     if any(character in name for character in ".{}\n") or name != name.strip():
         raise _refuse(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
+    return name
+
+
+def field_path(path: str) -> str:
+    """A way to a field: `topic`, `classify.topic`."""
+    if any(not part or part != part.strip() for part in path.split(".")) or "${" in path:
+        raise _refuse(f"{path!r} is no field; write its name, or stage.field, as in classify.topic, without braces")
+    return path
+
+
+def no_repeats(names: list[str]) -> list[str]:
+    """Each field once."""
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise _refuse(f"names the field {twice!r} twice; name it once")
+    inner = next(((one, other) for one in names for other in names if other.startswith(f"{one}.")), None)
+    if inner is not None:
+        raise _refuse(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
+    return names
+
+
+def field_way(name: str) -> str:
+    """A field of a result, or with dots one inside of others."""
+    for part in name.split("."):
+        field_name(part)
+        if not part:
+            raise _refuse(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
     return name
 
 
@@ -138,6 +165,15 @@ def one_or_many(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise _refuse("expected the name of a stage")
+    return [value]
+
+
+def field_or_fields(value: Any) -> Any:
+    """One field is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected a field, as topic or classify.topic, or a list of them")
     return [value]
 
 

@@ -10,37 +10,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
-from agac.spec.workflow import InputFormat, Merge, OnDuplicateId, OutputFormat, ReusePolicy, RunMode
-
-
-class FileModel(BaseModel):
-    """A mapping in a file: no unknown keys, no conversions, nothing changes after reading."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _has_value(cls, value: Any) -> Any:
-        if value is None:
-            raise PydanticCustomError("no_value", "has no value; give one or remove the key")
-        return value
-
+from agac.spec.filemodel import FileModel, NonEmpty
+from agac.spec.grouping import Incomplete
+from agac.spec.inoutmodels import InputFile, OutputFile
+from agac.spec.workflow import OnEmpty, ReusePolicy, RunMode
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
 Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
-NonEmpty = Annotated[str, Field(min_length=1)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
 
 
@@ -186,6 +171,29 @@ class VisibleFile(FileModel):
         return self
 
 
+class ReduceFile(FileModel):
+    """How much of a group one call is given. What is larger is asked in parts, and then of the parts' results."""
+
+    max_rows: int | None = Field(default=None, ge=2, description="The most members, or results of parts, in a call.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="The most tokens that they may have together, as agac estimates them."
+    )
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> ReduceFile:
+        if self.max_rows is None and self.max_tokens is None:
+            raise PydanticCustomError("no_bound", "is empty; give max_rows or max_tokens")
+        return self
+
+
+FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
+FieldPaths = Annotated[
+    list[FieldPath],
+    BeforeValidator(check.field_or_fields, json_schema_input_type=str | list[str]),
+    AfterValidator(check.no_repeats),
+]
+
+
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
@@ -230,6 +238,36 @@ class StageFile(DefaultsFile):
     rename: dict[NonEmpty, NonEmpty] | None = Field(
         default=None, min_length=1, description="Fields that get another name: `old: new`. No model is asked."
     )
+    dedupe: Annotated[FieldPaths, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Of rows with the same values of these fields (the row's own, or `stage.field`) the first goes on, "
+        "the others leave. No model is asked.",
+        examples=[["email"]],
+    )
+    explode: FieldPath | None = Field(
+        default=None,
+        description="A list in the row, or in a result as `plan.questions`: the stage runs once for each item of it, "
+        "which it sees as `${item}` with its place `${index}`, and so do those after it.",
+        examples=["plan.questions"],
+    )
+    group_by: FieldPaths | None = Field(
+        default=None,
+        description="Ask once for all rows with the same values of these fields (the row's own, or `stage.field`; "
+        "`[]`: for all rows). The prompt has the group's fields, `${rows_json}`, `${rows_count}` and `${rows_failed}`.",
+        examples=[["classify.topic"]],
+    )
+    reduce: ReduceFile | None = Field(
+        default=None, description="How groups are cut that are too large for one call; they are not when left out."
+    )
+    incomplete: Incomplete | None = Field(
+        default=None,
+        description="What becomes of a group of which rows failed before: `use` the others (when left out), or `fail`.",
+    )
+    on_empty: OnEmpty | None = Field(
+        default=None,
+        description="What happens when no row has a result of this stage at the end of a run: a warning (`warn`), or "
+        "the run fails (`error`). Nothing when left out.",
+    )
     agent: NonEmpty | None = Field(
         default=None, description="An AgentCard: its name in the agentcards folder, or a path."
     )
@@ -253,6 +291,15 @@ class StageFile(DefaultsFile):
     visible: VisibleFile | None = Field(
         default=None, description="Which of the row's fields the stage may send; all when left out."
     )
+    replicas: int | None = Field(
+        default=None, ge=1, le=100, description="How often each row is asked, with other seeds; 1 when left out."
+    )
+    vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = Field(
+        default=None,
+        description="With replicas: the field of the result by whose most frequent value one of them is taken; a list "
+        "of all when left out.",
+        examples=["sentiment"],
+    )
     budget: BudgetFile | None = Field(default=None, description="What this stage may spend at most in a run.")
 
     @model_validator(mode="after")
@@ -264,73 +311,29 @@ class StageFile(DefaultsFile):
         return self
 
     @model_validator(mode="after")
+    def _vote_of_several(self) -> StageFile:
+        if self.vote is not None and (self.replicas or 1) == 1:
+            raise PydanticCustomError(
+                "no_replicas", "vote chooses among several answers; add `replicas: 3`, or remove vote"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _beside_group_by(self) -> StageFile:
+        if self.group_by is None and (self.reduce is not None or self.incomplete is not None):
+            key, what = ("reduce", "how groups are cut") if self.reduce else ("incomplete", "what becomes of a group")
+            raise PydanticCustomError("no_group", f"{key} says {what}; add group_by, or remove {key}")
+        if self.group_by is not None and self.explode is not None:
+            message = "explode makes rows and group_by makes groups of rows; make a stage of each"
+            raise PydanticCustomError("two_levels", message)
+        return self
+
+    @model_validator(mode="after")
     def _one_form(self) -> StageFile:
         if self.output_field is not None and self.output_schema is not None:
             raise PydanticCustomError(
                 "two_forms", "output_field is for plain replies; give either output_field or output_schema"
             )
-        return self
-
-
-Paths = Annotated[
-    list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
-]
-
-
-class InputFile(FileModel):
-    """Where rows come from."""
-
-    path: Paths | None = Field(
-        default=None,
-        description="File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
-        "`sqlite://data.db?query=SELECT …`, or `-` for standard input.",
-    )
-    format: InputFormat | None = Field(
-        default=None,
-        description="Format of the input; by its suffix when left out. `files`: each file is a row "
-        "`{path, name, content}`.",
-    )
-    id_field: NonEmpty | None = Field(
-        default=None, description="Field that holds each row's id; else rows are numbered."
-    )
-    on_duplicate_id: OnDuplicateId = Field(
-        default="error", description="What to do with the later of two rows with one id."
-    )
-
-
-class OutputFile(FileModel):
-    """Where results go."""
-
-    dir: NonEmpty | None = Field(default=None, description="Folder for the results, relative to the project.")
-    include_input: bool = Field(default=False, description="Put the row's fields beside its result.")
-    format: Annotated[
-        list[OutputFormat],
-        BeforeValidator(check.output_formats, json_schema_input_type=OutputFormat | list[OutputFormat]),
-    ] = Field(default=[], description="Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.")
-    to: NonEmpty | None = Field(
-        default=None, description="Table to write rows into, by id: `sqlite://data/out.db?table=results`."
-    )
-    merge: Merge | None = Field(
-        default=None,
-        description="What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), "
-        "`update` (the same, the result's win), `append` (the row with the result under the stage's name).",
-    )
-    stages: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
-        Field(
-            default=None,
-            min_length=1,
-            description="The stages whose results are written: one alone, of several an object by their names; those "
-            "that no other stage needs when left out.",
-        )
-    )
-    csv_safe: bool = Field(
-        default=False, description="Keep spreadsheets from running cells of csv and tsv files as formulas."
-    )
-
-    @model_validator(mode="after")
-    def _safe_cells_somewhere(self) -> OutputFile:
-        if self.csv_safe and not {"csv", "tsv"} & set(self.format):
-            raise PydanticCustomError("not_used", "csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
         return self
 
 

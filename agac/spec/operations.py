@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agac.core.types import JSONValue
 from agac.spec.functions import FunctionRef
 from agac.spec.guards import Guard
+from agac.spec.levels import Makes
 
 Fields = dict[str, JSONValue]
 
@@ -19,6 +22,7 @@ class Python:
     `processes`: calls run in that many; None: in this one.
     """
 
+    key: ClassVar[str] = "python"
     function: FunctionRef
     processes: int | None
 
@@ -31,6 +35,7 @@ class Python:
 class Filter:
     """Rows for which the condition is not true leave."""
 
+    key: ClassVar[str] = "filter"
     guard: Guard
 
     def body(self) -> dict[str, JSONValue]:
@@ -42,6 +47,7 @@ class Filter:
 class Select:
     """The row goes on with these fields, in this order."""
 
+    key: ClassVar[str] = "select"
     fields: tuple[str, ...]
 
     def body(self) -> dict[str, JSONValue]:
@@ -58,6 +64,7 @@ class Select:
 class Rename:
     """Fields get other names, at their places: old name → new one."""
 
+    key: ClassVar[str] = "rename"
     names: Mapping[str, str]
 
     def body(self) -> dict[str, JSONValue]:
@@ -84,12 +91,46 @@ def _has(data: Fields, fields: Iterable[str]) -> None:
         raise UnfitRow(f"the row has no field {missing!r}; it has {', '.join(data) or 'none'}")
 
 
-Operation = Python | Filter | Select | Rename
-OPERATIONS = ("python", "filter", "select", "rename")
+@dataclass(frozen=True, slots=True)
+class Dedupe:
+    """Of rows with the same values of these fields the first goes on, the others leave. Each field is a way, by its
+    parts: a field of the row, or a stage upstream and fields of its result."""
+
+    key: ClassVar[str] = "dedupe"
+    fields: tuple[tuple[str, ...], ...]
+
+    def body(self) -> dict[str, JSONValue]:
+        """What decides who stays, for the definition."""
+        return {"dedupe": [".".join(field) for field in self.fields]}
+
+
+Operation = Python | Filter | Select | Rename | Dedupe
+OPERATIONS = ("python", "filter", "select", "rename", "dedupe")
 """The keys of which a stage that asks no model has one."""
 
 CHANGING = ("python", "select", "rename")
 """Those after which a row has other fields: their result is the row from there on."""
+
+
+def made_by(explode: object | None, group: object | None, operation: str | None) -> Makes | None:
+    """What a stage makes of rows: one that explodes, one that groups, or one with this operation, by its key."""
+    if explode is not None:
+        return "items"
+    if group is not None:
+        return "groups"
+    return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
+
+
+def formed(body: Mapping[str, JSONValue], data: Fields, value: str | None) -> Fields | None:
+    """A row after an operation of a stored definition; `value` is its stored result, JSON. None: not known, or a
+    function gave a list, of which each row is one of its own."""
+    if "python" in body:
+        given = json.loads(value) if value is not None else None
+        return given if isinstance(given, dict) else None
+    try:
+        return applied(body, data)
+    except UnfitRow:
+        return None
 
 
 def applied(body: Mapping[str, JSONValue], data: Fields) -> Fields:

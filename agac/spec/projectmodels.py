@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.spec import modelchecks as check
-from agac.spec.models import DefaultsFile, FileModel, NonEmpty, RunRulesFile
+from agac.spec.filemodel import FileModel, NonEmpty
+from agac.spec.models import DefaultsFile, RunRulesFile
 
 ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
 HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
@@ -47,6 +48,9 @@ class ProviderSpec(FileModel):
     )
     structured: Literal["json_schema", "json_object", "none"] | None = Field(
         default=None, description="What it can be told about the form of an answer."
+    )
+    seeds: bool | None = Field(
+        default=None, description="Whether it can be told a seed, as `replicas` does; true when left out."
     )
     limits: LimitsFile = Field(default=LimitsFile(), description="What the account may do.")
     prices: dict[NonEmpty, PriceFile] = Field(default={}, description="Prices by model.")

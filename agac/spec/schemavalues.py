@@ -62,6 +62,11 @@ def allows(schema: Mapping[str, Any], value: Any) -> bool:
     return kind in kinds_of(schema) or (kind == "integer" and "number" in kinds_of(schema))
 
 
+def kinds_in_words(kinds: Iterable[str]) -> str:
+    """JSON types as they are said: `a number or text`."""
+    return " or ".join(_KINDS[kind] for kind in sorted(kinds))
+
+
 def verdict(sign: str, name: str, schemas: list[Mapping[str, Any]], value: Any) -> str | None:
     """What is wrong with comparing a value of these schemas with `value`, None when it may be met."""
     kinds = frozenset().union(*(kinds_of(one) for one in schemas))
@@ -92,4 +97,4 @@ def _why(name: str, schemas: list[Mapping[str, Any]], kinds: frozenset[str], val
         remedy = f"; write `{name}` or `!{name}`"
     elif kinds <= _NUMBERS and isinstance(value, str):
         remedy = "; write the number without quotes"
-    return f"{name} is {' or '.join(_KINDS[kind] for kind in sorted(kinds)) or 'something else'}{remedy}"
+    return f"{name} is {kinds_in_words(kinds) or 'something else'}{remedy}"

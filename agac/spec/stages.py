@@ -13,12 +13,13 @@ from agac.spec.examples import stage_examples
 from agac.spec.graph import Link
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.instructions import Filling, fill
-from agac.spec.localstages import misplaced, operation, operations_of
+from agac.spec.localstages import exploded, grouping, misplaced, operation, operations_of
 from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, VisibleFile, WorkflowFile
 from agac.spec.rules import budget
 from agac.spec.schemas import load_schema
-from agac.spec.template import Template, compile_template, default_prompt
+from agac.spec.template import Template, compile_template, default_prompt, group_prompt
 from agac.spec.texts import template_file, text_or_file
+from agac.spec.votes import vote_problems
 from agac.spec.workflow import (
     Example,
     Level,
@@ -60,6 +61,7 @@ class StageBuilder:
         prompt = self._prompt(written, path, _sent(before_it, written.visible))
         instructions = self._instructions(written, path, card)
         schema = self._schema(written, path)
+        self.problems += vote_problems(written, schema, self.document, path)
         guard = self._guard(written, path)
         messages = self._messages(written, path, card)
         where = self._where(written, path, card)
@@ -97,6 +99,11 @@ class StageBuilder:
             otherwise=written.otherwise or "skip",
             visibility=_visibility(written.visible),
             output_field=written.output_field,
+            replicas=written.replicas or 1,
+            vote=written.vote,
+            explode=exploded(written),
+            group=grouping(written),
+            on_empty=written.on_empty,
         )
 
     def _answers_before(self, written: StageFile, link: Link) -> tuple[str, ...]:
@@ -121,6 +128,8 @@ class StageBuilder:
             operation=does,
             guard=guard,
             otherwise=written.otherwise or "skip",
+            explode=exploded(written),
+            on_empty=written.on_empty,
             where={
                 **{key: self.document.where((*path, key)) for key in written.model_fields_set},
                 "": self.document.where(path),
@@ -158,7 +167,8 @@ class StageBuilder:
         value = written.template or written.prompt
         where, shown = self.document.where((*path, key)), key_path((*path, key))
         if value is None:
-            return default_prompt(answers, self.document.where(path))
+            where = self.document.where(path)
+            return default_prompt(answers, where) if written.group_by is None else group_prompt(where)
         read = template_file if written.template else text_or_file
         source, problems = read(value, self.project.root, where, shown)
         self.problems += problems

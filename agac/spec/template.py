@@ -21,6 +21,11 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
 
 ROW_JSON = "row_json"
 VARS = "vars"
+ITEM, INDEX = "item", "index"
+"""What a child row is made of, and its place among its parent's children: fields of the row."""
+
+ROWS_JSON, ROWS_COUNT, ROWS_FAILED = "rows_json", "rows_count", "rows_failed"
+"""A group's members as a list, how many they are, and how many more failed before they came here."""
 
 
 class PromptTemplate(string.Template):
@@ -171,6 +176,13 @@ def default_prompt(needs: Sequence[str], where: Where) -> Template:
     named = [f"${{{needs[0]}}}"] if len(needs) == 1 else [f"{need}:\n${{{need}}}" for need in needs]
     text = "\n\n".join([f"${{{ROW_JSON}}}", *named])
     template, _ = compile_template(text, where)
+    assert template is not None
+    return template
+
+
+def group_prompt(where: Where) -> Template:
+    """What a stage without a prompt sends that is asked once a group: its members."""
+    template, _ = compile_template(f"${{{ROWS_JSON}}}", where)
     assert template is not None
     return template
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
+from agac.spec.grouping import Group
 from agac.spec.guards import Guard
-from agac.spec.operations import Operation
+from agac.spec.levels import Makes
+from agac.spec.operations import CHANGING, Operation, made_by
 from agac.spec.template import NO_TEXT, Template
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
 OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
 Otherwise = Literal["skip", "drop"]
+OnEmpty = Literal["warn", "error"]
 Merge = Literal["replace", "extend", "update", "append"]
 
 
@@ -155,7 +158,8 @@ class TableTarget:
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """Where results go. `dir` lies inside the project and holds none of the project's own files. `stages` are those
-    whose results are written, in the order in which a row meets them.
+    whose results are written, in the order in which a row meets them; `rows` is the stage that made the rows that have
+    them, None: they are the input's.
 
     `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
     the result's in tables. `where` is where `format` stands, or the output.
@@ -169,11 +173,22 @@ class OutputSpec:
     csv_safe: bool = False
     where: Where = field(default=Where(""), compare=False)
     stages: tuple[str, ...] = ()
+    rows: str | None = None
 
 
 def field_shape(field: str) -> dict[str, Any]:
     """The JSON Schema of a result that holds one text."""
     return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
+
+
+def shape_of_replicas(shape: dict[str, Any] | None, replicas: int, vote: str | None) -> dict[str, Any] | None:
+    """The JSON Schema of what is made of a stage's answers, each of which has `shape` (None: plain text): one of them
+    where they vote, else a list of all."""
+    if replicas == 1 or vote is not None:
+        return shape
+    answer = {"type": "string"} if shape is None else shape
+    shared = {key: answer[key] for key in ("$defs", "definitions") if key in answer}  # references begin at the root
+    return {"type": "array", "items": answer, "minItems": replicas, "maxItems": replicas, **shared}
 
 
 def shape_of_ends(ends: Sequence[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
@@ -206,7 +221,9 @@ class Stage:
     was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
     them, `path` is the stage's place in its file (`stages[1]`), which may be another. `fallback` are the models
     asked after `model`; `messages` stand before the prompt; `repair` is how often a reply of the wrong form is asked
-    again; `max_age` is in seconds.
+    again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most frequent value
+    decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of whose items it
+    makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it.
     """
 
     name: str
@@ -238,10 +255,30 @@ class Stage:
     output_field: str | None = None
     operation: Operation | None = None
     rows_of: str | None = None
+    replicas: int = 1
+    vote: str | None = None
+    explode: tuple[str, ...] | None = None
+    group: Group | None = None
+    on_empty: OnEmpty | None = None
+
+    @property
+    def makes(self) -> Makes | None:
+        """What it makes of the rows that come to it."""
+        return made_by(self.explode, self.group, self.operation.key if self.operation else None)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows have other fields from this stage on."""
+        return self.operation is not None and self.operation.key in CHANGING
 
     @property
     def shape(self) -> dict[str, Any] | None:
         """The JSON Schema of its results as far as files tell, `{}` when nothing is known of them; None: plain text."""
+        return shape_of_replicas(self.answer_shape, self.replicas, self.vote)
+
+    @property
+    def answer_shape(self) -> dict[str, Any] | None:
+        """The same of one answer, where it is asked several times."""
         if self.operation is not None or isinstance(self.schema, PythonSchema):
             return {}
         if self.output_field is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agac.core.errors import RowError
-from agac.core.types import Outcome, Row, Usage
+from agac.core.types import Outcome, Row, RowId, Usage
 from agac.store.rows import State
 
 
@@ -31,6 +31,8 @@ class NewRow:
     data: str
     state: State
     key: int = 0
+    origin: int | None = None
+    """The position of the stage that made it; None: it is the input's."""
 
 
 class RowChange(NamedTuple):
@@ -48,7 +50,8 @@ class RowChange(NamedTuple):
 class Result:
     """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text.
 
-    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`.
+    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`. One that was made
+    of other results has the endpoint of one of them, `like`, which is stored before it.
     """
 
     fingerprint: bytes
@@ -57,6 +60,7 @@ class Result:
     created_at: float = 0.0
     id: int = 0
     how: str = ""
+    like: Result | None = None
 
 
 class TaskEnd(NamedTuple):
@@ -71,6 +75,7 @@ class TaskEnd(NamedTuple):
     failures: int
     at: float
     note: str | None = None
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class Attempt(NamedTuple):
     fingerprint: bytes
     call: Call
     reply: str | bytes | None
+    replica: int = 0
 
 
 class RowEnd(NamedTuple):
@@ -136,14 +142,76 @@ class RowEnd(NamedTuple):
     error: RowError | None
 
 
+class Child(NamedTuple):
+    """A row that a stage makes of another one. `hash` stands for all that the stages after it see of it."""
+
+    id: RowId
+    hash: bytes
+    data: str
+
+
+class Membership(NamedTuple):
+    """A row's place in a group: `group` and `data` are the group's id and fields, `sort` where the row stands among the
+    members (`keys.member_hash`), `size` the tokens that it is taken to come to. `failed`: the group lacks it."""
+
+    group: RowId
+    data: str
+    sort: int
+    size: int
+    failed: bool
+
+
+class Alike(NamedTuple):
+    """A row that goes on where no other one has these values: `hash` stands for them, `content` for all that the
+    stages after see of it. `state` is the one in which it came."""
+
+    hash: bytes
+    content: bytes
+    state: State
+
+
+class Making(NamedTuple):
+    """All that is made of a row which came to its end, by the position of the stage that makes it. What is not in it
+    and was made of the row before is no longer made."""
+
+    row: NewRow
+    broods: Mapping[int, Sequence[Child]] = {}
+    groups: Mapping[int, Membership] = {}
+    alike: Mapping[int, Alike] = {}
+
+
+class Brood(NamedTuple):
+    """The children that a stage makes of a row, whatever else is made of it."""
+
+    row_key: int
+    origin: int
+    children: Sequence[Child]
+
+
+class Part(NamedTuple):
+    """A part of a large group, to be asked in a call of its own; `height` counts from 1."""
+
+    group: int
+    origin: int
+    id: str
+    height: int
+    data: str
+
+
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
 TimingKey = tuple[str, str, int]
 """Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
 
+AGREEMENT = "agreement"
+"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`."""
+
 HOW = "how"
 """The outcome under which answers are counted that did not come at once, by `Result.how`."""
+
+PART = "part"
+"""The outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it."""
 
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""
@@ -196,8 +264,18 @@ class WriteBatch:
     results: list[Result] = field(default_factory=list)
     tasks: list[TaskEnd] = field(default_factory=list)
     forgotten: list[tuple[int, int]] = field(default_factory=list)  # (row key, stage)
+    unasked: list[tuple[int, int]] = field(default_factory=list)  # the same, of replicas alone
     attempts: list[Attempt] = field(default_factory=list)
     ends: list[RowEnd] = field(default_factory=list)
+    makings: list[Making] = field(default_factory=list)
+    broods: list[Brood] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    """Keys of groups all of whose parts are written."""
+    gone: list[int] = field(default_factory=list)
+    """Keys of rows that are no longer made."""
+    reopened: list[int] = field(default_factory=list)
+    """Keys of made rows that are taken up again."""
     tallies: dict[CounterKey, Tally] = field(default_factory=dict)
     timings: Counter[TimingKey] = field(default_factory=Counter)
     calls: int = 0
@@ -216,5 +294,6 @@ class WriteBatch:
         """Whether there is nothing to write and nobody to tell."""
         return not (
             self.inserts or self.changes or self.places or self.leaving or self.tasks or self.forgotten
-            or self.attempts or self.ends or self.tallies or self.on_durable
+            or self.attempts or self.ends or self.makings or self.broods or self.parts
+            or self.cut or self.gone or self.reopened or self.tallies or self.on_durable
         )  # fmt: skip

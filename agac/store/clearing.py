@@ -30,11 +30,13 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What was dropped, or would be: runs with their rows, rows of `kept` runs that left the input, results."""
+    """What was dropped, or would be: runs with their rows, rows of `kept` runs that left the input, those that stages
+    made of them and no longer make, results."""
 
     kept: list[RunLine] = field(default_factory=list)
     dropped: list[Doomed] = field(default_factory=list)
     left_rows: int = 0
+    gone_rows: int = 0
     results: int = 0
 
 
@@ -73,10 +75,11 @@ async def would_clear(database: Database, keep: int, workflow: str | None) -> Cl
 
     choice = choose(await run_lines(database), keep, workflow)
     dropped = [Doomed(line, (await _row_count(read, line.id))[0]) for line in choice.doomed]
-    left = [(await _row_count(read, number))[1] for number in choice.tidied]
+    tidied = [await _row_count(read, number) for number in choice.tidied]
     used = await _used(read, choice, workflow)
     results = [len(some) async for some in unused_results(read, used)]
-    return Cleared(choice.kept, dropped, sum(left), sum(results))
+    left, gone = sum(left for _, left, _ in tidied), sum(gone for _, _, gone in tidied)
+    return Cleared(choice.kept, dropped, left, gone, sum(results))
 
 
 async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> Cleared:
@@ -95,7 +98,8 @@ async def clear(database: Database, keep: int, workflow: str | None, clock: Call
         about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
         await collector.begin(choice.kept[0].id, about)
         cleared = await _drop(database, collector, choice, workflow)
-        await collector.end({**about, "results": cleared.results, "left_rows": cleared.left_rows})
+        left = {"left_rows": cleared.left_rows, "gone_rows": cleared.gone_rows}
+        await collector.end({**about, "results": cleared.results, **left})
         await collector.give_back_space()
     return cleared
 
@@ -113,7 +117,8 @@ async def _drop(database: Database, collector: Collector, choice: Choice, workfl
         await collector.drop_results(some)
         results += len(some)
     await collector.drop_unused(await used_endpoints(collector.read))
-    return replace(cleared, left_rows=sum(left), results=results)
+    rows, gone = sum(rows for rows, _ in left), sum(gone for _, gone in left)
+    return replace(cleared, left_rows=rows, gone_rows=gone, results=results)
 
 
 async def _used(read: Read, choice: Choice, workflow: str | None) -> Bits:
@@ -121,6 +126,10 @@ async def _used(read: Read, choice: Choice, workflow: str | None) -> Bits:
     return await used_results(read, kept, kept - choice.tidied, workflow)
 
 
-async def _row_count(read: Read, run: int) -> tuple[int, int]:
-    found: tuple[int, int] = await read(lambda connection: connection.execute(sql("gc_row_count"), (run,)).fetchone())
+async def _row_count(read: Read, run: int) -> tuple[int, int, int]:
+    def count(connection: sqlite3.Connection) -> tuple[int, int, int]:
+        rows, left, gone = connection.execute(sql("gc_row_count"), (run,)).fetchone()
+        return rows, left, gone
+
+    found: tuple[int, int, int] = await read(count)
     return found

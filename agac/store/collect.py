@@ -1,6 +1,7 @@
 """Dropping old runs and what no kept run needs, in short transactions: a crash at any point leaves a sound store.
 
-A run is dropped row by row, with its roll-ups: half of it is a run with fewer rows, which `agac run` would go on with.
+A run is dropped row by row, each with all that was made of it, and with its roll-ups: half of it is a run with fewer
+rows and groups with fewer members, which `agac run` would go on with.
 Results are dropped last, since runs of all workflows share them. Nobody may be at work meanwhile, or a result could be
 dropped that has just been found again: whoever drops holds the lease of every workflow, and each transaction looks
 whether somebody new came in. Doing the same again finishes what was interrupted.
@@ -11,11 +12,12 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, LeaseLost
 from agac.core.keys import canonical
-from agac.store.batch import PRESENT, CounterKey, Tally
+from agac.store.batch import AGREEMENT, PART, PRESENT, CounterKey, Tally
 from agac.store.db import Database, translated
 from agac.store.holders import is_dead
 from agac.store.lease import BEAT_SECONDS, Lease
@@ -63,18 +65,22 @@ class Collector:
         await self.transaction(lambda writer: [writer.execute(sql(name), (run,)) for name in _OF_A_RUN])
         return rows
 
-    async def drop_left_rows(self, run: int) -> int:
-        """Drops the rows that left the input of a run that stays, and says how many. They are counted nowhere."""
+    async def drop_left_rows(self, run: int) -> tuple[int, int]:
+        """Drops the rows of a run that stays which left the input, and those that stages no longer make; says how many
+        of each, parts of groups not among them. They are counted nowhere."""
 
-        def write(writer: sqlite3.Connection) -> int:
-            found = writer.execute(sql("gc_left_rows"), (run, CHUNK_ROWS)).fetchall()
-            _drop(writer, found)
-            return len(found)
+        def write(writer: sqlite3.Connection, before: int) -> list[_Row]:
+            found = [_Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))]
+            self._drop(writer, found)
+            return found
 
-        rows = 0
-        while some := await self.transaction(write):
-            rows += some
-        return rows
+        left = gone = 0
+        before = _AFTER_ALL
+        while some := await self.transaction(partial(write, before=before)):
+            left += sum(row.place is None for row in some)
+            gone += sum(row.place is not None and row.place >= 0 for row in some)
+            before = some[-1].key
+        return left, gone
 
     async def drop_results(self, ids: Sequence[int]) -> None:
         """Drops results that no task refers to."""
@@ -151,44 +157,68 @@ class Collector:
             raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
 
     def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> int:
-        found = writer.execute(sql("gc_rows"), (run, CHUNK_ROWS)).fetchall()
+        found: list[_Row] = []
+        for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
+            found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
+            if len(found) >= CHUNK_ROWS:
+                break
         if not found:
             return 0
         counts = _counted(writer, found, stages)
         values = [(run, *key, *Tally(count=-count).values()) for key, count in counts.items()]
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
-        _drop(writer, found)
-        return len(found)
+        self._drop(writer, found)
+        return sum(row.place is None or row.place >= 0 for row in found)
+
+    def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
+        """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
+        keys = [(row.key,) for row in found]
+        for start in range(0, len(keys), SLICE):
+            wanted = padded([key for (key,) in keys[start : start + SLICE]])
+            members = writer.execute(sql_many("memberships", len(wanted)), wanted).fetchall()
+            groups = {group for _, group in members}
+            writer.executemany(sql("made_open"), [(self._event or 0, group) for group in groups])
+            writer.executemany(sql("member_drop"), members)
+        for name in ("gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop"):
+            writer.executemany(sql(name), keys)
 
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
-_OF_A_RUN = ("gc_counters_drop", "gc_timings_drop", "gc_run_events_drop", "gc_run_drop")
+_OF_A_RUN = ("gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_run_events_drop", "gc_run_drop")
 
-_Found = list[tuple[int, int | None, int, str | None]]
-"""Rows about to be dropped: key, position in the input, state, kind of error."""
+_AFTER_ALL = 1 << 62
 
 
-def _counted(writer: sqlite3.Connection, found: _Found, stages: Sequence[str]) -> Counter[CounterKey]:
-    """What rows and their tasks count in the roll-ups of their run. Rows that left the input count no more."""
+class _Row(NamedTuple):
+    """A row about to be dropped. `ordinal`: its position in the input; `place`: only of one that a stage made, below 0
+    of a part of a group; `error`: its kind."""
+
+    key: int
+    ordinal: int | None
+    place: int | None
+    state: int
+    error: str | None
+
+
+def _counted(writer: sqlite3.Connection, found: Sequence[_Row], stages: Sequence[str]) -> Counter[CounterKey]:
+    """What rows and their tasks count in the roll-ups of their run. Rows that left the input count no more, and rows
+    that are no longer made have no tasks."""
     counts: Counter[CounterKey] = Counter()
-    present = [row for row in found if row[1] is not None]
-    for _, _, state, error in present:
-        counts[PRESENT] += 1
-        if outcome := OUTCOME_OF.get(State(state)):
-            counts["", outcome.value, error or "", ""] += 1
+    for row in found:
+        if row.ordinal is not None:
+            counts[PRESENT] += 1
+            if outcome := OUTCOME_OF.get(State(row.state)):
+                counts["", outcome.value, row.error or "", ""] += 1
+    present = [row.key for row in found if row.ordinal is not None or row.place is not None]
     for start in range(0, len(present), SLICE):
-        keys = padded([row[0] for row in present[start : start + SLICE]])
-        for stage, outcome, error in writer.execute(sql_many("gc_tasks", len(keys)), keys):
-            counts[stages[stage], outcome, error or "", ""] += 1
+        keys = padded(present[start : start + SLICE])
+        for stage, outcome, error, part, agreement in writer.execute(sql_many("tasks_counted", len(keys)), keys):
+            counts[stages[stage], PART if part else outcome, "" if part else error or "", ""] += 1
+            if agreement and not part:
+                counts[stages[stage], AGREEMENT, agreement, ""] += 1
     return counts
-
-
-def _drop(writer: sqlite3.Connection, found: _Found) -> None:
-    keys = [(row[0],) for row in found]
-    for name in ("gc_tasks_drop", "gc_attempts_drop", "gc_row_drop"):
-        writer.executemany(sql(name), keys)
 
 
 VACUUM_PAGES = 4096

@@ -227,7 +227,8 @@ async def migrate(writer: aiosqlite.Connection) -> None:
                     await writer.execute(statement)
                 await writer.execute(f"PRAGMA user_version = {number}")
         except BaseException:
-            await writer.execute("ROLLBACK")
+            if writer.in_transaction:  # a full disk made SQLite roll back already
+                await writer.execute("ROLLBACK")
             raise
         await writer.execute("COMMIT")
 

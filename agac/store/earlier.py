@@ -39,6 +39,7 @@ class Asking(NamedTuple):
     at: float
     answered: bool
     retry_from: str | None
+    replica: int = 0
 
 
 async def stored_task(database: Database, run: int, row_id: RowId, stage: int) -> StoredTask | None:
@@ -60,6 +61,6 @@ async def askings_of_row(database: Database, row_key: int) -> list[Asking]:
     with translated(database.path):
         found = await database.reader.execute_fetchall(sql("askings_of_row"), (row_key,))
     return [
-        Asking(stage, fingerprint, at, bool(answered), json.loads(retry)["from_stage"] if retry else None)
-        for stage, fingerprint, at, answered, retry in found
+        Asking(stage, fingerprint, at, bool(answered), json.loads(retry)["from_stage"] if retry else None, replica)
+        for stage, fingerprint, at, answered, retry, replica in found
     ]

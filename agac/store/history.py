@@ -26,7 +26,9 @@ class RunLine(NamedTuple):
 
 
 class RowRecord(NamedTuple):
-    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input."""
+    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input. Of one that a stage made
+    `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place`
+    is from 0 among the children of that; below 0 of a part of a group."""
 
     key: int
     id: RowId
@@ -37,6 +39,9 @@ class RowRecord(NamedTuple):
     error_stage: str | None
     error_type: str | None
     error_message: str | None
+    origin: int | None = None
+    parent_key: int | None = None
+    place: int | None = None
 
 
 class TaskRecord(NamedTuple):
@@ -60,6 +65,7 @@ class TaskRecord(NamedTuple):
     model: str | None
     simulated: bool | None
     note: str | None
+    replica: int = 0
 
 
 class AttemptRecord(NamedTuple):
@@ -90,6 +96,7 @@ class AttemptRecord(NamedTuple):
     service_tier: str | None
     ttft: float | None
     time_to_response: float | None
+    replica: int = 0
 
 
 class Origin(NamedTuple):
@@ -125,10 +132,55 @@ async def invocations(database: Database, run: int, most: int) -> list[Invocatio
 
 
 async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:
-    """Every row of a run that has one of these ids, repetitions too, in the order of the input."""
+    """Every row of a run that has one of these ids, repetitions too, in the order of the input, and then those that
+    stages made."""
     values = padded(list(ids))
     found = await _all(database, sql_many("rows_look", len(values)), (run, *values))
     return sorted((RowRecord(*row) for row in found), key=lambda row: (row.ordinal is None, row.ordinal, row.key))
+
+
+class Below(NamedTuple):
+    """Some rows that one stage made of a row: children, or the parts of a large group. `states`: how many are in which;
+    `ids` are the first ones."""
+
+    origin: int
+    parts: bool
+    states: dict[int, int]
+    ids: list[RowId]
+
+
+async def rows_above(database: Database, key: int) -> list[RowRecord]:
+    """The row of which a row was made, and of which that was made, up to one of the input or a group."""
+    found: list[RowRecord] = []
+    while above := await _all(database, sql("row_above"), (found[-1].key if found else key,)):
+        found.append(RowRecord(*above[0]))
+    return found
+
+
+async def rows_below(database: Database, key: int, most: int) -> list[Below]:
+    """What stages made of a row, with so many ids of each stage at most."""
+    states: dict[tuple[int, bool], dict[int, int]] = {}
+    for origin, part, state, count in await _all(database, sql("rows_below"), (key,)):
+        states.setdefault((origin, bool(part)), {})[state] = count
+    return [
+        Below(origin, part, found, [i for (i,) in await _all(database, sql("ids_below"), (key, origin, part, most))])
+        for (origin, part), found in states.items()
+    ]
+
+
+async def parts_of(database: Database, group: int) -> list[RowRecord]:
+    """The parts into which a large group is cut."""
+    return [RowRecord(*row) for row in await _all(database, sql("parts_look"), (group,))]
+
+
+async def member_ids(database: Database, group: int, most: int, *, failed: bool) -> list[RowId]:
+    """The first members of a group by their ids: those that failed before they came to it, or the others."""
+    return [row_id for (row_id,) in await _all(database, sql("member_ids"), (group, failed, most))]
+
+
+async def groups_of_row(database: Database, key: int) -> list[tuple[int, RowId]]:
+    """The groups that a row is in: the position of the stage that made each, and its id."""
+    return [(origin, row_id) for _, origin, row_id in await _all(database, sql("groups_of"), (key,))]
 
 
 async def ids_from(database: Database, run: int, ordinal: int, most: int) -> list[RowId]:
@@ -137,7 +189,7 @@ async def ids_from(database: Database, run: int, ordinal: int, most: int) -> lis
 
 
 async def tasks_of_row(database: Database, key: int) -> list[TaskRecord]:
-    """A row's tasks in the order of the stages."""
+    """A row's tasks in the order of the stages, each before its replicas (`replica` from 1)."""
     return [TaskRecord(*row) for row in await _all(database, sql("tasks_look"), (key,))]
 
 

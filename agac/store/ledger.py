@@ -17,6 +17,7 @@ from agac.core.errors import LeaseLost, RowError
 from agac.store.batch import Attempt, Endpoint, NewRow, Result, RowEnd, TaskEnd, WriteBatch
 from agac.store.db import Database, translated
 from agac.store.lease import BEAT_SECONDS, Lease
+from agac.store.making import Descent
 from agac.store.sql import sql
 
 CEILING_SECONDS = 0.05
@@ -40,12 +41,13 @@ class Ledger:
         urge: int,
         clock: Callable[[], float],
         released: Callable[[int], None],
+        descent: Descent | None = None,
     ) -> None:
         assert database.writer is not None
         self._batch = WriteBatch()
         self._database, self._writer, self._lease = database, database.writer, lease
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
-        self._released = released
+        self._released, self._descent = released, descent
         self._endpoints: dict[Endpoint, int] = {}
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -159,10 +161,13 @@ class Ledger:
         many("attempt_insert", [self._attempt(a, writer) for a in batch.attempts])
         many("task_put", [_task(t) for t in batch.tasks])
         many("task_forget", batch.forgotten)
+        many("replicas_forget", batch.unasked)
         many("row_settle", [_end(e) for e in batch.ends])
+        if self._descent is not None:
+            self._descent.write(writer, batch)
         many("counter_add", [(self._run, *key, *tally.values()) for key, tally in batch.tallies.items()])
         many("timing_add", [(self._run, *key, count) for key, count in batch.timings.items()])
-        if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving:
+        if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving or batch.broods or batch.gone:
             writer.execute(sql("run_revise"), (self._run,))
 
     def _write_rows(self, batch: WriteBatch, writer: sqlite3.Connection) -> None:
@@ -189,15 +194,21 @@ class Ledger:
         rows = []
         for number, result in enumerate(results, _last(writer, "result_id_max") + 1):
             result.id = number
-            assert result.endpoint is not None
-            endpoint = self._endpoint(result.endpoint, writer)
+            endpoint = self._endpoint_of(result, writer)
             rows.append((number, result.fingerprint, result.value, endpoint, result.created_at, result.how))
         _many(writer, "result_insert", rows)
+
+    def _endpoint_of(self, result: Result, writer: sqlite3.Connection) -> int:
+        """Who gave a result; of one that is in the store already, what stands there."""
+        source = result if result.like is None else result.like
+        if source.endpoint is not None:
+            return self._endpoint(source.endpoint, writer)
+        return int(writer.execute(sql("result_endpoint"), (source.id,)).fetchone()[0])
 
     def _attempt(self, a: Attempt, writer: sqlite3.Connection) -> tuple[Any, ...]:
         c, u = a.call, a.call.usage
         endpoint = self._endpoint(c.endpoint, writer)
-        asked = (a.new.key, a.stage, self._event, c.number, a.fingerprint, endpoint, c.purpose)
+        asked = (a.new.key, a.stage, a.replica, self._event, c.number, a.fingerprint, endpoint, c.purpose)
         came = (c.started_at, c.duration, c.status, *_error(c.error), c.ambiguous)
         took = (u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost)
         return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier)
@@ -227,8 +238,9 @@ def _error(error: RowError | None) -> tuple[str | None, str | None]:
 
 def _task(t: TaskEnd) -> tuple[Any, ...]:
     result = t.result.id if t.result else None
-    return (t.new.key, t.stage, t.fingerprint, t.outcome.value, result, *_error(t.error), t.failures, t.at, t.note)
+    asked = (t.new.key, t.stage, t.replica, t.fingerprint)
+    return (*asked, t.outcome.value, result, *_error(t.error), t.failures, t.at, t.note)
 
 
 def _end(e: RowEnd) -> tuple[Any, ...]:
-    return (e.state, e.result.id if e.result else None, e.stage, *_error(e.error), e.new.key)
+    return (e.state, (e.result.id or None) if e.result else None, e.stage, *_error(e.error), e.new.key)

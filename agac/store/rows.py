@@ -21,6 +21,7 @@ class State(IntEnum):
     DROPPED = 3  # left out on purpose: a repeated id under `on_duplicate_id: first` or `last`
     FILTERED = 4  # a guard made it leave
     SKIPPED = 5  # it went through, but its guards left it without a result
+    GONE = 6  # a row that a stage made, and no longer makes
 
 
 OUTCOME_OF = {
@@ -53,7 +54,7 @@ class StoredRow(NamedTuple):
 
 
 class PriorTask(NamedTuple):
-    """What became of a task earlier in this run."""
+    """What became of a task earlier in this run. `agreement`: how many of its replicas agreed, as `2/3`."""
 
     row_key: int
     stage: int
@@ -62,13 +63,15 @@ class PriorTask(NamedTuple):
     result_id: int | None
     error: RowError | None
     failures: int
+    agreement: str | None = None
 
 
 class ExportRow(NamedTuple):
     """One row as an export needs it; `data` and `value` are JSON texts. `form`: the fields that the row had in the end,
-    where a stage changed them."""
+    where they are not its own alone. `made`: by a stage. `ordinal` is that of the row of the input that it descends
+    from; None: a group."""
 
-    ordinal: int
+    ordinal: int | None
     id: RowId
     state: int
     data: str
@@ -77,6 +80,7 @@ class ExportRow(NamedTuple):
     error_message: str | None
     key: int
     form: dict[str, JSONValue] | None = None
+    made: bool = False
 
 
 async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
@@ -110,9 +114,9 @@ async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict
     with translated(database.path):
         found = await database.reader.execute_fetchall(sql_many("tasks_of_rows", len(values)), values)
     tasks: dict[int, dict[int, PriorTask]] = {}
-    for row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures in found:
+    for row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures, agreement in found:
         error = RowError(ErrorType(error_type), error_message) if error_type else None
-        task = PriorTask(row_key, stage, fingerprint, Outcome(outcome), result_id, error, failures)
+        task = PriorTask(row_key, stage, fingerprint, Outcome(outcome), result_id, error, failures, agreement)
         tasks.setdefault(row_key, {})[stage] = task
     return tasks
 
@@ -136,13 +140,14 @@ async def last_number(database: Database, run: int) -> int:
 
 
 class ErrorExample(NamedTuple):
-    """The first row that failed in a certain way."""
+    """The first row that failed in a certain way, and how many did."""
 
     error_type: str
     row_id: RowId
-    ordinal: int
+    ordinal: int | None
     message: str
     stage: str | None
+    rows: int
 
 
 async def error_examples(database: Database, run: int) -> list[ErrorExample]:
@@ -175,20 +180,13 @@ async def _ranges(database: Database, statement: str, run: int) -> AsyncIterator
         after = found[-1][0]
 
 
-class FilteredRow(NamedTuple):
-    """A row that a guard made leave: the position of its stage, and JSON with `when` and `values`."""
-
-    ordinal: int
-    id: RowId
-    data: str
-    stage: int
-    note: str
-
-
-async def filtered_rows(database: Database, run: int) -> AsyncIterator[list[FilteredRow]]:
-    """All rows that guards made leave, in the order of the input, some hundred at a time."""
-    async for found in _ranges(database, "rows_filtered", run):
-        yield [FilteredRow(*row) for row in found]
+async def why_filtered(database: Database, keys: Sequence[int]) -> dict[int, tuple[int, str]]:
+    """The position of the stage that made each of these rows leave, and its note: JSON, of a guard with `when` and
+    `values`."""
+    wanted = padded(list(keys))
+    with translated(database.path):
+        found = await database.reader.execute_fetchall(sql_many("rows_filtered", len(wanted)), wanted)
+    return {key: (stage, note) for key, stage, note in found}
 
 
 class StageResult(NamedTuple):

@@ -21,10 +21,11 @@ class View:
 
 
 def views() -> list[View]:
-    """Every documented view, in the order in which the migrations make them; of two with one name the later one."""
-    found = {}
+    """Every documented view, in the order in which the migrations make them; of several with one name the last one."""
+    found: dict[str, View] = {}
     for _, script in migrations():
         for comment, name, body in _VIEW.findall(script):
             meaning = " ".join(line.removeprefix("-- ") for line in comment.strip().split("\n"))
+            found.pop(name, None)
             found[name] = View(name, meaning, dict(_COLUMN.findall(body)))
     return list(found.values())

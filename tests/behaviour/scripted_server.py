@@ -65,6 +65,24 @@ class Answering(Scripted):
         return self._answer(asked["messages"][-1]["content"])
 
 
+class Deciding(Scripted):
+    """Answers by all that is asked."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Step]) -> None:
+        super().__init__([])
+        self._answer = answer
+
+    def answer(self, body: bytes, headers: dict[str, str]) -> Step:
+        with self._lock:
+            self.asked.append(json.loads(body))
+        return self._answer(json.loads(body))
+
+
+def deciding(answer: Callable[[dict[str, Any]], Step]) -> AbstractContextManager[Scripted]:
+    """Serves what a function says to each request on loopback for the block."""
+    return _served(Deciding(answer))
+
+
 def answering(answer: Callable[[str], Step]) -> AbstractContextManager[Scripted]:
     """Serves what a function says on loopback for the block."""
     return _served(Answering(answer))

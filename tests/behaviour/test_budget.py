@@ -15,6 +15,7 @@ from agac.api.retrying import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.engine.scope import Retry
 from agac.spec.workflow import Budget
+from agac.store.sql import migrations
 
 Faulty = Callable[..., Server]
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}
@@ -113,8 +114,9 @@ def test_calls_that_a_kill_may_have_lost_count(project: ProjectFolder, faulty: F
     project.configure(server.base_url, prices=PRICES)
     project.numbered(60)
     project.workflow(stages=[STAGE], budget={"calls": 100, "usd": 1})
-    # six of these commits are migrations
-    process = project.start("run", "-a", "reviews", "--concurrency", "4", env=kill_at("commit:10"))
+    # as many of these commits as there are migrations are theirs
+    at = f"commit:{len(migrations()) + 4}"
+    process = project.start("run", "-a", "reviews", "--concurrency", "4", env=kill_at(at))
     ended(process)
     known = project.query("SELECT count(*) FROM attempt")[0][0]
     report = project.run(concurrency=4)

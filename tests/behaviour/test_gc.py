@@ -514,3 +514,142 @@ def test_whatever_was_done_before_the_newest_run_asks_nothing_after_it(
     for name in prompts:
         assert project.run(name).invocation["rows_unchanged"] == len(ids)
     assert server.account()["requests"] == 0
+
+
+CONTRACTS: list[dict[str, Any]] = [
+    {"id": f"c{i}", "clauses": [f"{word} {i % 4}" for word in "abcd"[: i % 5]]} for i in range(12)
+]
+LEVELS: list[dict[str, Any]] = [
+    {"name": "clause", "explode": "clauses", "prompt": "Clause ${index}: ${item}"},
+    {"name": "uniq", "dedupe": ["item"]},
+    {"name": "say", "prompt": "Say ${item}"},
+    {
+        "name": "sum",
+        "group_by": [],
+        "reduce": {"max_rows": 2},
+        "prompt": "Sum ${rows_json}",
+        "output_schema": {"parts": ["string"]},
+    },
+    {"name": "parts", "explode": "sum.parts", "prompt": "Part ${item}"},
+]
+
+
+def levels(project: ProjectFolder, word: str = "Clause", rows: list[dict[str, Any]] | None = None) -> int:
+    """Runs a workflow whose stages make rows: children, kept ones, a group in parts, and children of the group."""
+    project.rows(CONTRACTS if rows is None else rows, "data/levels.jsonl")
+    stages = [{**LEVELS[0], "prompt": f"{word} ${{index}}: ${{item}}"}, *LEVELS[1:]]
+    report = project.run(project.workflow("levels", stages=stages, path="data/levels.jsonl"))
+    assert report.exit_code == 0, report.summary["errors"]
+    return int(report.summary["run"])
+
+
+def assert_made_is_sound(project: ProjectFolder) -> None:
+    """What refers to rows that stages made finds them, and they are counted as they are."""
+    assert_nothing_dangles(project)
+    for question in (
+        "SELECT count(*) FROM row WHERE parent_key IS NOT NULL AND parent_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM member WHERE group_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM member WHERE row_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM alike WHERE row_key NOT IN (SELECT key FROM row)",
+        "SELECT count(*) FROM made WHERE run_id NOT IN (SELECT id FROM run)",
+    ):
+        assert project.query(question) == [(0,)], question
+    counted = "SELECT run_id, origin, state, count(*) FROM row WHERE place >= 0 AND state <> 6 GROUP BY 1, 2, 3"
+    told = "SELECT run_id, origin, state, sum(count) FROM made WHERE count > 0 GROUP BY 1, 2, 3"
+    assert project.query(f"{counted} ORDER BY 1, 2, 3") == project.query(f"{told} ORDER BY 1, 2, 3")
+
+
+def test_rows_that_stages_made_stay_with_their_answers(project: ProjectFolder, server: Server) -> None:
+    levels(project)
+    before = content(project)
+    report = agac.gc(1, project=project.root)
+    assert (report.cleared.left_rows, report.cleared.gone_rows, report.cleared.results) == (0, 0, 0)
+    after = content(project)
+    for table in before.keys() - {"event", "lease"}:
+        assert after[table] == before[table], table
+    server.reset()
+    assert levels(project) == 1
+    assert server.account()["requests"] == 0
+
+
+def test_rows_that_are_no_longer_made_are_dropped(project: ProjectFolder, server: Server) -> None:
+    levels(project)
+    levels(project, rows=[{"id": "c1", "clauses": []}, *CONTRACTS[2:-2]])
+    gone = project.query("SELECT count(*) FROM row WHERE state = 6 AND place >= 0")[0][0]
+    assert gone > 3
+    told = project.agac("gc", "--keep-runs", "1", "--dry-run", "--json").json
+    done = project.agac("gc", "--keep-runs", "1", "--json").json
+    for key in ("rows_that_left_the_input", "rows_no_longer_made", "results"):
+        assert told[key] == done[key], key
+    assert (done["rows_that_left_the_input"], done["rows_no_longer_made"]) == (3, gone)
+    assert project.query("SELECT count(*) FROM row WHERE state = 6 OR ordinal IS NULL AND origin IS NULL") == [(0,)]
+    assert_made_is_sound(project)
+    files = project.envelopes("levels")
+    server.reset()
+    assert levels(project, rows=[{"id": "c1", "clauses": []}, *CONTRACTS[2:-2]]) == 1
+    assert server.account()["requests"] == 0
+    assert project.envelopes("levels") == files
+    levels(project)
+    assert_made_is_sound(project)
+
+
+def test_a_run_goes_with_all_that_its_stages_made(project: ProjectFolder) -> None:
+    first, second = levels(project), levels(project, "Paragraph")
+    report = agac.gc(1, project=project.root)
+    assert [doomed.line.id for doomed in report.cleared.dropped] == [first]
+    assert report.cleared.dropped[0].rows > len(CONTRACTS)
+    assert_made_is_sound(project)
+    for table in ("row", "made", "alike"):
+        assert project.query(f"SELECT DISTINCT run_id FROM {table}") == [(second,)]
+    assert agac.gc(1, project=project.root).cleared.dropped == []
+
+
+def test_a_run_with_levels_of_which_some_is_dropped_is_gone_on_with(
+    project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came: what is missing is made again, for nothing, as long as the answers are there."""
+    first = levels(project)
+    files = project.envelopes("levels")
+    levels(project, "Paragraph")
+    monkeypatch.setattr(collect, "CHUNK_ROWS", 7)
+    names = [str(stage["name"]) for stage in LEVELS]
+    transactions, more = 0, True
+
+    async def dropping(times: int) -> bool:
+        async with collector_of(project, "levels") as collector:
+            await collector.begin(2, {})
+            for _ in range(times):
+                if not await collector.transaction(lambda w: collector._drop_rows(w, first, names)):
+                    return False
+        return True
+
+    while more:
+        transactions += 2
+        more = asyncio.run(dropping(transactions))
+        assert_made_is_sound(project)
+        server.reset()
+        assert levels(project) == first
+        assert server.account()["requests"] == 0, transactions
+        assert project.envelopes("levels") == files
+        assert_made_is_sound(project)
+    assert transactions > 4
+
+
+def test_dropping_a_run_with_levels_that_was_killed_goes_on(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = levels(project), levels(project, "Paragraph")
+    monkeypatch.setattr(collect, "CHUNK_ROWS", 5)
+    names = [str(stage["name"]) for stage in LEVELS]
+
+    async def dropping() -> None:
+        async with collector_of(project, "levels") as collector:
+            await collector.begin(second, {})
+            for _ in range(4):
+                assert await collector.transaction(lambda w: collector._drop_rows(w, first, names))
+
+    asyncio.run(dropping())
+    assert_made_is_sound(project)
+    assert [doomed.line.id for doomed in agac.gc(1, project=project.root).cleared.dropped] == [first]
+    assert_made_is_sound(project)
+    assert project.query("SELECT DISTINCT run_id FROM row UNION SELECT run_id FROM made") == [(second,)]

@@ -256,7 +256,7 @@ def test_the_command_says_when_many_rows_had_one_prompt(project: ProjectFolder) 
     echo(project)
     said = project.agac("run", "-a", "reviews")
     assert said.code == 0
-    assert "Asked once: 89 tasks had the very prompt of another row" in said.out
+    assert "Asked once: 89 tasks had the very prompt of another one" in said.out
 
 
 def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, server: Server) -> None:

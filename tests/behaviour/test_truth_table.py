@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.outcomes import LISTED, OUTPUTS, REFUSED, STAGES, STATES, Reader
+from support.made import made
+from support.outcomes import (
+    FUNCTIONS,
+    LISTED,
+    MAKERS,
+    MAKING_ROW,
+    OUTPUTS,
+    REFUSED,
+    STAGES,
+    STATES,
+    MadeCell,
+    Maker,
+    Reader,
+)
 from support.project import ProjectFolder
 from support.server import Server, simulator
 
@@ -28,6 +41,7 @@ EVERY = [
     for name in STATES
     for reused in ([False, True] if name == "done" else [False])
 ]
+MADE = [pytest.param(maker, name, id=f"{title}, {name}") for title, maker in MAKERS.items() for name in STATES]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +52,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def stages_of(reader: Reader, name: str) -> list[dict[str, Any]]:
+def stages_of(reader: Reader | Maker, name: str) -> list[dict[str, Any]]:
     """The stages of a workflow in which `a` comes to the outcome."""
     state = STATES[name]
     read = {"name": "a", "needs": [], "prompt": "A", **reader.keys, **state.keys}
@@ -95,6 +109,60 @@ def test_every_cell_is_what_a_run_does(
     if cell.row == "failed":
         assert listed["errors.jsonl"]["error"]["type"] == cell.error
     project.assert_sound()
+
+
+@pytest.mark.parametrize(("maker", "name"), MADE)
+def test_every_cell_of_what_is_made_is_what_a_run_does(
+    maker: Maker, name: str, project: ProjectFolder, refusing: Server
+) -> None:
+    project.configure(refusing.base_url)
+    project.rows([MAKING_ROW], "data/rows.jsonl")
+    project.write("tools/make.py", FUNCTIONS)
+    stages, cell = stages_of(maker, name), maker.cells[name]
+    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=stages, stop_loss=False)
+    report = project.run() if name != "left out" else project.run(from_stage=stages[-len(maker.stages)]["name"])
+
+    assert {what: count for what, count in report.summary["rows"].items() if count} == {"total": 1, cell.row: 1}
+    found = [made(project, stage["name"]) for stage in stages]
+    assert {id_: state for rows in found for id_, state in rows.items()} == cell.made
+    names = [stage["name"] for stage in stages]
+    said = project.query(
+        "SELECT value FROM task JOIN row ON row.key = row_key JOIN result ON result.id = task.result_id "
+        "WHERE stage = ? ORDER BY place, row.key", names.index(maker.stages[-1]["name"]),
+    )  # fmt: skip
+    assert tuple(json.loads(value) for (value,) in said) == cell.said
+    assert listed(project) == expected_lines(maker, cell)
+    if "failed" in {cell.row, *cell.made.values()}:
+        errors = {line["id"]: line["error"]["type"] for line in project.envelopes(file="errors.jsonl")}
+        assert errors[next(iter(cell.made)) if cell.made else "r-1"] == cell.error
+    project.assert_sound()
+
+
+def listed(project: ProjectFolder) -> dict[str, list[Any]]:
+    """The ids in each file that has lines."""
+    names = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
+    there = [name for name in names if (project.root / "output/reviews" / name).is_file()]
+    found = {name: [line["id"] for line in project.envelopes(file=name)] for name in there}
+    return {name: ids for name, ids in found.items() if ids}
+
+
+def expected_lines(maker: Maker, cell: MadeCell) -> dict[str, list[Any]]:
+    """The ids that each file is to have: of what was made, and of a row that failed or left before anything was. A row
+    that has no place among groups is told with the errors alone."""
+    stands = maker.stands or cell.row not in ("done", "skipped")
+    groups = any("group_by" in stage for stage in maker.stages)
+    rows = {**cell.made, **({"r-1": cell.row} if stands else {})}
+    found: dict[str, list[Any]] = {}
+    for id_, state in rows.items():
+        for name in LISTED[state]:
+            if not (groups and id_ == "r-1" and name == "results.jsonl"):
+                found.setdefault(name, []).append(id_)
+    return found
+
+
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+def test_no_cell_of_what_is_made_is_left_out(maker: Maker) -> None:
+    assert maker.cells.keys() == STATES.keys()
 
 
 @pytest.mark.parametrize("reader", [*STAGES.values(), *OUTPUTS.values()], ids=[*STAGES, *OUTPUTS])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import Where
 from agac.spec.celtext import Chain, shown
+from agac.spec.fieldshapes import TEXT
 from agac.spec.guardcheck import check_guard
 from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Guard, compile_guard
 from agac.spec.guardvalues import Evaluator, GuardFailed
@@ -312,7 +313,7 @@ def checked(text: str, **changes: Any) -> list[str]:
         "stages": {"classify": SCHEMA, "reply": None, "clean": {}, "check-tone": None},
         "variables": ["limit"],
         "others": ["later"],
-        "text_columns": True,
+        "fields": dict.fromkeys(("id", "review", "price", "odd name"), TEXT),
     }
     found = check_guard(guard_of(text), **{**seen, **changes}, path=PATH)
     assert all((one.where, one.path) == (PLACE, PATH) for one in found)
@@ -433,13 +434,15 @@ def test_a_name_with_two_meanings_is_refused() -> None:
 
 
 def test_names_of_a_level_are_known_where_it_has_them() -> None:
-    assert checked("item.x == 1 && index < 3", extra=("item", "index")) == []
-    assert checked("itm == 1", extra=("item", "index")) == ["at column 1: `itm`: no such field; did you mean 'item'?"]
+    assert checked("rows_count > 1 && rows_failed == 0", extra=("rows_count", "rows_failed")) == []
+    assert checked("rows_cont > 1", extra=("rows_count",)) == [
+        "at column 1: `rows_cont`: no such field; did you mean 'rows_count'?"
+    ]
     assert checked("index < 3")[0].startswith("at column 1: `index`: no such field; ")
 
 
 def test_columns_that_may_hold_numbers_are_compared_with_them() -> None:
-    assert checked("price > 10 && review.x == 1", text_columns=False) == []
+    assert checked("price > 10 && review.x == 1", fields={}) == []
 
 
 # a row

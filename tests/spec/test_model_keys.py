@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from agac.spec.cardmodels import CardFile
-from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.filemodel import FileModel
+from agac.spec.models import WorkflowFile
 from agac.spec.modelwords import known_keys, validate
 from agac.spec.projectmodels import ProjectFile
 from agac.spec.yamlfile import Document, Path_, key_path, parse_yaml

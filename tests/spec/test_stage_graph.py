@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agac.spec.graph import Link, graph, output_stages
+from agac.spec.ends import output_stages
+from agac.spec.graph import Link, graph
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.yamlfile import parse_yaml
 
@@ -86,9 +87,9 @@ def test_the_ends_are_written_unless_others_are_named() -> None:
     def ends(**output: Any) -> tuple[str, ...]:
         file = WorkflowFile(stages=stages(*written), output=output)
         links, _ = graph(file.stages, document)
-        names, problems = output_stages(file, document, links)
+        found, problems = output_stages(file, document, links)
         assert not problems
-        return names
+        return found.stages
 
     assert ends() == ("b", "c")
     assert ends(stages=["c", "a"]) == ("a", "c")

@@ -41,10 +41,13 @@ def plan_of(connection: sqlite3.Connection, name: str) -> list[str]:
         ("attempts_look", "attempt_task"),
         ("invocations_read", "event_run"),
         ("definitions_read", "definition"),
-        ("gc_rows", "row_ordinal"),
+        ("gc_roots", "row_ordinal"),
+        ("gc_tree", "row_parent"),
         ("gc_left_rows", "row_ordinal"),
         ("gc_row_count", "row_"),
-        ("gc_tasks", "PRIMARY KEY"),
+        ("tasks_counted", "PRIMARY KEY"),
+        ("memberships", "member_row"),
+        ("gc_members_drop", "PRIMARY KEY"),
         ("gc_tasks_drop", "PRIMARY KEY"),
         ("gc_attempts_drop", "attempt_task"),
         ("gc_row_drop", "INTEGER PRIMARY KEY"),
@@ -65,7 +68,7 @@ def test_statements_go_by_the_index_that_was_made_for_them(
     assert not [line for line in plan if re.match(r"SCAN (row|task|result|attempt|[rtva])\b", line)], plan
 
 
-@pytest.mark.parametrize("name", ["gc_rows", "tasks_look"])
+@pytest.mark.parametrize("name", ["gc_roots", "gc_left_rows", "tasks_look"])
 def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
     assert not [line for line in plan_of(connection, name) if "FOR ORDER BY" in line]
 

@@ -7,9 +7,10 @@ stage that is read is called `a`, answers `A`, and comes to its outcome as `STAT
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 REFUSED = "refuse"
 """A prompt that the server of the tests refuses."""
@@ -172,6 +173,117 @@ OUTPUTS = {
 }
 """What is written of a row."""
 
+
+class MadeCell(NamedTuple):
+    """What becomes of the input's row, of each row that a stage made of it (by id, in order), and what the last stage
+    said of these, or the kind of error that there is."""
+
+    row: str
+    made: Mapping[str, str] = {}
+    said: tuple[str, ...] = ()
+    error: str = "Refused"
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Something that makes rows of one that `a` is asked for first: a line of a table. `stages` follow `a`, the first
+    of them makes rows; `keys` are added to `a`. `stands`: the input's row itself is what is written."""
+
+    title: str
+    cells: Mapping[str, MadeCell]
+    stages: tuple[Mapping[str, Any], ...]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    stands: bool = False
+
+
+MAKING_ROW = {"id": "r-1", "text": "t", "tags": ["x", "y"]}
+FUNCTIONS = """\
+def one(row):
+    return {"word": f"w{row['a']}"}
+
+
+def many(row):
+    return [{"word": f"v{row['a']}"}, {"word": f"w{row['a']}"}]
+
+
+def none(row):
+    return None
+"""
+MAKES_NONE = {
+    "dropped": MadeCell("dropped"),
+    "failed": MadeCell("failed"),
+    "missing": MadeCell("failed"),
+    "left out": MadeCell("open"),
+}
+TWO = {"r-1/0": "done", "r-1/1": "done"}
+KEPT = {"r-1": "done"}
+GROUP = {"t": "done"}
+FAILED_GROUP = MadeCell("failed", {"t": "failed"}, error="InvalidRow")
+
+
+def _then(**keys: Any) -> Mapping[str, Any]:
+    return {"name": "b", "needs": ["a"], **keys}
+
+
+def _makes(done: MadeCell, skipped: MadeCell, **others: MadeCell) -> Mapping[str, MadeCell]:
+    return {"done": done, "skipped": skipped, **MAKES_NONE, **others}
+
+
+SAYS = {"name": "c", "needs": ["b"], "prompt": "[${word}]"}
+MAKERS = {
+    "explode": Maker(
+        '`explode: tags`, a list of two: `prompt: "[${item}${a}]"`',
+        _makes(MadeCell("done", TWO, ("[xA]", "[yA]")), MadeCell("done", TWO, ("[x]", "[y]"))),
+        (_then(explode="tags", prompt="[${item}${a}]"),),
+    ),
+    "explode with a guard": Maker(
+        "the same with `when: a != null && index == 0`",
+        _makes(
+            MadeCell("done", {"r-1/0": "done", "r-1/1": "skipped"}, ("[xA]",)),
+            MadeCell("done", {"r-1/0": "skipped", "r-1/1": "skipped"}),
+        ),
+        (_then(explode="tags", prompt="[${item}${a}]", when="a != null && index == 0"),),
+    ),
+    "explode what is no list": Maker(
+        "`explode: a.echo`, which is a text",
+        _makes(MadeCell("failed", error="InvalidRow"), MadeCell("done")),
+        (_then(explode="a.echo", prompt="[${item}]"),),
+        keys={"output_schema": {"type": "object", "properties": {"echo": {}}, "required": ["echo"]}},
+    ),
+    "a function that gives a row": Maker(
+        '`python`, gives a row: then `prompt: "[${word}]"`',
+        _makes(MadeCell("done", said=("[wA]",)), MadeCell("done", said=("[wNone]",))),
+        (_then(python="tools/make.py:one"), SAYS),
+        stands=True,
+    ),
+    "a function that gives a list": Maker(
+        '`python`, gives a list of two: then `prompt: "[${word}]"`',
+        _makes(MadeCell("done", TWO, ("[vA]", "[wA]")), MadeCell("done", TWO, ("[vNone]", "[wNone]"))),
+        (_then(python="tools/make.py:many"), SAYS),
+    ),
+    "a function that gives nothing": Maker(
+        "`python`, gives `None`",
+        _makes(MadeCell("dropped"), MadeCell("dropped")),
+        (_then(python="tools/make.py:none"), {**SAYS, "prompt": "C"}),
+    ),
+    "dedupe": Maker(
+        '`dedupe: [text]`: then `prompt: "[${a}]"`',
+        _makes(MadeCell("done", KEPT, ("[A]",)), MadeCell("done", KEPT, ("[]",))),
+        (_then(dedupe=["text"]), {**SAYS, "prompt": "[${a}]"}),
+    ),
+    "group": Maker(
+        '`group_by: [text]`: `prompt: "[${text}${rows_count}]"`',
+        _makes(
+            MadeCell("done", GROUP, ("[t1]",)),
+            MadeCell("done", GROUP, ("[t1]",)),
+            failed=FAILED_GROUP,
+            missing=FAILED_GROUP,
+        ),
+        (_then(group_by=["text"], prompt="[${text}${rows_count}]"),),
+    ),
+}
+"""What is made of a row, and what is said of that."""
+
 LISTED = {
     "done": {"results.jsonl"},
     "skipped": {"results.jsonl"},
@@ -192,6 +304,11 @@ def output_table() -> str:
     return _table("what is written", OUTPUTS, _written)
 
 
+def maker_table() -> str:
+    """What is made of a row, as Markdown."""
+    return _table("the stages that follow", MAKERS, _made)
+
+
 def listed_table() -> str:
     """Which files have a line for a row, as Markdown."""
     lines = [
@@ -200,8 +317,11 @@ def listed_table() -> str:
     return "\n".join(["", "| the row | has a line in |", "| --- | --- |", *lines, "", ""])
 
 
-def _table(corner: str, readers: Mapping[str, Reader], words: Callable[[Cell], str]) -> str:
-    lines = [
+R = TypeVar("R", Reader, Maker)
+
+
+def _table(corner: str, readers: Mapping[str, R], words: Callable[[Any], str]) -> str:
+    lines: list[str] = [
         f"| {corner} | {' | '.join(state.title for state in STATES.values())} |",
         f"|{' --- |' * (len(STATES) + 1)}",
     ]
@@ -215,6 +335,14 @@ def _done(cell: Cell) -> str:
     if cell.outcome == "done":
         return f"asked `{_on_a_line(cell.result)}`"
     return f"`{cell.error}`" if cell.outcome == "failed" else cell.outcome or "not begun"
+
+
+def _made(cell: MadeCell) -> str:
+    said = f"asked {', '.join(f'`{text}`' for text in cell.said)}; " if cell.said else ""
+    kinds = Counter(cell.made.values())
+    made = ", ".join(f"{count} {state}" for state, count in kinds.items())
+    told = f" (`{cell.error}`)" if cell.error != Cell("").error else ""
+    return f"{said}made: {made or 'none'}{told}"
 
 
 def _written(cell: Cell) -> str:

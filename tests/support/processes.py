@@ -21,7 +21,8 @@ Process = subprocess.Popen[bytes]
 
 def kill_at(moment: str) -> dict[str, str]:
     """The environment with which a process ends itself by SIGKILL, such as `commit:3` (see killed/sitecustomize.py)."""
-    return {"PYTHONPATH": _path(), "AGAC_TEST_KILL": moment}
+    env = {"PYTHONPATH": _path(), "AGAC_TEST_KILL": moment}
+    return env | {"PYTHONDONTWRITEBYTECODE": "1"}  # a rename for bytecode is none that counts
 
 
 def little_room(pages: int) -> dict[str, str]:

@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 import agac
+from support.recount import assert_recounted
 
 
 @dataclass(frozen=True)
@@ -131,31 +131,7 @@ class ProjectFolder:
 
     def assert_sound(self) -> None:
         """The database is whole, and its roll-ups say what a count of the rows says."""
-        assert self.query("PRAGMA integrity_check") == [("ok",)]
-        counted = self.query(
-            "SELECT run_id, state, count(*) FROM row WHERE ordinal IS NOT NULL AND state > 0 GROUP BY run_id, state"
-        )
-        outcomes = {1: "done", 2: "failed", 3: "dropped", 4: "dropped", 5: "skipped"}
-        by_outcome = Counter[tuple[int, str]]()
-        for run, state, count in counted:
-            by_outcome[run, outcomes[state]] += count
-        rolled = self.query(
-            "SELECT run_id, outcome, sum(count) FROM counter WHERE stage = '' AND outcome <> 'present' "
-            "GROUP BY run_id, outcome"
-        )
-        present = self.query("SELECT run_id, count(*) FROM row WHERE ordinal IS NOT NULL GROUP BY run_id")
-        told = self.query("SELECT run_id, count FROM counter WHERE outcome = 'present' AND count <> 0 ORDER BY run_id")
-        assert present == told
-        assert by_outcome == {(run, outcome): n for run, outcome, n in rolled if n}
-        tasks = self.query(
-            "SELECT r.run_id, t.stage, t.outcome, count(*) FROM task t JOIN row r ON r.key = t.row_key "
-            "WHERE r.ordinal IS NOT NULL GROUP BY r.run_id, t.stage, t.outcome"
-        )
-        total = sum(n for *_, n in tasks)
-        rolled_total = (
-            self.query("SELECT sum(count) FROM counter WHERE stage <> '' AND outcome NOT IN ('call', 'how')")[0][0] or 0
-        )
-        assert total == rolled_total
+        assert_recounted(self.query)
 
 
 def command(arguments: Iterable[str]) -> list[str]:

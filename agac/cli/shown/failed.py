@@ -66,7 +66,8 @@ def status_remedy(run: dict[str, Any], left: int) -> str:
 
 def _of_input(errors: Iterable[dict[str, Any]]) -> int:
     """Rows that fail for as long as the input is what it is."""
-    return sum(e["rows"] for e in errors if not e["stage"] or e["type"] == ErrorType.MISSING_TEMPLATE_FIELD)
+    lacks = (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
+    return sum(e["rows"] for e in errors if not e["stage"] or e["type"] in lacks)
 
 
 def _of_budget(errors: Iterable[dict[str, Any]]) -> int:

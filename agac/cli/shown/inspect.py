@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agac.cli.shown.layout import first_line
 from agac.cli.shown.status import call_lines, count_lines, head_lines, invocation_lines
+from agac.cli.shown.votes import replicas_words
 from agac.cli.shown.words import counted, indented, passed_over_words, plain
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def _definition(stage: dict[str, Any]) -> Iterator[str]:
 
 def _asks(stage: dict[str, Any]) -> Iterator[str]:
     yield from _alias(stage)
+    if often := replicas_words(stage):
+        yield f"  replicas: {often}"
     if stage["schema"]:
         yield f"  schema: {_compact(stage['schema']['body'])}"
     if stage["system"]:
@@ -96,20 +99,76 @@ def _rows(run: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
-    place = f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
     repeated = ", its id repeated" if row["occurrence"] else ""
-    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({place}{repeated}): {row['state']}"
+    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({_place(row)}{repeated}): {row['state']}"
     if row["error"]:
         yield f"  {_said(row['error'])}"
+    yield from _relatives(run["run"], row)
     yield ""
     yield "Fields:"
     if row["fields"] is None:
         yield "  none: the record could not be read"
+    if row["fields"] == {}:
+        yield "  none of its own"
     for name, value in (row["fields"] or {}).items():
         yield from _block(name, value if isinstance(value, str) else _compact(value))
     for stage in row["stages"]:
         yield ""
         yield from _stage(stage)
+
+
+def _place(row: dict[str, Any]) -> str:
+    """Where a row comes from."""
+    stage, parents = row["made_by"], row["parents"]
+    if row["relation"] == "input":
+        return f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
+    if row["relation"] == "group":
+        return f"group of {stage}"
+    if row["relation"] == "part":
+        return f"part of the group {parents[0]['id']!r} of {stage}"
+    if row["relation"] == "kept":
+        return f"kept by {stage}"
+    return f"child {row['place']} by {stage}"
+
+
+def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
+    """What it was made of and what was made of it, with the commands that show these."""
+    for above in row["parents"][:1]:
+        command = f": {row_command(run, above['id'])}" if above["id"] != row["id"] else ", of the same id"
+        yield f"  made of: {above['id']!r}, {_level(above)}{command}"
+    for below in row["children"]:
+        states = ", ".join(f"{count:,} {word}" for word, count in below["states"].items())
+        if below["relation"] == "kept":
+            yield f"  kept by {below['made_by']}: it goes on under the same id ({states})"
+            continue
+        word = "parts" if below["relation"] == "part" else "children"
+        some = _some(run, below["ids"], below["count"])
+        yield f"  {word} by {below['made_by']}: {below['count']:,} ({states}): {some}"
+    if members := row["members"]:
+        yield f"  members: {members['count']:,}: {_some(run, members['ids'], members['count'])}"
+        if members["failed"]:
+            yield f"  failed members: {members['failed']:,}: {_some(run, members['failed_ids'], members['failed'])}"
+    for group in row["groups"]:
+        yield f"  in the group {group['id']!r} of {group['made_by']}: {row_command(run, group['id'])}"
+
+
+def _level(row: dict[str, Any]) -> str:
+    if row["made_by"] is None:
+        return "a row of the input"
+    words = {"group": "a group of", "kept": "kept by"}
+    return f"{words.get(row['relation'], 'a child by')} {row['made_by']}"
+
+
+SHOWN_IDS = 5
+"""Ids of children, parts or members that are told before the command that shows the first of them."""
+
+
+def _some(run: int, ids: list[str | int], count: int) -> str:
+    """The first ids, and the command that shows the first row."""
+    if not ids:
+        return "none"
+    more = ", …" if count > SHOWN_IDS else ""
+    return f"{', '.join(map(repr, ids[:SHOWN_IDS]))}{more}; {row_command(run, ids[0])}"
 
 
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
@@ -123,12 +182,33 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
     yield from _alias(stage)
     if stage["outcome"] != "open":
         yield from _outcome(stage)
+    yield from _replicas(stage)
     for message in stage["prompt"] or ():
         yield from _block(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:
         yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
     for attempt in stage["attempts"]:
         yield from _attempt(attempt)
+
+
+def _replicas(stage: dict[str, Any]) -> Iterator[str]:
+    """What each replica came to, and how they voted."""
+    for one in stage.get("replicas", ()):
+        stale = " (of earlier content)" if one["stale"] else ""
+        yield f"  Replica {one['replica']}: {one['outcome']}{stale}"
+        if one["outcome"] != "open":
+            shown = _said(one["error"]) if one["error"] else _compact(one["result"])
+            yield from _block("error" if one["error"] else "answer", shown, "    ")
+            if one["reused_from"]:
+                yield f"    reused: {_origin(one['reused_from'])}"
+    if vote := stage.get("vote"):
+        values = ", ".join(f"{_compact(one['value'])} by {_numbers(one['replicas'])}" for one in vote["values"])
+        taken = f"the result is that of replica {vote['taken']}"
+        yield f"  vote on {vote['field']}: {values}; agreement {vote['agreement']:.2f}, {taken}"
+
+
+def _numbers(numbers: list[int]) -> str:
+    return " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
 
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
@@ -158,7 +238,9 @@ def _origin(origin: dict[str, Any]) -> str:
 
 
 def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
-    yield f"  Attempt {attempt['number']} of invocation {attempt['invocation']}: {attempt['purpose']}, {_who(attempt)}"
+    replica = f" for replica {attempt['replica']}" if "replica" in attempt else ""
+    asked = f"Attempt {attempt['number']} of invocation {attempt['invocation']}{replica}"
+    yield f"  {asked}: {attempt['purpose']}, {_who(attempt)}"
     status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
     tier = [f"tier {attempt['service_tier']}"] if attempt["service_tier"] else []
     yield f"    {', '.join([attempt['started_at'], _took(attempt), status, *tier, *_usage(attempt)])}"

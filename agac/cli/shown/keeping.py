@@ -17,7 +17,11 @@ def gc_lines(report: GcReport) -> list[str]:
     cleared, would = report.cleared, report.dry_run
     verb = "Would drop" if would else "Dropped"
     lines = [f"{verb} run {d.line.id} of {d.line.workflow}: {counted(d.rows, 'row')}" for d in cleared.dropped]
-    parts = [(cleared.left_rows, "row", "left the input"), (cleared.results, "answer", "no kept run uses")]
+    parts = [
+        (cleared.left_rows, "row", "left the input"),
+        (cleared.gone_rows, "row", "stages no longer make"),
+        (cleared.results, "answer", "no kept run uses"),
+    ]
     for count, what, why in parts:
         lines += [f"{verb} {counted(count, what)} that {why}"] if count else []
     lines = lines or ["Nothing to drop"]

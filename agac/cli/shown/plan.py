@@ -20,25 +20,28 @@ MOST_WAYS = 20
 def plan_table(report: PlanReport) -> str:
     """A line a stage: what becomes of its tasks, and what that takes."""
     names = outcome_names(COUNTS, [{name: getattr(stage.forecast, name) for name in COUNTS} for stage in report.stages])
-    rows = [
-        [
-            stage.stage.name,
-            stage.stage.lane,
-            *(getattr(stage.forecast, name) for name in names),
-            stage.estimate.calls,
-            stage.estimate.input_tokens,
-            stage.estimate.output_tokens,
-            _dollars(stage),
-        ]
-        for stage in report.stages
-    ]
+    rows = []
+    for stage in report.stages:
+        expected = stage.estimate
+        numbers = [getattr(stage.forecast, name) for name in names]
+        numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
+        shown = numbers if stage.forecast.exact else [About(number) for number in numbers]
+        rows.append([stage.stage.name, stage.stage.lane, *shown, _dollars(stage)])
     return table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], rows)
+
+
+class About(int):
+    """A number that rests on a guess."""
+
+    def __format__(self, spec: str) -> str:
+        return f"~{int(self):{spec}}" if self else "0"
 
 
 def _dollars(stage: PlannedTasks) -> str:
     usd = stage.estimate.usd
     mark = "simulated " if stage.simulated else ""
-    return "price not known" if usd is None else f"{mark}${usd:,.4f}"
+    about = "" if stage.forecast.exact or not usd else "~"
+    return "price not known" if usd is None else f"{mark}{about}${usd:,.4f}"
 
 
 def head_line(report: PlanReport) -> str:
@@ -93,16 +96,40 @@ def reason_lines(report: PlanReport) -> list[str]:
                 f"  {stage.stage.name}: {reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
                 for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count)
             ]
+        lines += [f"  {stage.stage.name}: {line}" for line in _level_lines(stage)]
         if stage.forecast.undecided:
             otherwise = "leave" if stage.stage.otherwise == "drop" else "go on without it"
             lines.append(
                 f"  {stage.stage.name}: {stage.forecast.undecided:,} of them may {otherwise}: "
                 "its `when` looks at an answer that is not there yet"
             )
-        if stage.forecast.collapsed > 0.01 * max(report.forecast.rows, 1):
+        if stage.forecast.collapsed > 0.01 * max(report.forecast.rows, stage.forecast.run):
             lines.append(
                 f"  {stage.stage.name}: {stage.forecast.collapsed:,} of them have the very prompt of another row"
             )
+    return lines
+
+
+def _level_lines(stage: PlannedTasks) -> list[str]:
+    """How groups are cut, and what is taken for what is not known yet of the rows that a stage makes."""
+    found = stage.forecast
+    lines = []
+    if found.parts:
+        parts = found.parts if found.exact else About(found.parts)
+        lines.append(f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups")
+    if found.guess is None:
+        return lines
+    makes, source, number, run = found.guess
+    waits = "it was called" if makes == "rows" else f"`{source}` has answered"
+    as_before = "is taken, as nothing tells" if run is None else f"as in run {run}"
+    match makes:
+        case "groups":
+            number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
+            lines.append(f"how many groups there are is not known before {waits}; {number_of} {as_before}")
+        case "kept":
+            lines.append(f"which rows are alike is not known before {waits}; {number:.0%} going on {as_before}")
+        case _:
+            lines.append(f"how many rows it makes is not known before {waits}; {number:,.4g} of each {as_before}")
     return lines
 
 
@@ -122,11 +149,15 @@ def total_lines(report: PlanReport, command: str) -> list[str]:
         return ["Nothing has to be asked."]
     simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
     mark = "simulated " if simulated else ""
-    cost = "a cost that is not known (no price)" if report.usd is None else f"{mark}${report.usd:,.4f}"
-    most = "" if report.usd_at_most is None else f", {mark}${report.usd_at_most:,.4f} at most"
+    about = "" if report.exact else "~"
+    cost = "a cost that is not known (no price)" if report.usd is None else f"{mark}{about}${report.usd:,.4f}"
+    most = "" if report.usd_at_most is None else f", {mark}{about}${report.usd_at_most:,.4f} at most"
     tokens_in = sum(stage.estimate.input_tokens for stage in report.stages)
     tokens_out = sum(stage.estimate.output_tokens for stage in report.stages)
-    lines = [f"Expected: {counted(report.calls, 'call')}, {tokens_in:,} tokens in, {tokens_out:,} out, {cost}{most}"]
+    calls = counted(report.calls, "call")
+    lines = [f"Expected: {about}{calls}, {about}{tokens_in:,} tokens in, {about}{tokens_out:,} out, {cost}{most}"]
+    if not report.exact:
+        lines.append("  ~ rests on a guess of how many rows there will be; the most that it may cost does too")
     guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
     if guessed:
         lines.append(f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}")

@@ -11,6 +11,7 @@ from agac.cli.shown.failed import remedy_lines
 from agac.cli.shown.layout import TASK_OUTCOMES, first_line, from_here, money, outcome_names, row_words, table
 from agac.cli.shown.parked import parked_line
 from agac.cli.shown.timing import timing_line
+from agac.cli.shown.votes import agreement_lines
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
@@ -24,22 +25,32 @@ def run_lines(
     """The summary of a run as lines of text."""
     rows = summary["rows"]
     lines = [f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"]
+    lines += [level_line(level) for level in summary["levels"]]
     if invocation["continued"]:
         lines.append(_continued(invocation))
     names = outcome_names(TASK_OUTCOMES, summary["stages"])
     stages = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in summary["stages"]]
     lines += ["", table(["stage", "model", *names], stages), ""]
     lines += [short_name_line(alias) for alias in _aliases(summary["stages"])]
+    lines += agreement_lines(summary["stages"])
     lines.append(_calls_line(summary["calls"], invocation))
     if invocation["calls"] and (timing := timing_line(summary)):
         lines.append(timing)
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = counted(invocation["tasks_collapsed"], "task")
-        lines.append(f"Asked once: {same} had the very prompt of another row and took its answer")
+        lines.append(f"Asked once: {same} had the very prompt of another one and took its answer")
     if invocation["rows_parked"]:
         lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
+
+
+def level_line(level: dict[str, Any]) -> str:
+    """What became of the rows that a stage made."""
+    what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[level["makes"]]
+    rows = level["rows"]
+    counts = f", {row_words(rows)}" if rows["total"] else ""
+    return f"  {level['stage']}: {counted(rows['total'], what)}{counts}"
 
 
 def guard_lines(summary: dict[str, Any], files: Sequence[Path]) -> list[str]:

@@ -17,6 +17,8 @@ from agac.cli.shown.layout import (
     row_words,
     table,
 )
+from agac.cli.shown.run import level_line
+from agac.cli.shown.votes import agreement_lines
 from agac.cli.shown.words import counted, megabytes, plain, selection_words
 from agac.core.errors import ExitCode
 
@@ -69,7 +71,7 @@ def run_status_lines(report: StatusReport) -> list[str]:
         "",
         f"Store: {megabytes(report.database_bytes)}",
         *next_lines(run, report.project),
-        *([f"Look at failed rows with: agac inspect {run['run']}"] if run["rows"]["failed"] else []),
+        *([f"Look at failed rows with: agac inspect {run['run']}"] if _failed(run) else []),
     ]
 
 
@@ -90,13 +92,19 @@ def count_lines(run: dict[str, Any]) -> list[str]:
     header = ["stage", "model", *names, "calls", "tokens in", "out", "cost"]
     lines = [
         f"Rows: {rows['total']:,}, {row_words(rows)}",
+        *(level_line(level) for level in run["levels"]),
         "",
         table(header, [_stage(stage, names) for stage in run["stages"]]),
     ]
     for stage in run["stages"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
         lines += [f"Failed in {stage['name']}: {kinds}"] if kinds else []
-    return lines
+    return [*lines, *agreement_lines(run["stages"])]
+
+
+def _failed(run: dict[str, Any]) -> int:
+    """Failed rows, of the input and of those that stages made."""
+    return sum(int(one["rows"]["failed"]) for one in (run, *run["levels"]))
 
 
 def _stage(stage: dict[str, Any], names: Sequence[str]) -> list[object]:
@@ -168,7 +176,7 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
         return [f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"]
     lost = [f"Not written: {', '.join(run['not_written'])}. Write it with: agac export --run {number}"]
     lost = lost if run["not_written"] else []
-    if run["rows"]["failed"]:
-        failed = counted(run["rows"]["failed"], "row")
+    if _failed(run):
+        failed = counted(_failed(run), "row")
         return [*lost, f"{failed} of run {number} failed: see {folder}/errors.jsonl{status_remedy(run, left)}"]
     return [*lost, f"Results of run {number}: {folder}/results.jsonl"]

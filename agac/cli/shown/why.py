@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from agac.cli.shown.votes import replicas_words
 from agac.cli.shown.words import indented, passed_over_words, plain
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def _made_of(asked: Asked) -> list[str]:
     lines.append(f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}")
     schema = parts["schema"]
     lines.append(f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none")
+    if often := replicas_words(parts):
+        lines.append(f"  replicas: {often}")
     if parts["salt"]:
         lines.append(f"  reuse: {parts['reuse']}, kept apart by {parts['salt']}")
     if parts["messages"] is None:

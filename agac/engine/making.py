@@ -1,0 +1,260 @@
+"""What is made of a row that came to its end: children of a list's items, a place in a group, a chance to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
+from agac.core.types import JSONValue, RowId
+from agac.engine.lineage import Replayed, inner, plain
+from agac.plan.estimate import CHARACTERS_A_TOKEN
+from agac.plan.prepare import Sending, Sight
+from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.spec.levels import Level, Levels
+from agac.spec.operations import Dedupe
+from agac.spec.template import INDEX, ITEM, SKIPPED
+from agac.spec.workflow import Visibility
+from agac.store.batch import Alike, Child, Making, Membership, NewRow
+from agac.store.rows import State
+
+MOST_CHILDREN = 100_000
+"""Items of one list that are taken: their rows are stored in one transaction, together with the end of their parent."""
+
+
+class NotMade(Exception):
+    """Nothing can be made of the row: the stage at which that shows, and the error."""
+
+    def __init__(self, stage: AnyStage, error: RowError) -> None:
+        super().__init__(error.message)
+        self.stage, self.error = stage, error
+
+
+class Grouping(Sending, Protocol):
+    """A stage that groups rows: of a plan, or of a stored definition."""
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How a stage that groups rows looks at one of them: with the eyes of a stage in its place that groups nothing.
+
+    `answers` are the stages whose results a member brings along.
+    """
+
+    name: str
+    ancestors: tuple[str, ...]
+    rows_of: str | None
+    visibility: Visibility | None
+    answers: tuple[str, ...]
+    asks: bool = True
+
+    @staticmethod
+    def of(stage: Grouping, stages: Mapping[str, Replayed]) -> Member:
+        """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
+        needed = [stages[need] for need in stage.needs]
+        upstream = {name for need in needs_of(needed) for name in need}
+        ancestors = tuple(name for name in stages if name in upstream)
+        forms = {need.name if need.changes_rows else need.rows_of for need in needed}
+        last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
+        answers = tuple(name for name in _answers(needed, stages))
+        return Member(stage.name, ancestors, last, stage.visibility, answers)
+
+    def text(self, sight: Sight) -> str:
+        """The member as it stands in `${rows_json}`: its fields and the results that it brings, JSON."""
+        limits, known = self.visibility, sight.known(self)
+        data = {name: value for name, value in sight.data(self).items() if not (limits and limits.hides(name))}
+        never = limits.never if limits else frozenset()
+        brought = {name: plain(known[name]) for name in self.answers if name in known and name not in never}
+        return snapshot({**data, **brought})
+
+
+def needs_of(needed: Sequence[Replayed]) -> list[tuple[str, ...]]:
+    """Each stage together with those that it sees."""
+    return [(*need.ancestors, need.name) for need in needed]
+
+
+def _answers(needed: Sequence[Replayed], stages: Mapping[str, Replayed]) -> dict[str, None]:
+    """The stages that ask a model and are followed, perhaps by way of others."""
+    found: dict[str, None] = {}
+    left = list(needed)
+    while left:
+        stage = left.pop(0)
+        if stage.asks:
+            found[stage.name] = None
+        else:
+            left += [stages[need] for need in stage.needs]
+    return found
+
+
+class Makers:
+    """What the stages of a plan make of rows, level by level. `ends` are the stages whose results are written."""
+
+    def __init__(self, levels: Levels[AnyStage], ends: Collection[str] = ()) -> None:
+        by_name = {stage.name: stage for stage in levels.stages}
+        self._stages = levels.stages
+        self.members = {
+            stage.index: Member.of(stage, by_name)
+            for stage in levels.stages
+            if isinstance(stage, PlannedStage) and stage.group is not None
+        }
+        self._after = {
+            level.maker.index: frozenset(maker.index for maker in level.makers)
+            for level in levels.all
+            if level.maker is not None and level.maker.makes == "rows"
+        }
+        self.to_ends = frozenset(
+            stage.index for stage in levels.stages if stage.makes == "rows" and levels.leads_to(stage, ends)
+        )
+        """The functions whose lists stand in the place of a row also where results are written."""
+
+    def made(
+        self,
+        level: Level[AnyStage],
+        sight: Sight,
+        row: NewRow,
+        lists: Mapping[int, Sequence[Mapping[str, JSONValue]]],
+        state: State,
+    ) -> Making:
+        """All that is made of a row that went through, to this state. `lists` are the rows that functions gave, by
+        their stages' positions: what follows such a function is made of those. Raises NotMade."""
+        content = _content(sight)
+        broods = self._of_lists(row.row.id, content, lists)
+        groups: dict[int, Membership] = {}
+        alike: dict[int, Alike] = {}
+        passed_on = frozenset[int]().union(*(self._after[index] for index in lists))
+        for maker in level.makers:
+            if maker.index in passed_on:
+                continue
+            if maker.makes == "items":
+                items = [snapshot({ITEM: item, INDEX: place}) for place, item in enumerate(_items(maker, sight))]
+                broods[maker.index] = _brood(row.row.id, content, items)
+            elif maker.makes == "groups":
+                groups[maker.index] = self._membership(maker, sight, row.row.id)
+            else:
+                alike[maker.index] = _alike(maker, sight, content, state)
+        return Making(row, broods, groups, alike)
+
+    def _of_lists(
+        self, row_id: RowId, content: str, lists: Mapping[int, Sequence[Mapping[str, JSONValue]]]
+    ) -> dict[int, list[Child]]:
+        found = {}
+        for index, rows in lists.items():
+            stage = self._stages[index]
+            if len(rows) > MOST_CHILDREN:
+                raise NotMade(stage, _too_many(stage, "the function gave a list of", len(rows)))
+            found[index] = _brood(row_id, content, [snapshot(dict(one)) for one in rows])
+        apart = sorted(self.to_ends.intersection(lists))
+        if len(apart) > 1:
+            one, other = (self._stages[index] for index in apart[:2])
+            message = f"its function and that of {one.name!r} both gave lists, so that no row has the results of both"
+            raise NotMade(other, _unfit(other, f"{message}; let one of them follow the other"))
+        return found
+
+    def lacking(self, level: Level[AnyStage], sight: Sight, row: NewRow) -> Making:
+        """What is made of a row that failed: groups know that they lack it, as far as it is known which."""
+        groups: dict[int, Membership] = {}
+        for maker in level.makers:
+            if maker.makes == "groups":
+                try:
+                    groups[maker.index] = self._membership(maker, sight, row.row.id, failed=True)
+                except NotMade:
+                    continue  # what it is grouped by is not known: it is counted among the failed rows alone
+        return Making(row, groups=groups)
+
+    def _membership(self, stage: AnyStage, sight: Sight, row_id: RowId, *, failed: bool = False) -> Membership:
+        member = self.members[stage.index]
+        assert stage.group is not None
+        values = [_value(stage, path, sight, member) for path in stage.group.fields]
+        fields: dict[str, JSONValue] = {}
+        for path, value in zip(stage.group.fields, values, strict=True):
+            _put(fields, path, value)
+        size = 0
+        if stage.group.max_tokens is not None and not failed:
+            size = len(member.text(sight)) // CHARACTERS_A_TOKEN + 1
+        return Membership(_group_id(values), snapshot(fields), member_hash(row_id), size, failed)
+
+
+def _brood(parent: RowId, content: str, items: Sequence[str]) -> list[Child]:
+    return [Child(f"{parent}/{place}", row_hash(f"{content}:{text}"), text) for place, text in enumerate(items)]
+
+
+def _content(sight: Sight) -> str:
+    """Stands for all that is seen of a row."""
+    return digest(
+        snapshot([list(sight.forms.values()), {name: plain(value) for name, value in sight.results.items()}])
+    ).hex()
+
+
+def _alike(stage: AnyStage, sight: Sight, content: str, state: State) -> Alike:
+    assert isinstance(stage, LocalStage)
+    assert isinstance(stage.operation, Dedupe)
+    values = [_value(stage, path, sight, stage) for path in stage.operation.fields]
+    return Alike(digest(canonical(values)), bytes.fromhex(content), state)
+
+
+def _items(stage: AnyStage, sight: Sight) -> list[JSONValue]:
+    """The list whose items become rows; none where what holds it was skipped."""
+    assert stage.explode is not None
+    named = ".".join(stage.explode)
+    value = _value(stage, stage.explode, sight, stage, none=[])
+    if not isinstance(value, list):
+        raise NotMade(stage, _unfit(stage, f"{named} is {_kind(value)}, not a list"))
+    if len(value) > MOST_CHILDREN:
+        raise NotMade(stage, _too_many(stage, f"{named} is a list of", len(value)))
+    return value
+
+
+def _value(
+    stage: AnyStage, path: Sequence[str], sight: Sight, eyes: AnyStage | Member, none: JSONValue = None
+) -> JSONValue:
+    """What a path names for a row: a result upstream, or a field. `none` where the stage that it names was skipped."""
+    if eyes.rows_of not in sight.forms:
+        raise NotMade(stage, _unfit(stage, f"the row did not come as far as stage {eyes.rows_of!r}"))
+    results = sight.known(eyes)
+    whole: Mapping[str, JSONValue] = results if path[0] in results else sight.data(eyes)
+    if whole.get(path[0]) is SKIPPED:
+        return none
+    try:
+        return inner(whole, path)
+    except KeyError as missing:
+        raise NotMade(stage, _unfit(stage, f"{'.'.join(path)}: there is no {missing.args[0]!r}")) from None
+
+
+def _put(fields: dict[str, JSONValue], path: Sequence[str], value: JSONValue) -> None:
+    for key in path[:-1]:
+        within = fields.setdefault(key, {})
+        assert isinstance(within, dict)
+        fields = within
+    fields[path[-1]] = value
+
+
+def _group_id(values: Sequence[JSONValue]) -> RowId:
+    """Text and whole numbers stand for themselves; everything else as JSON of the list of values."""
+    if not values:
+        return "all"
+    (value, *others) = values
+    if not others and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62:
+        return value
+    if not others and isinstance(value, str) and not value.startswith("["):
+        return value
+    return canonical(list(values))
+
+
+def _kind(value: JSONValue) -> str:
+    if value is None:
+        return "null"
+    words = {bool: "true or false", int: "a number", float: "a number", str: "text", dict: "an object"}
+    return words.get(type(value), type(value).__name__)
+
+
+def _unfit(stage: AnyStage, message: str) -> RowError:
+    return RowError(ErrorType.INVALID_ROW, f"stage {stage.name!r}: {message}")
+
+
+def _too_many(stage: AnyStage, what: str, count: int) -> RowError:
+    return _unfit(stage, f"{what} {count:,} rows; {MOST_CHILDREN:,} are the most that one row may make")

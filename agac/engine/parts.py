@@ -1,0 +1,147 @@
+"""Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from agac.core.errors import RowError
+from agac.core.keys import snapshot
+from agac.core.types import Row, RowId
+from agac.engine.call import Answer, Caller
+from agac.engine.contents import Contents, array
+from agac.engine.flight import Flight
+from agac.engine.levels import Passing, unfit
+from agac.engine.settle import Settler
+from agac.engine.tasks import Tasks
+from agac.engine.window import walk_all
+from agac.plan.prepare import Preparer
+from agac.plan.steps import PlannedStage
+from agac.plan.tree import CallSize, Node, NodeId, Tree
+from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.store.batch import NewRow, Part
+from agac.store.made import MadeRow, open_parts, rows_of_keys
+from agac.store.rows import State, prior_tasks
+
+RESULT_TOKENS = 500
+"""What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""
+
+_SIGNED = 1 << 63
+_SOME = 64
+
+
+def call_size(stage: PlannedStage) -> CallSize:
+    """What one call of a stage holds whose groups may be cut into parts."""
+    assert stage.group is not None
+    most = stage.group.max_tokens
+    result = stage.params.max_tokens or RESULT_TOKENS
+    return CallSize(stage.group.max_rows, most, result if most is None else max(1, min(result, most // 2)))
+
+
+def part_id(group: RowId, node: NodeId) -> str:
+    """The id of a part: the same whenever it holds the same range of the same group."""
+    after = f"+{node.after}" if node.after else ""
+    return f"{group}/{node.height}.{node.low:016x}.{node.high:016x}{after}"
+
+
+class Parts:
+    """The parts of the large groups of one stage."""
+
+    def __init__(
+        self,
+        passing: Passing,
+        stage: PlannedStage,
+        contents: Contents,
+        preparer: Preparer,
+        caller: Caller,
+        tasks: Tasks,
+        settler: Settler,
+    ) -> None:
+        assert stage.group is not None
+        self._passing, self._stage, self._contents = passing, stage, contents
+        self._preparer, self._caller, self._tasks, self._settler = preparer, caller, tasks, settler
+        self._size = call_size(stage)
+
+    async def cut(self, group: MadeRow) -> Node:
+        """Cuts a group and stores its parts; gives the node that is the group itself."""
+        growing, last = Tree(self._size), None
+        ledger = self._passing.ledger
+        async for page in self._contents.pages(group.key):
+            for one in page:
+                for node in growing.add(one.sort + _SIGNED, one.size):
+                    self._store(group, last)
+                    last = node
+            await ledger.durable()
+        for node in growing.close():
+            self._store(group, last)
+            last = node
+        ledger.batch.cut.append(group.key)
+        await ledger.durable()
+        assert last is not None
+        return last
+
+    def _store(self, group: MadeRow, node: Node | None) -> None:
+        if node is None:
+            return
+        body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
+        part_id = self.name(group, node.id)
+        below = [self.name(group, child) for child in node.children]
+        part = Part(group.key, self._stage.index, part_id, node.id.height, snapshot({**body, "parts": below}))
+        self._passing.ledger.batch.parts.append(part)
+
+    def name(self, group: MadeRow, node: NodeId) -> str:
+        """The id of a part: the same whenever it holds the same range of the same group."""
+        return part_id(group.id, node)
+
+    async def ask(self, height: int) -> None:
+        """Asks all open parts of a height."""
+        await self._passing.ledger.durable()
+        if self._passing.control.stop is None:
+            await walk_all(self._flights(height), self, self._passing.control, self._passing.workers)
+
+    async def _flights(self, height: int) -> AsyncGenerator[list[Flight], None]:
+        (database, run, _), after = self._passing.places, 0
+        while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
+            after = parts[-1].key
+            prior = await prior_tasks(database, [part.key for part in parts])
+            groups = await rows_of_keys(database, sorted({part.group for part in parts}))
+            for part in parts:
+                sight = self._passing.lineage.begun(groups[part.group].data, None, None)
+                texts = await self._contents.of_part(part.group, part.data)
+                if texts is not None:
+                    sight.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
+                new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
+                again, since = self._again()
+                yield [
+                    Flight(
+                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._passing.retry is not None,
+                        again_from=again, since=since,
+                    )
+                ]  # fmt: skip
+
+    def _again(self) -> tuple[int | None, float]:
+        """From which stage on parts are asked anew, and since when: as the groups are that a retry opened."""
+        retry, opened = self._passing.retry, self._passing.opened
+        if retry is not None:
+            return self._passing.again_from, retry.since
+        return (None, 0.0) if opened is None else (opened.again_from, opened.since)
+
+    async def walk(self, flight: Flight) -> None:
+        """Asks one part."""
+        assert flight.sight is not None
+        if not flight.sight.own:
+            return self._fail(flight, None, unfit(self._stage, "a part of it has no result"))
+        prepared = self._preparer.prepare(self._stage, flight.sight, flight.new.row.id)
+        if isinstance(prepared, RowError):
+            return self._fail(flight, None, prepared)
+        asked = partial(self._caller.ask, flight, self._stage, prepared.fingerprint, prepared.request)
+        answer = await self._tasks.answer(flight, self._stage, prepared.fingerprint, asked)
+        if isinstance(answer, Answer):
+            self._settler.row_done(flight, answer.result)
+        elif isinstance(answer, RowError):
+            self._fail(flight, prepared.fingerprint, answer)
+        return None
+
+    def _fail(self, flight: Flight, fingerprint: bytes | None, error: RowError) -> None:
+        self._settler.task_failed(flight, self._stage, fingerprint, error)
+        self._settler.row_failed(flight, self._stage, error, {self._stage.index})

@@ -1,0 +1,456 @@
+"""A row for each item of a list: children, what they see, and what becomes of them when their parent changes."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from scripted_server import Step, answering
+from support.made import asked, assert_all_sound, errors, made, outcomes, ran, settled, values
+from support.project import ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+PATH = "data/rows.jsonl"
+SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}
+
+
+def lists(project: ProjectFolder, rows: dict[str, Any], **columns: Any) -> None:
+    """Rows with a list each."""
+    project.rows([{"id": id_, "items": items, **columns} for id_, items in rows.items()], PATH)
+
+
+def explode(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.workflow(path=PATH, defaults=ECHO, stages=list(stages) or [SAY], stop_loss=False, **keys)
+
+
+def test_a_list_makes_a_row_for_each_item(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    explode(project)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert values(project, "say") == {"a/0": "a:0:x", "a/1": "a:1:y", "b/0": "b:0:z"}
+    assert report.invocation["calls"] == 3
+    assert report.summary["rows"]["done"] == 2
+    assert [(line["id"], line["row_number"], line["result"]) for line in project.envelopes()] == [
+        ("a/0", 1, "a:0:x"), ("a/1", 1, "a:1:y"), ("b/0", 2, "b:0:z"),
+    ]  # fmt: skip
+
+
+def test_children_stand_in_the_order_of_their_places_and_parents(project: ProjectFolder) -> None:
+    lists(project, {f"r{n}": list(range(12)) for n in (11, 2, 1)})
+    explode(project)
+    settled(project)
+    assert [line["id"] for line in project.envelopes()] == [f"r{n}/{place}" for n in (11, 2, 1) for place in range(12)]
+
+
+def test_items_of_every_kind_are_seen_by_their_names(project: ProjectFolder) -> None:
+    items = ["text", 7, 1.5, True, None, {"x": {"y": "deep"}, "z": [1]}, ["in", "ner"], "ä\n\"'"]
+    lists(project, {"a": items})
+    explode(project, {**SAY, "prompt": "${row_json}"})
+    settled(project)
+    found = {id_: json.loads(text) for id_, text in values(project, "say").items()}
+    assert found == {f"a/{n}": {"id": "a", "item": item, "index": n} for n, item in enumerate(items)}
+    explode(project, {**SAY, "when": "index == 5", "prompt": "${item.x.y} ${item.z.0}"})
+    settled(project)
+    assert values(project, "say") == {"a/5": "deep 1"}
+
+
+def test_the_list_itself_is_not_in_its_children(project: ProjectFolder) -> None:
+    """A long list would be in each of them."""
+    lists(project, {"a": ["x"]})
+    explode(project, {**SAY, "prompt": "${items}"})
+    assert settled(project).exit_code == 3
+    kind, message = errors(project, "say")["a/0"]
+    assert kind == "MissingTemplateField"
+    assert message.partition("visible are: ")[2].split(", ")[:3] == ["id", "item", "index"]
+
+
+def test_an_empty_list_makes_no_rows(project: ProjectFolder) -> None:
+    lists(project, {"a": [], "b": [1]})
+    explode(project)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert made(project, "say") == {"b/0": "done"}
+    assert report.summary["rows"]["done"] == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(None, "null"), ("ab", "text"), (7, "a number"), (True, "true or false"), ({"0": 1}, "an object")],
+)
+def test_what_is_no_list_fails_its_row(project: ProjectFolder, value: Any, kind: str) -> None:
+    lists(project, {"a": value, "b": ["x"]})
+    explode(project)
+    report = settled(project)
+    assert report.exit_code == 3
+    assert report.summary["rows"]["failed"] == 1
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert error["id"] == "a"
+    assert error["error"] == {"type": "InvalidRow", "message": f"stage 'say': items is {kind}, not a list"}
+    assert made(project, "say") == {"b/0": "done"}
+
+
+def test_a_field_that_is_not_there_fails_its_row(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "deep": {"items": [1, 2]}}, {"id": "b", "deep": {}}, {"id": "c", "deep": None}], PATH)
+    explode(project, {**SAY, "explode": "deep.items"})
+    report = settled(project)
+    assert {line["id"] for line in project.envelopes(file="errors.jsonl")} == {"b", "c"}
+    assert {line["error"]["type"] for line in project.envelopes(file="errors.jsonl")} == {"InvalidRow"}
+    assert values(project, "say") == {"a/0": "a:0:1", "a/1": "a:1:2"}
+    assert report.exit_code == 3
+
+
+PLAN = {"name": "plan", "prompt": "plan ${id}", "output_schema": {"questions": "string[]", "title": "string"}}
+
+
+def planned(lists_: dict[str, Any], bad: Iterable[str] = ()) -> Callable[[str], Step]:
+    """Plans as the dictionary says, which may be changed meanwhile; everything else is said back."""
+
+    def answer(text: str) -> Step:
+        if any(word in text for word in bad):
+            return Step(text, finish="length")
+        if text.startswith("plan "):
+            return Step(json.dumps({"questions": lists_[text.split()[1]], "title": f"T {text}"}))
+        return Step(text)
+
+    return answer
+
+
+def test_a_result_is_exploded_and_the_children_see_it_and_the_row(project: ProjectFolder) -> None:
+    with answering(planned({"a": ["p", "q"], "b": []})) as server:
+        project.configure(server.base_url)
+        project.rows([{"id": "a", "text": "A"}, {"id": "b", "text": "B"}])
+        ask = {"name": "ask", "explode": "plan.questions", "prompt": "${text}|${plan.title}|${item}"}
+        check = {"name": "check", "prompt": "${ask}|${item}|${index}|${plan.questions.1}"}
+        project.workflow(stages=[PLAN, ask, check])
+        report = settled(project)
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 2 + 2 + 2
+    assert values(project, "check") == {"a/0": "A|T plan a|p|p|0|q", "a/1": "A|T plan a|q|q|1|q"}
+    assert outcomes(project, "plan") == {"a": "done", "b": "done"}
+    assert outcomes(project, "ask") == {"a/0": "done", "a/1": "done"}
+
+
+def test_a_skipped_stage_makes_no_children(project: ProjectFolder) -> None:
+    with answering(planned({"a": ["p"]})) as server:
+        project.configure(server.base_url)
+        project.rows([{"id": "a"}, {"id": "b"}])
+        ask = {"name": "ask", "explode": "plan.questions", "prompt": "${item}"}
+        project.workflow(stages=[{**PLAN, "when": 'id == "a"'}, ask])
+        report = settled(project)
+    assert report.exit_code == 0
+    assert made(project, "ask") == {"a/0": "done"}
+    assert report.summary["rows"]["failed"] == 0
+
+
+def test_a_guard_is_judged_for_each_child(project: ProjectFolder) -> None:
+    lists(project, {"a": ["keep", "skip", "drop"]})
+    explode(
+        project,
+        {**SAY, "when": 'item != "drop"', "otherwise": "drop"},
+        {"name": "more", "prompt": "more ${say}", "when": 'item == "keep" && index == 0'},
+    )
+    settled(project)
+    assert made(project, "say") == {"a/0": "done", "a/1": "skipped", "a/2": "dropped"}
+    assert values(project, "more") == {"a/0": "more a:0:keep"}
+    (left,) = project.envelopes(file="filtered.jsonl")
+    assert (left["id"], left["stage"], left["values"]) == ("a/2", "say", {"item": "drop"})
+
+
+def test_a_guard_that_cannot_be_told_fails_its_child_alone(project: ProjectFolder) -> None:
+    lists(project, {"a": [1, "x"]})
+    explode(project, {**SAY, "when": "item > 0"})
+    report = settled(project)
+    assert report.exit_code == 3
+    assert made(project, "say") == {"a/0": "done", "a/1": "failed"}
+    assert errors(project, "say")["a/1"][0] == "GuardError"
+
+
+def test_failing_children_leave_their_parent_and_the_others_alone(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    lists(project, {"a": ["bad", "good"], "b": ["fine"]})
+    explode(project, SAY, {"name": "more", "prompt": "more ${say}"})
+    report = settled(project)
+    assert report.exit_code == 3
+    assert made(project, "say") == {"a/0": "failed", "a/1": "done", "b/0": "done"}
+    assert values(project, "more") == {"a/1": "more a:1:good", "b/0": "more b:0:fine"}
+    assert report.summary["rows"]["done"] == 2
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["id"], error["error"]["type"]) == ("a/0", "Refused")
+    assert error["input"] == {"id": "a", "item": "bad", "index": 0}
+
+
+def test_children_that_failed_are_tried_by_two_further_runs_and_then_left(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = faulty([{"kind": "refusal", "match": "bad"}])
+    project.configure(server.base_url)
+    lists(project, {"a": ["bad", "good"]})
+    explode(project)
+    calls, left = [], []
+    for _ in range(5):
+        report = ran(project)
+        calls.append(report.invocation["calls"])
+        left.append(report.invocation["rows_left_failed"])
+        assert report.exit_code == 3
+    assert calls == [2, 1, 1, 0, 0]
+    assert left == [0, 0, 1, 1, 1]
+
+
+def test_nested_lists_are_exploded_in_turn(project: ProjectFolder) -> None:
+    lists(project, {"a": [{"k": "p", "sub": [1, 2]}, {"k": "q", "sub": []}], "b": [{"k": "r", "sub": [3]}]})
+    explode(
+        project,
+        {"name": "outer", "explode": "items", "prompt": "${item.k}"},
+        {"name": "inner", "explode": "item.sub", "prompt": "${outer}-${item}-${index}-${id}"},
+    )
+    settled(project)
+    assert values(project, "inner") == {"a/0/0": "p-1-0-a", "a/0/1": "p-2-1-a", "b/0/0": "r-3-0-b"}
+    assert made(project, "outer") == {"a/0": "done", "a/1": "done", "b/0": "done"}
+    lists(project, {"a": [{"k": "p", "sub": [1]}, {"k": "q", "sub": [4]}], "b": [{"k": "r", "sub": [3]}]})
+    assert asked(project) == 1
+    assert values(project, "inner") == {"a/0/0": "p-1-0-a", "a/1/0": "q-4-0-a", "b/0/0": "r-3-0-b"}
+
+
+def test_two_stages_may_explode_one_row(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x", "y"]}, other=["u", "v", "w"])
+    explode(
+        project, SAY, {"name": "too", "needs": [], "explode": "other", "prompt": "o${item}"}, output={"stages": "say"}
+    )
+    settled(project)
+    assert values(project, "say") == {"a/0": "a:0:x", "a/1": "a:1:y"}
+    assert values(project, "too") == {"a/0": "ou", "a/1": "ov", "a/2": "ow"}
+    assert [line["id"] for line in project.envelopes()] == ["a/0", "a/1"]
+
+
+def test_a_local_stage_may_explode(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    project.write("tools/clean.py", "def shout(row):\n    return {**row, 'loud': row['item'].upper()}\n")
+    explode(
+        project,
+        {"name": "shout", "explode": "items", "python": "tools/clean.py:shout"},
+        {"name": "some", "filter": 'item != "y"'},
+        {"name": "say", "prompt": "${loud}${id}${index}"},
+    )
+    assert asked(project) == 2
+    assert values(project, "say") == {"a/0": "Xa0", "b/0": "Zb0"}
+
+
+def test_a_changed_item_asks_its_own_call_again(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
+    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
+    assert asked(project) == 8
+    lists(project, {"a": ["w", "X", "y"], "b": ["z"]})
+    assert asked(project) == 2
+    assert values(project, "more")["a/1"] == "m a:1:X"
+    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
+    assert asked(project) == 0, "it was had before"
+    assert values(project, "more")["a/1"] == "m a:1:x"
+
+
+def test_fewer_and_more_items(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
+    explode(project)
+    assert asked(project) == 4
+    lists(project, {"a": ["w"], "b": ["z"]})
+    assert asked(project) == 0
+    assert values(project, "say") == {"a/0": "a:0:w", "b/0": "b:0:z"}
+    assert len(project.envelopes()) == 2
+    lists(project, {"a": ["w", "x", "y", "v"], "b": ["z"]})
+    assert asked(project) == 1
+    assert list(values(project, "say")) == ["a/0", "a/1", "a/2", "b/0", "a/3"]
+    lists(project, {"a": [], "b": []})
+    assert asked(project) == 0
+    assert (made(project, "say"), project.envelopes()) == ({}, [])
+
+
+def test_a_parent_that_left_and_came_back(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x"], "b": ["z"], "c": ["v"]})
+    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
+    assert asked(project) == 8
+    whole = (project.root / "output/reviews/results.jsonl").read_bytes()
+    lists(project, {"b": ["z"], "c": ["v"]})
+    assert asked(project) == 0
+    assert made(project, "say") == {"b/0": "done", "c/0": "done"}
+    lists(project, {"a": ["w", "x"], "b": ["z"], "c": ["v"]})
+    assert asked(project) == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == whole
+    lists(project, {"a": ["w", "new"], "b": ["z"], "c": ["v"]})
+    assert asked(project) == 2
+
+
+def test_a_parent_that_left_and_came_back_changed(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x"], "b": ["z"]})
+    explode(project)
+    assert asked(project) == 3
+    lists(project, {"b": ["z"]})
+    assert asked(project) == 0
+    lists(project, {"a": ["w", "y", "u"], "b": ["z"]})
+    assert asked(project) == 2
+    assert values(project, "say") == {"a/0": "a:0:w", "a/1": "a:1:y", "a/2": "a:2:u", "b/0": "b:0:z"}
+
+
+def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> None:
+    questions: dict[str, Any] = {"a": ["p", "q"], "b": ["r"]}
+    bad: list[str] = []
+    with answering(planned(questions, bad)) as server:
+        project.configure(server.base_url)
+        project.rows([{"id": "a"}, {"id": "b"}])
+        stages = [PLAN, {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item} ${plan.title}"}]
+        project.workflow(stages=stages)
+        assert asked(project) == 5
+        bad.append("plan a")
+        project.workflow(stages=stages, stop_loss=False)
+        report = settled(project, fresh=True)
+        assert report.exit_code == 3
+        assert made(project, "ask") == {"b/0": "done"}
+        assert [line["id"] for line in project.envelopes()] == ["a", "b/0"]
+        bad.clear()
+        assert asked(project) == 3
+        assert made(project, "ask") == {"b/0": "done", "a/0": "done", "a/1": "done"}
+
+
+def test_children_of_a_parent_that_is_edited_to_fail_leave_and_come_back(project: ProjectFolder) -> None:
+    questions: dict[str, Any] = {"a": ["p", "q"], "bad": [], "b": ["r"]}
+    with answering(planned(questions, ["plan bad"])) as server:
+        project.configure(server.base_url)
+        plan = {**PLAN, "prompt": "plan ${word}"}
+        ask = {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item}"}
+        project.workflow(stages=[plan, ask, {"name": "more", "prompt": "more ${ask} ${index}"}], stop_loss=False)
+        project.rows([{"id": "1", "word": "a"}, {"id": "2", "word": "b"}])
+        assert asked(project) == 8
+        project.rows([{"id": "1", "word": "bad"}, {"id": "2", "word": "b"}])
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 1)
+        assert made(project, "ask") == {"2/0": "done"}
+        project.rows([{"id": "1", "word": "a"}, {"id": "2", "word": "b"}])
+        assert asked(project) == 0
+        assert made(project, "ask") == {"1/0": "done", "1/1": "done", "2/0": "done"}
+        assert values(project, "more") == {"1/0": "more ask p 0", "1/1": "more ask q 1", "2/0": "more ask r 0"}
+
+
+def test_a_cell_that_no_child_shows_costs_nothing_and_reaches_the_outputs(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x"], "b": ["z"]}, note="old")
+    explode(project, output={"include_input": True})
+    assert asked(project) == 3
+    lists(project, {"a": ["w", "x"], "b": ["z"]}, note="new")
+    assert asked(project) == 0
+    assert [line["input"]["note"] for line in project.envelopes()] == ["new"] * 3
+
+
+def test_a_reordered_input_costs_nothing_and_gives_results_in_the_new_order(project: ProjectFolder) -> None:
+    rows = {f"r{n}": [f"{n} {place}" for place in range(n % 4)] for n in range(40)}
+    lists(project, rows)
+    explode(project)
+    assert asked(project) == 60
+    lists(project, dict(reversed(rows.items())))
+    assert asked(project) == 0
+    expected = [f"r{n}/{place}" for n in range(39, -1, -1) for place in range(n % 4)]
+    assert [line["id"] for line in project.envelopes()] == expected
+
+
+def test_equal_prompts_of_children_are_asked_once(project: ProjectFolder) -> None:
+    lists(project, {"a": ["same"] * 5, "b": ["same"]})
+    explode(project, {**SAY, "prompt": "${item}"})
+    assert asked(project) == 1
+    assert set(values(project, "say").values()) == {"same"}
+
+
+def test_an_edited_prompt_makes_a_run_that_asks_that_stage_alone(project: ProjectFolder) -> None:
+    lists(project, {"a": ["w", "x"], "b": ["z"]})
+    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
+    assert asked(project) == 6
+    explode(project, SAY, {"name": "more", "prompt": "M ${say}"})
+    assert asked(project) == 3
+    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
+    assert asked(project) == 0
+
+
+def test_ids_that_look_like_children_are_rows_of_their_own(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x"], "a/0": ["y"], "a/0/0": []})
+    explode(project)
+    settled(project)
+    assert values(project, "say") == {"a/0": "a:0:x", "a/0/0": "a/0:0:y"}
+
+
+def test_numbers_as_ids(project: ProjectFolder) -> None:
+    project.rows([{"id": "z", "items": ["x"]}, {"id": "y", "items": ["w"]}], PATH)
+    explode(project, {**SAY, "prompt": "${index}${item}"}, input={"id_field": None})
+    settled(project)
+    assert values(project, "say") == {"1/0": "0x", "2/0": "0w"}
+
+
+def test_joins_of_branches_of_unequal_depth(project: ProjectFolder) -> None:
+    """What is above a row is seen by it: results of a short branch of its parent, and of its own long one."""
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    explode(
+        project,
+        {"name": "top", "needs": [], "prompt": "top ${id}"},
+        {"name": "deep1", "needs": [], "explode": "items", "prompt": "d${item}"},
+        {"name": "deep2", "needs": "deep1", "prompt": "e${deep1}"},
+        {"name": "join", "needs": ["top", "deep2"], "prompt": "${top}+${deep2}+${index}"},
+    )
+    settled(project)
+    assert values(project, "join") == {"a/0": "top a+edx+0", "a/1": "top a+edy+1", "b/0": "top b+edz+0"}
+
+
+def test_a_stage_above_that_failed_keeps_children_from_being_made(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "top a", "first": 2}])
+    project.configure(server.base_url)
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    explode(
+        project,
+        {"name": "top", "needs": [], "prompt": "top ${id}"},
+        {"name": "deep", "needs": [], "explode": "items", "prompt": "d${item}"},
+        {"name": "join", "needs": ["top", "deep"], "prompt": "join ${deep}"},
+    )
+    report = settled(project)
+    assert report.exit_code == 3
+    assert values(project, "join") == {"b/0": "join dz"}
+    assert ran(project).exit_code == 3
+    report = settled(project)
+    assert report.exit_code == 0
+    assert values(project, "join") == {"b/0": "join dz", "a/0": "join dx", "a/1": "join dy"}
+
+
+def test_a_stage_cannot_need_two_lines_of_descent(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x"]}, other=["y"])
+    explode(
+        project,
+        {"name": "one", "needs": [], "explode": "items", "prompt": "${item}"},
+        {"name": "two", "needs": [], "explode": "other", "prompt": "${item}"},
+        {"name": "both", "needs": ["one", "two"], "prompt": "${one}${two}"},
+    )
+    refused = project.agac("validate", "-a", "reviews")
+    assert refused.code == 2
+    assert "both" in refused.err + refused.out
+    assert "'one'" in refused.err + refused.out
+    assert "'two'" in refused.err + refused.out
+
+
+def test_a_hundred_thousand_children_and_one_more(project: ProjectFolder) -> None:
+    """The children of one row are stored in one commit, in memory that is bounded; one more is an error."""
+    most = 100_000
+    lists(project, {"a": [n % 10 for n in range(most)], "b": [n % 10 for n in range(most + 1)], "c": [1]})
+    explode(project, {**SAY, "prompt": "${item}", "when": "index < 20"})
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    process = project.agac("run", "-a", "reviews", "--json")
+    assert process.code == 3, process.err
+    assert process.json["invocation"]["calls"] == 10
+    assert max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) < 700 * 1024, "KiB"
+    assert project.query("SELECT state, count(*) FROM row WHERE origin = 0 GROUP BY state ORDER BY state") == [
+        (1, 21), (5, most - 20),
+    ]  # fmt: skip
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["id"], error["error"]["type"]) == ("b", "InvalidRow")
+    assert "100,001" in error["error"]["message"]
+    assert "100,000" in error["error"]["message"]
+    assert_all_sound(project)
+    again = project.agac("run", "-a", "reviews", "--json", "--no-retry-failed")
+    assert again.json["invocation"]["calls"] == 0

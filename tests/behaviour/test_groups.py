@@ -1,0 +1,515 @@
+"""Stages that are asked once a group of rows: what a group is, what it is told, and what changes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_server import Step, answering
+from support.made import asked, errors, made, outcomes, ran, settled, values
+from support.project import ProjectFolder
+from support.server import Server
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+PATH = "data/rows.jsonl"
+SUM = {"name": "sum", "group_by": ["topic"], "prompt": "${topic} ${rows_count}/${rows_failed}: ${rows_json}"}
+
+
+def texts(project: ProjectFolder, rows: list[tuple[str, str, str]]) -> None:
+    """Rows of id, topic and text."""
+    project.rows([{"id": id_, "topic": topic, "text": text} for id_, topic, text in rows], PATH)
+
+
+def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.workflow(path=PATH, defaults=ECHO, stages=list(stages) or [SUM], stop_loss=False, **keys)
+
+
+def told(text: str) -> tuple[str, list[Any]]:
+    """The head of a group's prompt, and its members."""
+    head, _, rows = text.partition(": ")
+    return head, json.loads(rows)
+
+
+def members(project: ProjectFolder, stage: str = "sum") -> dict[Any, list[Any]]:
+    """The ids of each group's members, as its prompt has them."""
+    return {id_: [row["id"] for row in told(text)[1]] for id_, text in values(project, stage).items()}
+
+
+THREE = [("1", "tea", "x"), ("2", "ink", "y"), ("3", "tea", "z")]
+
+
+def test_a_group_is_asked_once_with_all_of_its_rows(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 2
+    assert values(project, "sum") == {
+        "tea": 'tea 2/0: [{"id":"1","topic":"tea","text":"x"},{"id":"3","topic":"tea","text":"z"}]',
+        "ink": 'ink 1/0: [{"id":"2","topic":"ink","text":"y"}]',
+    }
+    assert [(line["id"], line["row_number"], line["ok"]) for line in project.envelopes()] == [
+        ("ink", None, True), ("tea", None, True),
+    ]  # fmt: skip
+    assert report.summary["rows"]["total"] == 3
+
+
+def test_members_come_in_the_order_of_their_ids_whatever_the_input_says(project: ProjectFolder) -> None:
+    rows = [(f"r{n}", "tea", f"t{n}") for n in range(30)]
+    texts(project, rows)
+    workflow(project)
+    settled(project)
+    assert len(members(project)["tea"]) == 30
+    order = members(project)["tea"]
+    assert sorted(order) == sorted(id_ for id_, _, _ in rows)
+    texts(project, rows[::-1])
+    assert asked(project) == 0
+    assert members(project)["tea"] == order
+
+
+def test_the_default_prompt_is_the_rows(project: ProjectFolder) -> None:
+    texts(project, THREE[:1])
+    workflow(project, {"name": "sum", "group_by": ["topic"]})
+    settled(project)
+    assert json.loads(values(project, "sum")["tea"]) == [{"id": "1", "topic": "tea", "text": "x"}]
+
+
+def test_without_fields_all_rows_are_one_group(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, {**SUM, "group_by": [], "prompt": "${rows_count}: ${rows_json}"})
+    settled(project)
+    assert members(project) == {"all": ["1", "2", "3"]}
+
+
+def test_results_upstream_are_told_and_hidden_ones_are_not(project: ProjectFolder) -> None:
+    texts(project, THREE[:1])
+    workflow(
+        project,
+        {"name": "first", "prompt": "f${text}"},
+        {"name": "last", "prompt": "l${first}", "needs": "first"},
+        {**SUM, "needs": "last"},
+    )
+    settled(project)
+    head, rows = told(values(project, "sum")["tea"])
+    assert head == "tea 1/0"
+    assert rows == [{"id": "1", "topic": "tea", "text": "x", "last": "lfx"}]
+    workflow(
+        project,
+        {"name": "first", "prompt": "f${text}"},
+        {"name": "last", "prompt": "l${first}", "needs": "first"},
+        {**SUM, "needs": "last", "visible": {"never": ["text"]}},
+    )
+    settled(project)
+    assert told(values(project, "sum")["tea"])[1] == [{"id": "1", "topic": "tea", "last": "lfx"}]
+
+
+def test_a_stage_after_it_runs_once_a_group_and_sees_its_fields_and_results(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(
+        project,
+        {"name": "say", "prompt": "s${text}"},
+        {**SUM, "prompt": "sum of ${topic}"},
+        {"name": "title", "prompt": "T ${sum} ${topic}", "when": 'topic == "tea"'},
+        {"name": "end", "prompt": "${row_json} ${title}"},
+    )
+    report = settled(project)
+    assert report.invocation["calls"] == 3 + 2 + 1 + 2
+    assert values(project, "title") == {"tea": "T sum of tea tea"}
+    assert outcomes(project, "title") == {"tea": "done", "ink": "skipped"}
+    assert json.loads(values(project, "end")["tea"].split("} ")[0] + "}") == {"topic": "tea"}
+
+
+def test_the_names_of_members_are_not_the_groups(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, {"name": "say", "prompt": "s"}, {**SUM, "prompt": "${text} ${say}"})
+    refused = project.agac("validate", "-a", "reviews")
+    assert refused.code == 2
+    assert "text" in refused.out + refused.err
+
+
+def test_values_of_each_kind_are_groups_of_their_own(project: ProjectFolder) -> None:
+    kinds: list[Any] = [None, True, False, 1, "1", 1.5, "", "true", "null", {"a": 1}, [1], "[1]", '["1"]', 0, "all"]
+    rows = [{"id": f"{n}{twice}", "topic": kind} for n, kind in enumerate(kinds) for twice in "ab"]
+    project.rows(rows, PATH)
+    workflow(project, {**SUM, "prompt": ": ${rows_json}"})
+    settled(project)
+    groups = [told(text)[1] for text in values(project, "sum").values()]
+    assert sorted(sorted(row["id"] for row in rows) for rows in groups) == sorted(
+        [f"{n}a", f"{n}b"] for n in range(len(kinds))
+    )
+    assert len(made(project, "sum")) == len(kinds)
+    assert len({line["id"] if not isinstance(line["id"], int) else (line["id"],) for line in project.envelopes()}) == 15
+
+
+def test_equal_numbers_are_one_group_and_large_ones_are_kept_apart(project: ProjectFolder) -> None:
+    large = 1 << 62
+    numbers = [1, 2**53, 2**53 + 1, large, large + 1, -large, 10**30]
+    project.rows([{"id": str(n), "topic": number} for n, number in enumerate(numbers * 2)], PATH)
+    workflow(project, {**SUM, "prompt": ": ${rows_json}"})
+    settled(project)
+    assert sorted(members(project).values()) == sorted([str(n), str(n + 7)] for n in range(7))
+
+
+def test_several_fields_and_fields_inside(project: ProjectFolder) -> None:
+    rows = [{"id": str(n), "at": {"town": "AB"[n % 2], "zip": n % 3}, "kind": "k"} for n in range(12)]
+    project.rows(rows, PATH)
+    workflow(
+        project,
+        {
+            "name": "sum",
+            "group_by": ["at.town", "at.zip", "kind"],
+            "prompt": "${at.town}${at.zip}${kind}: ${rows_json}",
+        },
+        {"name": "after", "prompt": "${at.town} ${kind} ${row_json}"},
+    )
+    settled(project)
+    assert len(values(project, "sum")) == 6
+    assert {told(text)[0] for text in values(project, "sum").values()} == {f"{t}{z}k" for t in "AB" for z in range(3)}
+    assert set(map(str, made(project, "sum"))) == {f'["{t}",{z},"k"]' for t in "AB" for z in range(3)}
+
+
+def test_a_field_that_is_not_there_fails_its_row_and_no_other(project: ProjectFolder) -> None:
+    project.rows([{"id": "1", "at": {"town": "A"}}, {"id": "2", "at": {}}], PATH)
+    workflow(project, {"name": "sum", "group_by": ["at.town"], "prompt": ": ${rows_json}"})
+    report = settled(project)
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (3, 1)
+    assert members(project) == {"A": ["1"]}
+    assert [line["id"] for line in project.envelopes(file="errors.jsonl")] == ["2"]
+
+
+def classed(kinds: dict[str, str], bad: list[str]) -> Callable[[str], Step]:
+    """Classifies as the dictionary says; cuts off what has one of the bad words; says back everything else."""
+
+    def answer(text: str) -> Step:
+        if any(word in text for word in bad):
+            return Step(text, finish="length")
+        if text.startswith("class "):
+            return Step(json.dumps({"kind": kinds[text.split()[1]]}))
+        return Step(text)
+
+    return answer
+
+
+CLASS = {"name": "class", "prompt": "class ${text}", "output_schema": {"kind": "string"}}
+BY_KIND = {
+    "name": "sum",
+    "group_by": ["class.kind"],
+    "prompt": "${class.kind} ${rows_count}/${rows_failed}: ${rows_json}",
+}
+
+
+def test_groups_by_a_result_and_a_member_that_changes_its_group(project: ProjectFolder) -> None:
+    kinds = {"x": "good", "y": "bad", "z": "good", "w": "bad"}
+    with answering(classed(kinds, [])) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        project.workflow(path=PATH, stages=[CLASS, BY_KIND])
+        assert asked(project) == 5
+        assert members(project) == {"good": ["1", "3"], "bad": ["2"]}
+        texts(project, [THREE[0], THREE[1], ("3", "tea", "w")])
+        assert asked(project) == 3
+        assert members(project) == {"good": ["1"], "bad": ["2", "3"]}
+        texts(project, [("1", "tea", "w"), THREE[1], ("3", "tea", "w")])
+        assert asked(project) == 1, "the answer of row 3 holds for row 1 too"
+        assert members(project) == {"bad": ["1", "2", "3"]}
+        assert [line["id"] for line in project.envelopes()] == ["bad"]
+        texts(project, THREE)
+        assert asked(project) == 0
+        assert members(project) == {"good": ["1", "3"], "bad": ["2"]}
+
+
+def test_what_changes_in_a_member_asks_its_group_alone(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, SUM, {"name": "more", "prompt": "m ${sum}"})
+    assert asked(project) == 4
+    texts(project, [THREE[0], ("2", "ink", "new"), THREE[2]])
+    assert asked(project) == 2
+    texts(project, [*THREE, ("4", "ink", "w")])
+    assert asked(project) == 2
+    texts(project, THREE)
+    assert asked(project) == 0
+    texts(project, [*THREE[1:]])
+    assert asked(project) == 2
+    assert members(project)["tea"] == ["3"]
+
+
+def test_a_change_that_no_member_shows_costs_nothing(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, {**SUM, "visible": {"never": ["text"]}}, {"name": "more", "prompt": "m ${sum}"})
+    assert asked(project) == 4
+    texts(project, [("1", "tea", "other"), *THREE[1:]])
+    assert asked(project) == 0
+
+
+def test_a_group_that_lost_its_last_member_leaves_and_comes_back(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, SUM, {"name": "more", "prompt": "m ${sum}"})
+    assert asked(project) == 4
+    texts(project, [THREE[0], THREE[2]])
+    assert asked(project) == 0
+    assert made(project, "sum") == {"tea": "done"}
+    assert [line["id"] for line in project.envelopes()] == ["tea"]
+    texts(project, [THREE[0], ("2", "tea", "y"), THREE[2]])
+    assert asked(project) == 2
+    texts(project, THREE)
+    assert asked(project) == 0
+    assert sorted(made(project, "sum")) == ["ink", "tea"]
+    project.write(PATH, "")
+    assert asked(project) == 0
+    assert (made(project, "sum"), project.envelopes()) == ({}, [])
+
+
+def test_a_group_without_a_failed_member_says_so_and_is_asked_anew_when_it_is_whole(project: ProjectFolder) -> None:
+    kinds = {"x": "good", "y": "bad", "z": "good"}
+    bad = ["say z"]
+    stages = [CLASS, {"name": "say", "prompt": "say ${text}"}, {**BY_KIND, "needs": "say"}]
+    with answering(classed(kinds, bad)) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        project.workflow(path=PATH, stages=stages)
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 8)
+        told_ = {id_: told(text)[0] for id_, text in values(project, "sum").items()}
+        assert told_ == {"good": "good 1/1", "bad": "bad 1/0"}
+        assert members(project) == {"good": ["1"], "bad": ["2"]}
+        bad.clear()
+        assert asked(project) == 2
+        assert told(values(project, "sum")["good"])[0] == "good 2/0"
+        bad.append("say z")
+        report = settled(project, fresh=True)
+        assert report.exit_code == 3
+        assert told(values(project, "sum")["good"])[0] == "good 1/1"
+
+
+def test_a_group_may_fail_for_a_member_that_failed(project: ProjectFolder) -> None:
+    bad = ["say z"]
+    stages = [
+        CLASS,
+        {"name": "say", "prompt": "say ${text}"},
+        {**BY_KIND, "needs": "say", "incomplete": "fail"},
+        {"name": "more", "prompt": "m ${sum}"},
+    ]
+    with answering(classed({"x": "good", "y": "bad", "z": "good"}, bad)) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        project.workflow(path=PATH, stages=stages)
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 8)
+        assert made(project, "sum") == {"good": "failed", "bad": "done"}
+        assert errors(project, "sum")["good"] == (
+            "InvalidRow", "stage 'sum': 1 of the 2 rows of this group failed",
+        )  # fmt: skip
+        assert sorted(line["id"] for line in project.envelopes(file="errors.jsonl")) == ["3", "good"]
+        bad.clear()
+        assert asked(project) == 3
+        assert made(project, "sum") == {"good": "done", "bad": "done"}
+        assert project.output() is not None
+
+
+def test_a_group_of_failed_members_fails(project: ProjectFolder) -> None:
+    bad = ["say x", "say z"]
+    stages = [CLASS, {"name": "say", "prompt": "say ${text}"}, {**BY_KIND, "needs": "say"}]
+    with answering(classed({"x": "good", "y": "bad", "z": "good"}, bad)) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        project.workflow(path=PATH, stages=stages, stop_loss=False)
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 7)
+        assert errors(project, "sum") == {"good": ("InvalidRow", "stage 'sum': all 2 rows of this group failed")}
+        del bad[0]
+        assert asked(project) == 3, "both failed rows are tried again, and the group of the one that succeeds"
+        assert told(values(project, "sum")["good"])[0] == "good 1/1"
+
+
+def test_a_member_that_failed_before_its_group_is_known_is_in_none(project: ProjectFolder) -> None:
+    bad = ["class z"]
+    with answering(classed({"x": "good", "y": "bad", "z": "good"}, bad)) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        project.workflow(path=PATH, stages=[CLASS, BY_KIND])
+        report = settled(project)
+        assert report.exit_code == 3
+        assert {id_: told(text)[0] for id_, text in values(project, "sum").items()} == {
+            "good": "good 1/0", "bad": "bad 1/0",
+        }  # fmt: skip
+        bad.clear()
+        assert asked(project) == 2
+        assert told(values(project, "sum")["good"])[0] == "good 2/0"
+
+
+def test_a_member_that_fails_later_counts_as_failed(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "terrible"}])
+    project.configure(server.base_url)
+    texts(project, THREE)
+    workflow(project, {"name": "say", "prompt": "say ${text}"}, SUM)
+    assert asked(project) == 5
+    texts(project, [*THREE[:2], ("3", "tea", "terrible")])
+    report = settled(project)
+    assert (report.exit_code, report.invocation["calls"]) == (3, 2)
+    assert told(values(project, "sum")["tea"])[0] == "tea 1/1"
+    texts(project, THREE)
+    assert asked(project) == 0
+    assert told(values(project, "sum")["tea"])[0] == "tea 2/0"
+
+
+def test_dropped_and_skipped_rows(project: ProjectFolder) -> None:
+    """Who left is no member; who was passed over is one, without the result."""
+    texts(project, [("1", "tea", "keep"), ("2", "tea", "skip"), ("3", "tea", "drop"), ("4", "ink", "drop")])
+    workflow(
+        project,
+        {"name": "left", "filter": 'text != "drop"'},
+        {"name": "say", "prompt": "s${text}", "when": 'text == "keep"'},
+        SUM,
+    )
+    settled(project)
+    ((head, rows),) = map(told, values(project, "sum").values())
+    assert head == "tea 2/0"
+    assert [(row["id"], row["say"]) for row in rows] == [("1", "skeep"), ("2", None)]
+
+
+def test_a_guard_of_a_group_is_judged_by_what_the_group_has(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(project, {**SUM, "when": "rows_count > 1", "otherwise": "drop"}, {"name": "more", "prompt": "m ${sum}"})
+    settled(project)
+    assert made(project, "sum") == {"tea": "done", "ink": "dropped"}
+    assert list(values(project, "more")) == ["tea"]
+    texts(project, [*THREE, ("4", "ink", "w")])
+    assert asked(project) == 2
+    assert made(project, "sum") == {"tea": "done", "ink": "done"}
+    texts(project, THREE)
+    assert asked(project) == 0
+    assert made(project, "sum") == {"tea": "done", "ink": "dropped"}
+
+
+def test_groups_of_children(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "tags": ["x", "y", "x"]}, {"id": "b", "tags": ["y"]}, {"id": "c", "tags": []}], PATH)
+    say = {"name": "say", "explode": "tags", "prompt": "${id}${index}${item}"}
+    workflow(project, say, {"name": "sum", "group_by": ["item"], "prompt": "${item}: ${rows_json}"})
+    assert asked(project) == 4 + 2
+    ids = {group: [row["say"] for row in told(text)[1]] for group, text in values(project, "sum").items()}
+    assert ids == {"x": ["a0x", "a2x"], "y": ["a1y", "b0y"]}
+    project.rows([{"id": "a", "tags": ["x", "y"]}, {"id": "b", "tags": ["y"]}, {"id": "c", "tags": []}], PATH)
+    assert asked(project) == 1
+    project.rows([{"id": "b", "tags": ["y"]}, {"id": "c", "tags": ["z"]}], PATH)
+    assert asked(project) == 3
+    assert sorted(made(project, "sum")) == ["y", "z"]
+
+
+def test_groups_of_groups(project: ProjectFolder) -> None:
+    rows = [{"id": str(n), "town": f"t{n % 4}", "land": f"l{n % 2}"} for n in range(8)]
+    project.rows(rows, PATH)
+    towns = {"name": "town_sum", "group_by": ["town", "land"], "prompt": "${town}"}
+    lands = {"name": "land_sum", "group_by": ["land"], "prompt": "${land}: ${rows_json}"}
+    workflow(project, towns, lands, {"name": "all", "group_by": [], "prompt": "${rows_count}: ${rows_json}"})
+    assert asked(project) == 4 + 2 + 1
+    assert told(values(project, "land_sum")["l0"])[1] == [
+        {"town": "t0", "land": "l0", "town_sum": "t0"}, {"town": "t2", "land": "l0", "town_sum": "t2"},
+    ]  # fmt: skip
+    project.rows([*rows, {"id": "9", "town": "t9", "land": "l0"}], PATH)
+    assert asked(project) == 3
+    project.rows(rows, PATH)
+    assert asked(project) == 0
+    assert len(made(project, "town_sum")) == 4
+
+
+def test_children_of_groups(project: ProjectFolder) -> None:
+    kinds: dict[str, Any] = {"tea": ["p", "q"], "ink": []}
+
+    def answer(text: str) -> Step:
+        return Step(json.dumps({"ideas": kinds[text.split()[1]]})) if text.startswith("ideas ") else Step(text)
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        texts(project, THREE)
+        ideas = {**SUM, "prompt": "ideas ${topic} ${rows_count}", "output_schema": {"ideas": "string[]"}}
+        each = {"name": "each", "explode": "sum.ideas", "prompt": "${topic} ${item} ${index}"}
+        project.workflow(path=PATH, stages=[ideas, each])
+        assert asked(project) == 4
+        assert values(project, "each") == {"tea/0": "tea p 0", "tea/1": "tea q 1"}
+        assert [(line["id"], line["row_number"]) for line in project.envelopes()] == [("tea/0", None), ("tea/1", None)]
+        texts(project, THREE[1:])
+        assert asked(project) == 1
+        texts(project, THREE[1:2])
+        assert asked(project) == 0
+        assert made(project, "each") == {}
+
+
+def test_two_stages_group_the_same_rows(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(
+        project,
+        {"name": "say", "prompt": "s${text}"},
+        {**SUM, "needs": "say"},
+        {"name": "other", "needs": "say", "group_by": ["text"], "prompt": "${text}: ${rows_json}"},
+        output={"stages": "other"},
+    )
+    assert asked(project) == 3 + 2 + 3
+    assert sorted(made(project, "other")) == ["x", "y", "z"]
+    texts(project, [("1", "ink", "x"), *THREE[1:]])
+    assert asked(project) == 3
+
+
+def test_branches_of_members_of_unequal_depth(project: ProjectFolder) -> None:
+    texts(project, THREE)
+    workflow(
+        project,
+        {"name": "short", "needs": [], "prompt": "s${text}"},
+        {"name": "long1", "needs": [], "prompt": "l${text}"},
+        {"name": "long2", "needs": "long1", "prompt": "m${long1}"},
+        {**SUM, "needs": ["short", "long2"]},
+    )
+    settled(project)
+    assert told(values(project, "sum")["ink"])[1] == [
+        {"id": "2", "topic": "ink", "text": "y", "short": "sy", "long2": "mly"}
+    ]
+
+
+def test_ids_of_groups_that_look_like_rows(project: ProjectFolder) -> None:
+    """A group may be called as a row, and rows as children."""
+    texts(project, [("1", "1", "x"), ("2", "1", "y"), ("all", "2", "z")])
+    workflow(
+        project, {"name": "one", "prompt": "${text}"}, SUM, {"name": "all", "group_by": [], "prompt": ": ${rows_json}"}
+    )
+    settled(project)
+    assert members(project) == {"1": ["1", "2"], "2": ["all"]}
+    assert list(values(project, "all")) == ["all"]
+
+
+def test_failed_groups_are_tried_again_and_left_as_rows_are(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "tea 2/0"}])
+    project.configure(server.base_url)
+    texts(project, THREE)
+    workflow(project)
+    calls, left = [], []
+    for _ in range(5):
+        report = ran(project)
+        calls.append(report.invocation["calls"])
+        left.append(report.invocation["rows_left_failed"])
+        assert report.exit_code == 3
+    assert calls == [2, 1, 1, 0, 0]
+    assert left == [0, 0, 1, 1, 1]
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["id"], error["error"]["type"]) == ("tea", "Refused")
+
+
+def test_a_group_without_a_bound_takes_no_more_rows_than_are_held(project: ProjectFolder) -> None:
+    most = 100_000
+    project.rows([{"id": str(n), "topic": "x"} for n in range(most + 1)], PATH)
+    workflow(project, {**SUM, "prompt": "${rows_count}"})
+    report = project.run()
+    assert (report.exit_code, report.invocation["calls"]) == (3, 0)
+    assert errors(project, "sum")["x"][1] == (
+        "stage 'sum': this group has 100,001 rows; add `reduce: {max_rows: 50}` to ask them in parts"
+    )
+
+
+@pytest.mark.parametrize("name", ["sum", "more"])
+def test_summary_counts_of_groups(project: ProjectFolder, name: str) -> None:
+    texts(project, THREE)
+    workflow(project, SUM, {"name": "more", "prompt": "m ${sum}"})
+    report = settled(project)
+    stages = {stage["name"]: stage for stage in report.summary["stages"]}
+    assert (stages[name]["done"], stages[name]["failed"]) == (2, 0)

@@ -1,0 +1,361 @@
+"""Rows that stages made, taken up again: scopes, retries, ages, selections, interruptions."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from scripted_server import Step, answering
+from support.made import asked, assert_all_sound, made, outcomes, parts, ran, settled, values
+from support.processes import interrupt, listening, wait_until
+from support.project import ProjectFolder
+from support.recount import contents
+from support.server import Server
+
+import agac
+from agac.core.errors import UsageError
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+PATH = "data/rows.jsonl"
+PLAN = {"name": "plan", "prompt": "plan ${id}", "output_field": "word"}
+EACH = {"name": "each", "explode": "items", "prompt": "each ${id} ${item}", "needs": "plan"}
+CHECK = {"name": "check", "prompt": "check ${each}\n!"}
+SUM = {"name": "sum", "group_by": ["item"], "prompt": "sum ${item} ${rows_count}: ${rows_json}", "needs": "check"}
+TITLE = {"name": "title", "prompt": "title ${sum}"}
+ALL = [PLAN, EACH, CHECK, SUM, TITLE]
+ROWS = {"a": ["x", "y"], "b": ["y"], "c": ["x", "z"]}
+CALLS = {"plan": 3, "each": 5, "check": 5, "sum": 3, "title": 3}
+
+
+def lists(project: ProjectFolder, rows: dict[str, Any]) -> None:
+    project.rows([{"id": id_, "items": items} for id_, items in rows.items()], PATH)
+
+
+def workflow(project: ProjectFolder, stages: list[dict[str, Any]] = ALL, **keys: Any) -> None:
+    project.workflow(path=PATH, stages=stages, stop_loss=False, **({"defaults": ECHO} | keys))
+
+
+def calls(project: ProjectFolder) -> dict[str, int]:
+    """Calls by stage so far, in all runs of these stages."""
+    names = [stage["name"] for stage in ALL]
+    return {names[i]: n for i, n in project.query("SELECT stage, count(*) FROM attempt GROUP BY stage ORDER BY stage")}
+
+
+def retry(project: ProjectFolder, **choice: Any) -> agac.RunReport:
+    report = agac.retry("last", agac.Retry(**choice), project=project.root)
+    assert_all_sound(project)
+    return report
+
+
+def test_until_leaves_later_stages_open_and_a_plain_run_finishes_them(project: ProjectFolder) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    seen: dict[str, int] = {}
+    for stage, count in CALLS.items():
+        report = project.run(until=stage)
+        seen[stage] = count
+        assert (report.exit_code, calls(project)) == (0, seen)
+        assert_all_sound(project)
+        assert report.summary["complete"] is (stage == "title")
+        assert project.run(until=stage).invocation["calls"] == 0
+    assert asked(project) == 0
+
+
+def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    project.run(until="each")
+    lists(project, {**ROWS, "d": ["x"]})
+    for stage, count in (("check", 5), ("sum", 0)):
+        before = calls(project)
+        report = project.run(stage=stage)
+        assert report.exit_code == 0
+        assert calls(project).get(stage, 0) - before.get(stage, 0) == count
+        assert sum(calls(project).values()) - sum(before.values()) == count
+        assert_all_sound(project)
+    report = settled(project)
+    assert report.invocation["calls"] == 1 + 1 + 1 + 3 + 3
+    assert report.summary["complete"]
+
+
+def test_a_group_waits_for_members_that_are_open(project: ProjectFolder) -> None:
+    """A row that is not through yet may still come into a group: what is asked without it would be asked again."""
+    lists(project, ROWS)
+    workflow(project)
+    project.run(until="each")
+    report = project.run(from_stage="sum")
+    assert (report.exit_code, calls(project).get("sum", 0)) == (0, 0)
+    assert report.invocation["calls"] == 0
+
+
+def test_no_retry_failed_leaves_made_rows_as_they_are(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "check each a y\n!"}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    assert ran(project).exit_code == 3
+    report = project.run(retry_failed=False)
+    assert (report.exit_code, report.invocation["calls"], report.invocation["rows_left_failed"]) == (3, 0, 1)
+    assert project.run().invocation["calls"] == 1
+    assert_all_sound(project)
+
+
+def test_retry_forces_made_rows_that_a_run_leaves_alone(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "check each a y\n!", "first": 4}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    for count in (19, 1, 1, 0):
+        report = ran(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, count)
+    assert retry(project).invocation["calls"] == 1
+    report = retry(project)
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 1 + 1 + 1, "the child, its group and what follows"
+    assert made(project, "each") == dict.fromkeys(["a/0", "a/1", "b/0", "c/0", "c/1"], "done")
+    assert json.loads(values(project, "sum")["y"].partition(": ")[2])[0]["check"] == "check each a y\n!"
+    with pytest.raises(UsageError, match="nothing of run 1"):
+        retry(project)
+    assert asked(project) == 0
+
+
+@pytest.mark.parametrize(
+    ("choice", "count"),
+    [
+        ({"rows": ("a/1",)}, 1),
+        ({"rows": ("a",)}, 1),
+        ({"rows": ("c/0", "a/1")}, 2),
+        ({"stage": "check"}, 1),
+        ({"stage": "each"}, 1),
+        ({"error": "Truncated"}, 1),
+        ({"error": "Refused"}, 1),
+        ({}, 2),
+    ],
+)
+def test_retry_chooses_made_rows(project: ProjectFolder, faulty: Faulty, choice: dict[str, Any], count: int) -> None:
+    server = faulty(
+        [{"kind": "refusal", "match": "check each a y\n!"}, {"kind": "length", "match": "each c x"}],
+    )
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    assert ran(project).exit_code == 3
+    found = agac.retry_choice("last", agac.Retry(**choice), project=project.root)
+    assert found.rows == count
+    report = retry(project, **choice)
+    assert (report.exit_code, report.invocation["calls"]) == (3, count)
+
+
+@pytest.mark.parametrize("rows", [("b/0",), ("a/7",), ("nobody",)])
+def test_retry_of_a_made_row_that_did_not_fail_is_refused(
+    project: ProjectFolder, faulty: Faulty, rows: tuple[str, ...]
+) -> None:
+    server = faulty([{"kind": "refusal", "match": "check each a y\n!"}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    ran(project)
+    with pytest.raises(UsageError, match=f"{rows[0]}"):
+        retry(project, rows=rows)
+
+
+@pytest.mark.parametrize(("stage", "again"), [("title", 3), ("sum", 6), ("check", 11), ("each", 16), ("plan", 19)])
+def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder, stage: str, again: int) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    assert asked(project) == 19
+    report = retry(project, from_stage=stage)
+    assert (report.exit_code, report.invocation["calls"]) == (0, again)
+    assert report.summary["complete"]
+    assert asked(project) == 0
+
+
+def test_retry_from_a_stage_of_one_row_asks_its_children_and_their_groups(project: ProjectFolder) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    assert asked(project) == 19
+    report = retry(project, from_stage="each", rows=("b",))
+    assert report.exit_code == 0
+    assert calls(project)["each"] == 6
+    assert calls(project)["check"] == 6
+    report = retry(project, from_stage="check", rows=("a/0",))
+    assert report.exit_code == 0
+    assert (calls(project)["each"], calls(project)["check"]) == (6, 7)
+    assert asked(project) == 0
+
+
+def test_retry_from_a_stage_that_reduces(project: ProjectFolder) -> None:
+    rows = {f"r{n}": [n % 3] for n in range(40)}
+    lists(project, rows)
+    stages: list[dict[str, Any]] = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}]
+    workflow(project, stages)
+    first = asked(project)
+    assert first > 40 + 10
+    report = retry(project, from_stage="sum")
+    assert (report.exit_code, report.invocation["calls"]) == (0, first - 40)
+    assert asked(project) == 0
+
+
+def test_a_failed_part_is_retried(project: ProjectFolder) -> None:
+    bad = ['"r7"']
+
+    def answer(text: str) -> Step:
+        if text.startswith("sum") and any(word in text for word in bad):
+            return Step(text, finish="length")
+        return Step(f"S{len(text)}" if text.startswith("sum") else text)
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        lists(project, {f"r{n}": [1] for n in range(20)})
+        stages: list[dict[str, Any]] = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}, TITLE]
+        workflow(project, stages, defaults={})
+        for count in (None, 1, 1, 0):
+            report = ran(project)
+            assert report.exit_code == 3
+            assert count is None or report.invocation["calls"] == count
+        assert retry(project).invocation["calls"] == 1
+        bad.clear()
+        report = retry(project, stage="sum")
+        assert report.exit_code == 0
+        assert 3 <= report.invocation["calls"] <= 6
+        assert set(parts(project).values()) == {"done"}
+        assert asked(project) == 0
+
+
+def test_a_selection_makes_rows_of_its_own_and_the_whole_run_reuses_them(project: ProjectFolder) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    report = settled(project, limit=1)
+    assert report.invocation["calls"] == 1 + 2 + 2 + 2 + 2
+    assert sorted(made(project, "sum")) == ["x", "y"]
+    assert sorted(line["id"] for line in project.envelopes("reviews/preview")) == ["x", "y"]
+    report = settled(project)
+    assert report.invocation["calls"] == 2 + 3 + 3 + 3 + 3
+    assert asked(project, limit=1) == 0
+
+
+def test_fresh_asks_everything_anew(project: ProjectFolder) -> None:
+    lists(project, ROWS)
+    workflow(project)
+    assert asked(project) == 19
+    assert asked(project, fresh=True) == 19
+    assert asked(project) == 0
+    assert project.run().summary["run"] == 2
+
+
+def test_an_interrupted_fresh_run_is_continued(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "unauthorized", "at": [30]}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    assert asked(project) == 19
+    stopped = project.run(fresh=True, concurrency=1)
+    assert stopped.exit_code == 1
+    assert_all_sound(project)
+    report = settled(project)
+    assert (report.exit_code, report.summary["run"]) == (0, 2)
+    assert server.account()["requests"] == 19 + 19 + 1
+
+
+@pytest.mark.parametrize("stage", ["plan", "each", "check", "sum", "title"])
+def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stage: str) -> None:
+    lists(project, ROWS)
+    workflow(project, [one | ({"max_age": "7d"} if one["name"] == stage else {}) for one in ALL])
+    assert asked(project) == 19
+    position = [one["name"] for one in ALL].index(stage)
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+        database.execute(
+            "UPDATE result SET created_at = created_at - 8 * 86400 "
+            "WHERE id IN (SELECT result_id FROM task WHERE stage = ?)", (position,),
+        )  # fmt: skip
+    report = settled(project)
+    assert report.exit_code == 0
+    assert calls(project) == CALLS | {stage: 2 * CALLS[stage]}
+
+
+def test_running_again_writes_nothing(project: ProjectFolder) -> None:
+    lists(project, {f"r{n}": [f"i{place % 7}" for place in range(n % 5)] for n in range(60)})
+    uniq = {"name": "uniq", "dedupe": ["item"]}
+    say = {"name": "say", "prompt": "say ${item}"}
+    workflow(project, [*ALL, uniq, say], output={"stages": "title"})
+    settled(project)
+    before = contents(project.query)
+    report = project.run()
+    assert report.invocation["calls"] == 0
+    assert report.invocation["rows_unchanged"] == 60
+    assert contents(project.query) == before
+
+
+@pytest.mark.parametrize("stage", ["plan", "each", "check", "sum", "title"])
+def test_an_interrupted_run_is_gone_on_with(project: ProjectFolder, faulty: Faulty, stage: str) -> None:
+    """Ctrl-C while a stage of any level is asked."""
+    server = faulty([{"kind": "hang", "match": f"{stage} ", "first": 1}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
+    wait_until(lambda: server.account()["in_flight"] >= 1, "a call that hangs", process)
+    for _ in range(2):
+        interrupt(process)
+    assert process.wait(60) == 130
+    process.communicate()
+    assert_all_sound(project)
+    server_two = faulty([])
+    project.configure(server_two.base_url)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert calls(project) == CALLS
+    assert outcomes(project, "title") == {"x": "done", "y": "done", "z": "done"}
+
+
+def test_an_interrupted_retry_of_made_rows_is_gone_on_with(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "hang", "match": "check ", "at": [24, 25, 26, 27, 28, 29, 30, 31, 32, 33]}])
+    project.configure(server.base_url)
+    lists(project, ROWS)
+    workflow(project)
+    assert asked(project) == 19
+    process = listening(project.start("retry", "last", "--from", "each", "--yes", "--concurrency", "4"))
+    wait_until(lambda: server.account()["in_flight"] >= 1, "a call that hangs", process)
+    for _ in range(2):
+        interrupt(process)
+    assert process.wait(60) == 130
+    process.communicate()
+    assert_all_sound(project)
+    project.configure(faulty([]).base_url)
+    assert settled(project).exit_code == 0
+    assert calls(project) == CALLS | {stage: 2 * CALLS[stage] for stage in ("each", "check", "sum", "title")}
+
+
+def test_a_budget_of_errors_stops_amid_children(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "refusal", "match": "each "}])
+    project.configure(server.base_url)
+    lists(project, {"a": [f"i{n}" for n in range(60)]})
+    workflow(project)
+    report = project.run(max_errors=5, concurrency=1)
+    assert report.exit_code == 4
+    assert list(made(project, "each").values()).count("failed") >= 5
+    assert list(made(project, "each").values()).count("open") > 30
+    assert_all_sound(project)
+
+
+def test_children_of_a_parent_that_is_open_wait(project: ProjectFolder, faulty: Faulty) -> None:
+    """Its list may be another one once it has been asked: what was made of it before is not asked, and not written."""
+    server = faulty([{"kind": "refusal", "match": "each a x"}])
+    project.configure(server.base_url)
+    stages = [{"name": "plan", "prompt": "plan ${word}"}, EACH]
+    rows = [{"id": "a", "word": "1", "items": ["x", "y"]}, {"id": "b", "word": "1", "items": ["z"]}]
+    project.rows(rows, PATH)
+    workflow(project, stages)
+    assert ran(project).exit_code == 3
+    project.rows([{"id": "a", "word": "2", "items": ["q"]}, rows[1]], PATH)
+    report = project.run(stage="each")
+    assert (report.invocation["calls"], report.summary["rows"]["open"]) == (0, 1)
+    assert project.agac("export", "--run", "1", "--partial").code == 0
+    assert [line["id"] for line in project.envelopes()] == ["b/0"]
+    assert asked(project) == 2
+    assert [line["id"] for line in project.envelopes()] == ["a/0", "b/0"]

@@ -1,0 +1,321 @@
+"""`agac plan` of workflows whose stages make rows: what it says is what the run does, and what is a guess is marked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.made import outcomes, ran
+from support.project import ProjectFolder
+from support.server import Server
+from test_plan import calls_by_stage
+
+import agac
+from agac.api.piping import ready_workflow
+from agac.api.planning import PlannedTasks, PlanReport
+from agac.api.project import open_project
+from agac.core.errors import UsageError
+from agac.engine.retries import tasks_of_retry
+from agac.engine.scope import Retry
+from agac.plan.plan import Plan, make_plan
+from agac.store.made import MadeCount
+
+Faulty = Callable[..., Server]
+ECHO = {"model": "local/echo"}
+PATH = "data/rows.jsonl"
+SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}
+SUM = {"name": "sum", "group_by": ["id"], "prompt": "${id} ${rows_count}: ${rows_json}"}
+ALL = {"name": "all", "needs": "sum", "group_by": [], "reduce": {"max_rows": 3}, "prompt": "All: ${rows_json}"}
+PLAN = {
+    "name": "plan",
+    "prompt": "Plan ${id}",
+    "model": "local/small",
+    "output_schema": {"topic": "a|b", "asks": ["string"]},
+}
+ASK = {"name": "ask", "explode": "plan.asks", "prompt": "Ask ${item}, ${index} of ${id}"}
+CUT = """\
+def cut(row):
+    words = row["text"].split()
+    if row["text"] == "none":
+        return None
+    if len(words) == 1:
+        return {"id": row["id"], "word": words[0]}
+    return [{"id": row["id"], "word": word} for word in words]
+"""
+
+
+def lists(project: ProjectFolder, rows: dict[str, Any], **columns: Any) -> None:
+    project.rows([{"id": id_, "items": items, **columns} for id_, items in rows.items()], PATH)
+
+
+def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.workflow(path=PATH, defaults=ECHO, stages=list(stages), stop_loss=False, **keys)
+
+
+def planned(project: ProjectFolder, **options: Any) -> PlanReport:
+    return agac.plan_run("reviews", agac.RunOptions(**options), project=project.root)
+
+
+def plan_of(project: ProjectFolder) -> Plan:
+    opened = open_project(project.root)
+    checked, options = ready_workflow(opened, "reviews", agac.RunOptions())
+    return make_plan(checked.workflow, checked.models, opened.root, options.selection(), None)
+
+
+def counts(report: PlanReport) -> dict[str, tuple[int, int]]:
+    """Each stage's (run, reuse)."""
+    return {one.stage.name: (one.forecast.run, one.forecast.reuse) for one in report.stages}
+
+
+def ends(project: ProjectFolder, stage: PlannedTasks) -> dict[str, int]:
+    """What became of the stage's tasks: what went well, with those that stand from before, dropped, and passed over."""
+    found = Counter(str(outcome) for outcome in outcomes(project, stage.stage.name).values())
+    return {"well": found["done"] + found["reused"], "dropped": found["dropped"], "skipped": found["skipped"]}
+
+
+def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport:
+    """Plans, runs, compares: all but the `guessed` stages do what was said, and ask as often; then all is had."""
+    report = planned(project, **options)
+    before = calls_by_stage(project) if (project.root / ".agac").exists() else {}
+    assert ran(project, **options).exit_code in (0, 3)
+    after = calls_by_stage(project)
+    assert {one.stage.name for one in report.stages if not one.forecast.exact} == set(guessed)
+    for one in report.stages:
+        name, found = one.stage.name, one.forecast
+        if name not in guessed:
+            assert (name, after.get(name, 0) - before.get(name, 0)) == (name, found.questions if one.stage.asks else 0)
+            told = {"well": found.run + found.reuse, "dropped": found.dropped, "skipped": found.skipped}
+            came = ends(project, one)
+            if found.guess is not None:  # a function that was not called yet may make rows leave
+                told["well"], told["dropped"] = told["well"] - came["dropped"], came["dropped"]
+            assert (name, came) == (name, told)
+    again = planned(project, **{key: value for key, value in options.items() if key != "fresh"})
+    assert {one.stage.name: one.forecast.run for one in again.stages} == dict.fromkeys(counts(report), 0)
+    assert again.calls == 0
+    assert again.exact
+    return report
+
+
+def test_items_of_the_input_their_groups_and_a_tree_are_known(project: ProjectFolder) -> None:
+    lists(project, {f"r{n}": [f"{n}.{i}" for i in range(n % 4)] for n in range(12)})
+    workflow(project, SAY, SUM, ALL)
+    report = as_told(project)
+    assert counts(report) == {"say": (18, 0), "sum": (9, 0), "all": (1, 0)}
+    assert report.stages[2].forecast.parts > 2
+    assert not project.query("SELECT 1 FROM run WHERE id > 1")
+
+
+def test_one_more_row_costs_its_children_its_group_and_the_way_up_the_tree(project: ProjectFolder) -> None:
+    rows = {f"r{n}": ["x", "y"] for n in range(12)}
+    lists(project, rows)
+    workflow(project, SAY, SUM, ALL)
+    parts = as_told(project).stages[2].forecast.parts
+    lists(project, {**rows, "new": ["x"]})
+    report = as_told(project)
+    assert counts(report) == {"say": (1, 24), "sum": (1, 12), "all": (1, 0)}
+    assert 0 < report.stages[2].forecast.parts < parts
+    assert set(report.stages[2].forecast.reasons) == {"new row"}  # the group's one member that is not there yet is
+
+
+def test_a_changed_item_and_a_reverted_one(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    workflow(project, SAY, SUM)
+    as_told(project)
+    lists(project, {"a": ["x", "other"], "b": ["z"]})
+    report = as_told(project)
+    assert counts(report) == {"say": (1, 2), "sum": (1, 1)}
+    assert set(report.stages[0].forecast.reasons) == {"row changed"}
+    assert set(report.stages[1].forecast.reasons) == {"upstream say changed"}
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    assert planned(project).calls == 0
+
+
+def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(project: ProjectFolder) -> None:
+    lists(project, {f"r{n}": ["x", "y"] for n in range(5)})
+    workflow(project, SAY, SUM)
+    as_told(project)
+    workflow(project, SAY, {**SUM, "prompt": "Other: ${rows_json}"})
+    report = planned(project)
+    assert counts(report) == {"say": (0, 10), "sum": (5, 0)}
+    assert report.stages[1].forecast.reasons["prompt changed"].count == 5
+    shown = agac.plan_run("reviews", show=1, project=project.root).forecast.prompts[0]
+    assert (shown.row_id, shown.stage) == ("r0", "sum")
+    text = "".join(part.text for part in shown.request.messages[-1].parts)
+    assert [one["say"] for one in json.loads(text.removeprefix("Other: "))] == ["r0:0:x", "r0:1:y"]
+    as_told(project)
+
+
+def test_a_changed_way_of_making_is_named(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "items": ["x"], "more": ["y"], "kind": 1}], PATH)
+    workflow(project, SAY, SUM)
+    as_told(project)
+    workflow(project, {**SAY, "explode": "more"}, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
+    reasons = {one.stage.name: set(one.forecast.reasons) for one in planned(project).stages}
+    assert reasons["say"] == {"explode changed"}
+    workflow(project, SAY, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
+    assert planned(project).stages[1].forecast.reasons.keys() == {"new row"}  # no group of this name was there
+
+
+def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolder) -> None:
+    project.rows([{"id": f"r{n}"} for n in range(20)], PATH)
+    workflow(project, PLAN, ASK, SUM)
+    first = planned(project)
+    assert [one.forecast.exact for one in first.stages] == [True, False, False]
+    assert first.stages[1].forecast.guess == ("items", "plan", 1.0, None)
+    assert counts(first) == {"plan": (20, 0), "ask": (20, 0), "sum": (20, 0)}
+    shown = project.agac("plan", "-a", "reviews").out
+    assert "ask: how many rows it makes is not known before `plan` has answered; 1 of each is taken" in shown
+    assert "~20" in shown
+    as_json = project.agac("plan", "-a", "reviews", "--json").json
+    assert (as_json["exact"], [one["exact"] for one in as_json["stages"]]) == (False, [True, False, False])
+    assert as_json["stages"][1]["guess"] == {"makes": "items", "waits_for": "plan", "number": 1.0, "run": None}
+    as_told(project, "ask", "sum")
+    made = len(outcomes(project, "ask"))
+    again = planned(project, fresh=True)
+    assert again.stages[1].forecast.run == pytest.approx(made, abs=1)
+    guess = again.stages[1].forecast.guess
+    assert guess is not None
+    assert (guess.number, guess.run) == (made / 20, 1)
+
+
+def test_what_a_stored_answer_makes_is_known(project: ProjectFolder) -> None:
+    project.rows([{"id": f"r{n}"} for n in range(10)], PATH)
+    workflow(project, PLAN, ASK, SUM)
+    project.run(until="plan")
+    report = as_told(project)
+    assert set(report.stages[1].forecast.reasons) == {"not asked yet"}
+
+
+def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) -> None:
+    project.write("tools/cut.py", CUT)
+    texts = {"a": "one", "b": "none", "c": "two words", "d": "and three words", "e": "one"}
+    project.rows([{"id": id_, "text": text} for id_, text in texts.items()], PATH)
+    function = {"name": "cut", "python": "tools/cut.py:cut"}
+    unique, say = {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${word}"}
+    per = {"name": "per", "group_by": ["word"], "prompt": "${word}: ${rows_json}"}
+    workflow(project, function, unique, say, per)
+    first = as_told(project, "uniq", "say", "per")
+    assert first.stages[1].forecast.guess == ("kept", "cut", 1.0, None)
+    workflow(project, function, unique, {**say, "prompt": "Say ${word}"}, per)
+    report = planned(project)
+    assert counts(report) == {"cut": (0, 4), "uniq": (0, 5), "say": (5, 0), "per": (5, 0)}
+    assert [one.forecast.dropped for one in report.stages] == [1, 2, 0, 0]
+    as_told(project)
+    workflow(project, {**function, "python": "tools/cut.py:cut"}, unique, say, per)
+    fresh = planned(project, fresh=True)
+    assert [one.forecast.exact for one in fresh.stages] == [True, False, False, False]
+    assert counts(fresh)["say"][0] == pytest.approx(5, abs=1)
+
+
+def test_the_first_of_equal_rows_is_the_one_that_the_run_keeps(project: ProjectFolder) -> None:
+    project.write("tools/cut.py", CUT)
+    texts = {"a": "x y", "b": "z", "c": "z q", "d": "y", "e": "q"}
+    project.rows([{"id": id_, "text": text} for id_, text in texts.items()], PATH)
+    function = {"name": "cut", "python": "tools/cut.py:cut"}
+    workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${id} ${word}"})
+    ran(project)
+    workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "Say ${id} ${word}"})
+    prompts = agac.plan_run("reviews", show=9, project=project.root).forecast.prompts
+    ran(project)
+    kept = [id_ for id_, outcome in outcomes(project, "say").items() if outcome == "done"]
+    assert sorted(prompt.row_id for prompt in prompts) == sorted(kept) == ["a/0", "a/1", "b", "c/1"]
+
+
+def test_guards_of_children_and_groups(project: ProjectFolder) -> None:
+    lists(project, {"a": [1, 2, 3], "b": [1], "c": []})
+    workflow(
+        project,
+        {**SAY, "when": "item > 1"},
+        {"name": "only", "needs": "say", "filter": "index < 2"},
+        {**SUM, "needs": "only", "when": "rows_count > 1"},
+    )
+    report = as_told(project)
+    assert [one.forecast.skipped for one in report.stages] == [2, 0, 1]
+    assert [one.forecast.dropped for one in report.stages] == [0, 1, 0]
+
+
+def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x"], "b": "no list", "c": None})
+    workflow(project, SAY, SUM)
+    report = as_told(project)
+    (say, summed) = report.stages
+    assert (say.forecast.run, say.forecast.blocked) == (1, 2)
+    assert set(say.forecast.blocked_reasons) == {"what it makes rows of is not there, or no list"}
+    assert (summed.forecast.run, summed.forecast.blocked) == (1, 0)
+
+
+@pytest.mark.parametrize("incomplete", ["use", "fail"])
+def test_a_member_that_is_left_failed(incomplete: str, project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "a:1:bad"}]).base_url)
+    lists(project, {"a": ["x", "bad"], "b": ["y"]})
+    small = {"model": "local/small"}
+    workflow(project, {**SAY, **small}, {**SUM, **small, "incomplete": incomplete})
+    for _ in range(3):
+        ran(project)
+    report = planned(project)
+    assert counts(report) == {"say": (0, 2), "sum": (0, 2 if incomplete == "use" else 1)}
+    assert report.stages[0].forecast.blocked_reasons["failed too often"].example == "a/1"
+    assert report.stages[1].forecast.blocked == (0 if incomplete == "use" else 1)
+    assert report.calls == 0
+
+
+def test_until_and_stage_say_what_is_not_asked(project: ProjectFolder) -> None:
+    project.rows([{"id": f"r{n}"} for n in range(6)], PATH)
+    workflow(project, PLAN, ASK, SUM, ALL)
+    for options in ({"until": "plan"}, {"stage": "sum"}, {"stage": "ask"}, {"until": "sum"}):
+        report = planned(project, **options)
+        before = calls_by_stage(project) if (project.root / ".agac").exists() else {}
+        project.run(**options)
+        asked = Counter(calls_by_stage(project)) - Counter(before)
+        assert {one.stage.name: one.forecast.questions for one in report.stages if one.forecast.run} == asked
+    assert as_told(project).calls == sum(calls for name, calls in calls_by_stage(project).items() if name == "all")
+
+
+def test_replicas_of_children_are_counted(project: ProjectFolder) -> None:
+    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    workflow(project, {**SAY, "replicas": 3}, SUM)
+    report = as_told(project)
+    assert report.stages[0].estimate.calls == 9
+
+
+def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+    lists(project, {f"r{n}": ["x", "y", "z"] for n in range(10)})
+    small = {"model": "local/small"}
+    workflow(
+        project, {**SAY, **small}, {**SUM, **small}, {**ALL, **small}, confirm_above={"usd": 0.1}, budget={"calls": 40}
+    )
+    report = planned(project)
+    assert report.usd is not None
+    assert report.usd == pytest.approx(sum(one.estimate.usd or 0.0 for one in report.stages))
+    assert report.wants_yes
+    assert report.calls == 41 + report.stages[2].forecast.parts
+    assert [budget["enough"] for budget in report.budgets] == [False]
+    with pytest.raises(UsageError, match="expected to cost"):
+        project.run()
+    assert server.account()["requests"] == 0
+
+
+def test_a_retry_counts_what_is_made_of_its_rows(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "a:1:bad"}]).base_url)
+    lists(project, {"a": ["x", "bad"], "b": ["y", "z"]})
+    small = {"model": "local/small"}
+    workflow(project, {**SAY, **small}, {**SUM, **small})
+    ran(project)
+    plan = plan_of(project)
+    made = [MadeCount(*row) for row in project.query("SELECT origin, state, error_stage, error_type, count FROM made")]
+    assert tasks_of_retry(plan, Retry(), [], made, 2) == {"say": 1, "sum": 1}
+    assert tasks_of_retry(plan, Retry(from_stage="say"), [(None, None, 2)], made, 2) == {"say": 4, "sum": 2}
+    assert tasks_of_retry(plan, Retry(from_stage="sum"), [(None, None, 2)], made, 2) == {"say": 0, "sum": 2}
+
+
+def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder) -> None:
+    project.rows([{"id": "a"}], PATH)
+    left, right = {"name": "left", "prompt": "L ${id}"}, {"name": "right", "needs": [], "prompt": "R ${id}"}
+    workflow(project, left, right, {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}"})
+    plan = plan_of(project)
+    assert tasks_of_retry(plan, Retry(), [("left", "Refused", 3)]) == {"left": 3, "right": 0, "both": 3}
+    assert tasks_of_retry(plan, Retry(), [("", None, 2)]) == {"left": 2, "right": 2, "both": 2}

@@ -1,0 +1,230 @@
+"""Functions that give several rows in the place of one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.made import asked, errors, made, outcomes, settled, values
+from support.project import ProjectFolder
+
+ECHO = {"model": "local/echo"}
+PATH = "data/rows.jsonl"
+CUT = """\
+def cut(row):
+    words = row["text"].split()
+    if row["text"] == "none":
+        return None
+    if row["text"] == "empty":
+        return []
+    if len(words) == 1:
+        return {**row, "word": words[0]}
+    return [{"id": row["id"], "word": word} for word in words]
+
+
+def again(row):
+    return [{**row, "half": row["word"][:1]}, {**row, "half": row["word"][1:]}]
+
+
+def bad(row):
+    return [row, 7]
+
+
+def seen(row):
+    return sorted(row)
+"""
+SAY = {"name": "say", "prompt": "${id}:${word}"}
+FUNCTION = {"name": "cut", "python": "tools/cut.py:cut"}
+
+
+def texts(project: ProjectFolder, rows: dict[str, str]) -> None:
+    project.rows([{"id": id_, "text": text} for id_, text in rows.items()], PATH)
+
+
+def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.write("tools/cut.py", CUT)
+    project.workflow(path=PATH, defaults=ECHO, stages=list(stages) or [FUNCTION, SAY], stop_loss=False, **keys)
+
+
+MIXED = {"a": "one", "b": "none", "c": "two words", "d": "empty", "e": "and three words"}
+
+
+def test_lists_single_rows_none_and_empty_lists_in_one_run(project: ProjectFolder) -> None:
+    texts(project, MIXED)
+    workflow(project)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert report.invocation["calls"] == 1 + 2 + 3
+    assert values(project, "say") == {
+        "a": "a:one", "c/0": "c:two", "c/1": "c:words", "e/0": "e:and", "e/1": "e:three", "e/2": "e:words",
+    }  # fmt: skip
+    assert [line["id"] for line in project.envelopes()] == ["a", "c/0", "c/1", "e/0", "e/1", "e/2"]
+    assert [line["row_number"] for line in project.envelopes()] == [1, 3, 3, 5, 5, 5]
+    rows = report.summary["rows"]
+    assert (rows["total"], rows["done"], rows["dropped"]) == (5, 4, 1)
+    assert [line["id"] for line in project.envelopes(file="filtered.jsonl")] == ["b"]
+
+
+def test_rows_change_from_one_to_many_and_back(project: ProjectFolder) -> None:
+    texts(project, {"a": "one", "b": "two words"})
+    workflow(project)
+    assert asked(project) == 3
+    texts(project, {"a": "one more", "b": "two"})
+    assert asked(project) == 1, "a:one and b:two were asked before"
+    assert values(project, "say") == {"a/0": "a:one", "a/1": "a:more", "b": "b:two"}
+    texts(project, {"a": "none", "b": "empty"})
+    assert asked(project) == 0
+    assert (values(project, "say"), project.envelopes()) == ({}, [])
+    texts(project, {"a": "one", "b": "two words"})
+    assert asked(project) == 0
+    assert values(project, "say") == {"a": "a:one", "b/0": "b:two", "b/1": "b:words"}
+
+
+def test_an_edited_function_changes_what_it_changed(project: ProjectFolder) -> None:
+    texts(project, MIXED)
+    workflow(project)
+    assert asked(project) == 6
+    project.write("tools/cut.py", CUT.replace('"word": word}', '"word": word.replace("three", "four")}'))
+    assert asked(project) == 1
+    assert values(project, "say")["e/1"] == "e:four"
+    project.write("tools/cut.py", CUT.replace("for word in words]", "for word in reversed(words)]"))
+    assert asked(project) == 0
+    assert values(project, "say")["e/0"] == "e:words"
+
+
+def test_a_list_then_explode_then_groups(project: ProjectFolder) -> None:
+    texts(project, {"a": "ab cd", "b": "ef"})
+    project.write("tools/more.py", "def letters(row):\n    return {**row, 'letters': list(row['word'])}\n")
+    workflow(
+        project,
+        FUNCTION,
+        {"name": "spell", "python": "tools/more.py:letters"},
+        {"name": "each", "explode": "letters", "prompt": "${word}${item}${index}"},
+        {"name": "sum", "group_by": ["id"], "prompt": "${id}: ${rows_json}"},
+    )
+    assert asked(project) == 6 + 2
+    assert values(project, "each") == {
+        "a/0/0": "aba0", "a/0/1": "abb1", "a/1/0": "cdc0", "a/1/1": "cdd1",
+        "b/0": "efe0", "b/1": "eff1",
+    }  # fmt: skip
+    rows = json.loads(values(project, "sum")["a"].partition(": ")[2])
+    assert [row["each"] for row in rows] == ["aba0", "abb1", "cdc0", "cdd1"]
+    texts(project, {"a": "ab cd", "b": "ef gh"})
+    assert asked(project) == 2 + 1
+    texts(project, {"a": "ab cd"})
+    assert asked(project) == 0
+    assert list(made(project, "sum")) == ["a"]
+
+
+def test_lists_of_lists(project: ProjectFolder) -> None:
+    texts(project, {"a": "ab cd", "b": "ef"})
+    workflow(project, FUNCTION, {"name": "again", "python": "tools/cut.py:again"}, {**SAY, "prompt": "${half}.${id}"})
+    settled(project)
+    assert values(project, "say") == {
+        "a/0/0": "a.a", "a/0/1": "b.a", "a/1/0": "c.a", "a/1/1": "d.a", "b/0": "e.b", "b/1": "f.b",
+    }  # fmt: skip
+    assert [line["id"] for line in project.envelopes()] == ["a/0/0", "a/0/1", "a/1/0", "a/1/1", "b/0", "b/1"]
+    texts(project, {"a": "cd ab", "b": "ef"})
+    assert asked(project) == 0
+    assert values(project, "say")["a/0/0"] == "c.a"
+
+
+def test_branches_beside_a_list_are_seen_by_its_rows(project: ProjectFolder) -> None:
+    texts(project, {"a": "two words", "b": "one"})
+    workflow(
+        project,
+        {"name": "beside", "needs": [], "prompt": "B${id}"},
+        {**FUNCTION, "needs": []},
+        {"name": "join", "needs": ["beside", "cut"], "prompt": "${beside} ${word}"},
+    )
+    assert asked(project) == 2 + 3
+    assert values(project, "join") == {"b": "Bb one", "a/0": "Ba two", "a/1": "Ba words"}
+
+
+def test_what_follows_a_dedupe_and_a_group(project: ProjectFolder) -> None:
+    texts(project, {"a": "x y", "b": "y z", "c": "z", "d": "w"})
+    workflow(project, FUNCTION, {"name": "uniq", "dedupe": ["word"]}, SAY)
+    assert asked(project) == 4
+    assert set(values(project, "say")) == {"a/0", "a/1", "b/1", "d"}
+    assert [line["id"] for line in project.envelopes()] == ["a/0", "a/1", "b/1", "d"]
+    texts(project, {"a": "x", "b": "y z", "c": "z", "d": "w"})
+    assert asked(project) == 1
+    assert set(values(project, "say")) == {"a", "b/0", "b/1", "d"}
+
+
+def test_groups_of_rows_and_children_alike(project: ProjectFolder) -> None:
+    texts(project, {"a": "x y", "b": "y", "c": "x", "d": "none", "e": "empty"})
+    workflow(project, FUNCTION, {"name": "sum", "group_by": ["word"], "prompt": "${word} ${rows_count}: ${rows_json}"})
+    assert asked(project) == 2
+    found = {id_: json.loads(text.partition(": ")[2]) for id_, text in values(project, "sum").items()}
+    assert {id_: [row["id"] for row in rows] for id_, rows in found.items()} == {"x": ["a", "c"], "y": ["a", "b"]}
+
+
+def test_a_list_with_something_else_in_it_fails_the_row(project: ProjectFolder) -> None:
+    texts(project, {"a": "x y"})
+    workflow(project, {"name": "cut", "python": "tools/cut.py:bad"}, {"name": "say", "prompt": "${id}"})
+    report = settled(project)
+    assert report.exit_code == 3
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert error["error"]["type"] in ("InvalidRow", "PythonError")
+    assert (
+        "7" in error["error"]["message"] or "number" in error["error"]["message"] or "int" in error["error"]["message"]
+    )
+    assert made(project, "cut") == {}
+
+
+def test_a_list_where_each_item_is_asked_for_fails_the_row(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "items": ["x y", "z"]}], PATH)
+    project.write("tools/more.py", "def words(row):\n    return [{'word': w} for w in row['item'].split()]\n")
+    workflow(
+        project,
+        {"name": "each", "explode": "items", "python": "tools/more.py:words"},
+        {"name": "say", "prompt": "${word}"},
+    )
+    report = settled(project)
+    assert report.exit_code == 3
+    assert {kind for kind, _ in errors(project, "each").values()} <= {"InvalidRow", "PythonError"}
+    assert len(errors(project, "each")) == 2
+
+
+def test_a_workflow_may_end_in_a_function_that_gives_lists(project: ProjectFolder) -> None:
+    texts(project, MIXED)
+    workflow(project, {"name": "hello", "prompt": "h${id}"}, FUNCTION)
+    report = settled(project)
+    assert report.exit_code == 0
+    assert [(line["id"], line["result"]) for line in project.envelopes()] == [
+        ("a", {"id": "a", "text": "one", "word": "one", "hello": "ha"}),
+        ("c/0", {"id": "c", "word": "two"}), ("c/1", {"id": "c", "word": "words"}),
+        *((f"e/{n}", {"id": "e", "word": word}) for n, word in enumerate(["and", "three", "words"])),
+    ]  # fmt: skip
+
+
+def test_a_skipped_function_leaves_the_row_as_it_is(project: ProjectFolder) -> None:
+    texts(project, {"a": "two words", "b": "more words"})
+    workflow(project, {**FUNCTION, "when": 'id == "a"'}, {"name": "say", "prompt": "${id} ${row_json}"})
+    settled(project)
+    assert set(values(project, "say")) == {"a/0", "a/1", "b"}
+    assert outcomes(project, "cut") == {"a": "done", "b": "skipped"}
+
+
+def test_children_that_fail_their_function(project: ProjectFolder) -> None:
+    texts(project, {"a": "ok no", "b": "no"})
+    project.write("tools/more.py", "def check(row):\n    assert row['word'] != 'no', 'a no'\n    return row\n")
+    workflow(project, FUNCTION, {"name": "check", "python": "tools/more.py:check"}, SAY)
+    report = settled(project)
+    assert report.exit_code == 3
+    assert values(project, "say") == {"a/0": "a:ok"}
+    assert sorted(line["id"] for line in project.envelopes(file="errors.jsonl")) == ["a/1", "b"]
+
+
+def test_more_rows_than_one_may_make(project: ProjectFolder) -> None:
+    texts(project, {"a": "x", "b": "y"})
+    source = "def many(row):\n    return [{'n': 1}] * (100_001 if row['id'] == 'a' else 3)\n"
+    project.write("tools/more.py", source)
+    workflow(project, {"name": "many", "python": "tools/more.py:many"}, {"name": "say", "prompt": "${n}"})
+    report = settled(project)
+    assert report.exit_code == 3
+    (error,) = project.envelopes(file="errors.jsonl")
+    assert (error["id"], error["error"]["type"]) == ("a", "InvalidRow")
+    assert "100,001" in error["error"]["message"]
+    assert len(values(project, "say")) == 3

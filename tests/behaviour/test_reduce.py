@@ -1,0 +1,295 @@
+"""Groups too large for one call: parts are asked, and then what they came to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import pytest
+from scripted_server import Step, answering
+from support.made import asked, assert_all_sound, errors, made, parts, ran, settled, values
+from support.project import ProjectFolder
+
+PATH = "data/rows.jsonl"
+Answer = Callable[[str], Step]
+
+
+def sums(bad: list[str] | None = None) -> Answer:
+    """Answers with the sum of what it is given, and with how many it was given: each row counts once in the end."""
+    asked_: list[int] = []
+    lock = Lock()
+
+    def answer(text: str) -> Step:
+        if bad and any(word in text for word in bad):
+            return Step(text, finish="length")
+        rows = json.loads(text.partition(": ")[2])
+        with lock:
+            asked_.append(len(rows))
+        total = sum(row["n"] if "n" in row else row["total"] for row in rows)
+        return Step(json.dumps({"total": total, "rows": sum(row.get("rows", 1) for row in rows)}))
+
+    return answer
+
+
+SCHEMA = {"total": "integer", "rows": "integer"}
+
+
+def reduce(project: ProjectFolder, bounds: dict[str, int], *more: dict[str, Any], **keys: Any) -> None:
+    stage = {"name": "sum", "group_by": ["topic"], "reduce": bounds, "prompt": "${topic}: ${rows_json}", **keys}
+    stage["output_schema"] = SCHEMA
+    project.workflow(path=PATH, stages=[stage, *more], stop_loss=False)
+
+
+def numbers(project: ProjectFolder, rows: dict[int, int], topics: int = 1) -> None:
+    """Rows by number, each with its value."""
+    project.rows([{"id": f"r{n}", "topic": f"t{n % topics}", "n": value} for n, value in rows.items()], PATH)
+
+
+@pytest.mark.parametrize(("count", "max_rows"), [(1, 2), (2, 2), (3, 2), (40, 2), (100, 7), (250, 10), (600, 599)])
+def test_every_row_counts_once(project: ProjectFolder, count: int, max_rows: int) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(count)})
+        reduce(project, {"max_rows": max_rows})
+        report = settled(project)
+        assert report.exit_code == 0
+        assert values(project, "sum") == {"t0": {"total": sum(range(count)), "rows": count}}
+        biggest = max(len(json.loads(a["messages"][-1]["content"].partition(": ")[2])) for a in server.asked)
+        assert biggest <= max_rows
+        assert report.invocation["calls"] == len(parts(project)) + 1
+        assert report.summary["stages"][0]["done"] == 1
+        assert set(parts(project).values()) <= {"done"}
+
+
+def test_tokens_bound_a_call(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        project.rows([{"id": f"r{n}", "topic": "t", "n": n, "fill": "x" * (n % 5 * 40)} for n in range(80)], PATH)
+        reduce(project, {"max_tokens": 200}, max_tokens=50)
+        report = settled(project)
+        assert report.exit_code == 0
+        assert values(project, "sum") == {"t": {"total": sum(range(80)), "rows": 80}}
+        longest = max(len(a["messages"][-1]["content"]) for a in server.asked)
+        assert longest < 200 * 4 + 200
+        assert report.invocation["calls"] > 10
+
+
+def test_a_row_larger_than_the_bound_is_asked_alone(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        sizes = [4, 4000, 4, 4, 4000, 4]
+        project.rows([{"id": f"r{n}", "topic": "t", "n": n, "fill": "x" * s} for n, s in enumerate(sizes)], PATH)
+        reduce(project, {"max_tokens": 100}, max_tokens=20)
+        assert settled(project).exit_code == 0
+        assert values(project, "sum") == {"t": {"total": 15, "rows": 6}}
+
+
+def test_one_large_row_alone_is_one_call(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        project.rows([{"id": "r", "topic": "t", "n": 5, "fill": "x" * 9000}], PATH)
+        reduce(project, {"max_tokens": 100, "max_rows": 2}, max_tokens=20)
+        assert asked(project) == 1
+
+
+def test_small_groups_are_asked_at_once_beside_large_ones(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        rows = [{"id": f"r{n}", "topic": "large" if n % 10 else f"small{n}", "n": 1} for n in range(100)]
+        project.rows(rows, PATH)
+        reduce(project, {"max_rows": 9}, {"name": "end", "group_by": [], "prompt": "${rows_count}: ${rows_json}"})
+        project.workflow(path=PATH, stages=[json.loads(json.dumps(s)) for s in stages_of(9)], stop_loss=False)
+        report = settled(project)
+        assert report.exit_code == 0
+        assert values(project, "sum")["large"] == {"total": 90, "rows": 90}
+        assert len(values(project, "sum")) == 11
+
+
+def stages_of(max_rows: int) -> list[dict[str, Any]]:
+    stage = {"name": "sum", "group_by": ["topic"], "reduce": {"max_rows": max_rows}, "prompt": "${topic}: ${rows_json}"}
+    return [{**stage, "output_schema": SCHEMA}]
+
+
+@pytest.mark.parametrize("bounds", [{"max_rows": 10}, {"max_tokens": 150}])
+def test_one_more_row_asks_a_few_calls(project: ProjectFolder, bounds: dict[str, int]) -> None:
+    """As many as the tree is high, and one or two where a part is cut in another way."""
+    count = 400
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        rows = {n: n for n in range(count)}
+        numbers(project, rows)
+        reduce(project, bounds, max_tokens=30)
+        first = asked(project)
+        assert first > count / 10
+        high = math.ceil(math.log2(first)) + 3
+        for change in ({count: 5}, {7: 70}, {count + 1: 1, count + 2: 2}):
+            rows |= change
+            numbers(project, rows)
+            again = asked(project)
+            assert 1 < again <= high * len(change)
+            assert values(project, "sum") == {"t0": {"total": sum(rows.values()), "rows": len(rows)}}
+        del rows[9]
+        numbers(project, rows)
+        assert 1 <= asked(project) <= high
+        assert values(project, "sum") == {"t0": {"total": sum(rows.values()), "rows": len(rows)}}
+
+
+def test_a_reordered_input_asks_nothing_of_a_tree(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(200)}, topics=3)
+        reduce(project, {"max_rows": 7})
+        assert asked(project) > 30
+        numbers(project, {n: n for n in reversed(range(200))}, topics=3)
+        assert asked(project) == 0
+
+
+def test_a_change_that_is_taken_back_asks_nothing(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        rows = {n: n for n in range(60)}
+        numbers(project, rows)
+        reduce(project, {"max_rows": 5})
+        asked(project)
+        before = values(project, "sum")
+        numbers(project, {**rows, 100: 3, 101: 4, 3: 33})
+        assert asked(project) > 0
+        numbers(project, rows)
+        assert asked(project) == 0
+        assert values(project, "sum") == before
+
+
+def test_a_group_that_shrinks_to_one_call_has_no_parts(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(30)})
+        reduce(project, {"max_rows": 5})
+        asked(project)
+        assert len(parts(project)) > 5
+        numbers(project, {n: n for n in range(4)})
+        assert asked(project) == 1
+        assert values(project, "sum") == {"t0": {"total": 6, "rows": 4}}
+        assert parts(project) == {}
+
+
+def test_a_group_that_leaves_takes_its_parts_along(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(60)}, topics=2)
+        reduce(project, {"max_rows": 5})
+        first = asked(project)
+        numbers(project, {n: n for n in range(0, 60, 2)}, topics=2)
+        assert asked(project) == 0
+        assert list(made(project, "sum")) == ["t0"]
+        assert 0 < len(parts(project)) < first
+        numbers(project, {n: n for n in range(60)}, topics=2)
+        assert asked(project) == 0
+
+
+def test_a_part_that_fails_fails_its_group_and_is_asked_again_alone(project: ProjectFolder) -> None:
+    bad = ['"n":17,', '"n":17}']
+    with answering(sums(bad)) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(60)}, topics=2)
+        reduce(project, {"max_rows": 5}, {"name": "more", "prompt": "${topic}: [${sum}]", "output_schema": SCHEMA})
+        report = settled(project)
+        assert report.exit_code == 3
+        assert made(project, "sum") == {"t0": "done", "t1": "failed"}
+        kind, message = errors(project, "sum")["t1"]
+        assert (kind, message.startswith("in a part of this group: ")) == ("Truncated", True)
+        assert [line["id"] for line in project.envelopes(file="errors.jsonl")] == ["t1"]
+        assert list(parts(project).values()).count("failed") >= 1
+        bad.clear()
+        before = len(server.asked)
+        report = settled(project)
+        assert report.exit_code == 0
+        assert 2 <= len(server.asked) - before <= 10, "the part, those above it, and what follows"
+        assert values(project, "sum")["t1"] == {"total": sum(range(1, 60, 2)), "rows": 30}
+
+
+def test_a_part_is_asked_in_two_further_runs_and_then_left(project: ProjectFolder) -> None:
+    bad = ['"n":17,', '"n":17}']
+    with answering(sums(bad)) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(30)})
+        reduce(project, {"max_rows": 5})
+        calls, left = [], []
+        for _ in range(5):
+            report = ran(project)
+            calls.append(report.invocation["calls"])
+            left.append(report.invocation["rows_left_failed"])
+        assert calls[1:] == [1, 1, 0, 0]
+        assert left[2:] == [1, 1, 1]
+
+
+def test_a_tree_of_children_and_of_what_follows(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        rows = [{"id": f"r{n}", "topic": f"t{n % 2}", "items": list(range(n % 6))} for n in range(40)]
+        project.rows(rows, PATH)
+        project.write("tools/n.py", "def n(row):\n    return {**row, 'n': row['item']}\n")
+        stages = [
+            {"name": "each", "explode": "items", "python": "tools/n.py:n"},
+            {**stages_of(6)[0], "needs": "each"},
+            {"name": "all", "group_by": [], "prompt": ": ${rows_json}", "output_schema": SCHEMA},
+        ]
+        project.workflow(path=PATH, stages=stages)
+        asked(project)
+        assert {k: v["rows"] for k, v in values(project, "sum").items()} == {
+            f"t{t}": sum(n % 6 for n in range(40) if n % 2 == t) for t in (0, 1)
+        }
+        project.rows([*rows[:-1], {**rows[-1], "items": [5, 5, 5]}], PATH)
+        assert 1 < asked(project) < 12
+        assert_all_sound(project)
+
+
+def test_incomplete_trees(project: ProjectFolder) -> None:
+    bad = ["say r17!"]
+
+    def answer(text: str) -> Step:
+        if text.startswith("say "):
+            return Step(text, finish="length" if text in bad else "stop")
+        return sums()(text)
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        numbers(project, dict.fromkeys(range(40), 1))
+        stages = [{"name": "say", "prompt": "say ${id}!"}, stages_of(5)[0]]
+        project.workflow(path=PATH, stages=stages)
+        assert settled(project).exit_code == 3
+        assert values(project, "sum") == {"t0": {"total": 39, "rows": 39}}
+        project.workflow(path=PATH, stages=[stages[0], {**stages[1], "incomplete": "fail"}])
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 1)
+        assert errors(project, "sum")["t0"][1] == "stage 'sum': 1 of the 40 rows of this group failed"
+        assert parts(project) == {}
+        bad.clear()
+        assert settled(project).exit_code == 0
+        assert values(project, "sum") == {"t0": {"total": 40, "rows": 40}}
+
+
+def test_guards_look_at_the_whole_group_before_it_is_cut(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        rows = [{"id": f"r{n}", "topic": "few" if n < 12 else "many", "n": 1} for n in range(40)]
+        project.rows(rows, PATH)
+        reduce(project, {"max_rows": 5}, when="rows_count > 20", otherwise="drop")
+        settled(project)
+        assert values(project, "sum") == {"many": {"total": 28, "rows": 28}}
+        assert made(project, "sum") == {"few": "dropped", "many": "done"}
+        assert not [one for one in parts(project) if one.startswith("few")]
+
+
+def test_other_bounds_are_another_definition(project: ProjectFolder) -> None:
+    with answering(sums()) as server:
+        project.configure(server.base_url)
+        numbers(project, {n: n for n in range(60)})
+        reduce(project, {"max_rows": 5})
+        asked(project)
+        reduce(project, {"max_rows": 50})
+        assert asked(project) > 0
+        reduce(project, {"max_rows": 5})
+        assert asked(project) == 0

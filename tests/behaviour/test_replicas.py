@@ -1,0 +1,533 @@
+"""`replicas` and `vote`: a row asked several times at one stage, and what is made of the answers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_server import Step, deciding
+from support.processes import killed, listening, wait_until
+from support.project import ProjectFolder
+from support.server import Server
+
+import agac
+from agac.core.errors import ExitCode
+from agac.engine.scope import Retry
+
+LABELS = {"label": "good|bad|ugly", "why": "string"}
+Faulty = Callable[..., Server]
+
+
+def classify(replicas: int = 3, **keys: Any) -> dict[str, Any]:
+    return {"name": "classify", "prompt": "Review: ${text}", "output_schema": LABELS, "replicas": replicas, **keys}
+
+
+def said(label: str, why: str = "") -> Step:
+    return Step(json.dumps({"label": label, "why": why}))
+
+
+def by_seed(**labels: str) -> Callable[[dict[str, Any]], Step]:
+    """Answers by the seed: `s1="bad"`; what the seed was is in `why`."""
+    return lambda asked: said(labels[f"s{asked['seed']}"], f"seed {asked['seed']}")
+
+
+def things(project: ProjectFolder, count: int) -> None:
+    """Rows of which the simulator has no opinion: what it says of them goes by the seed."""
+    project.rows({"id": f"r-{n}", "text": f"thing {n}"} for n in range(1, count + 1))
+
+
+def served(project: ProjectFolder, base_url: str, **row: Any) -> None:
+    project.configure(base_url, **row)
+
+
+def tasks(project: ProjectFolder, run: int, stage: str = "classify") -> Counter[tuple[int, str]]:
+    found = project.query("SELECT replica, outcome FROM v_results WHERE run = ? AND stage = ?", run, stage)
+    return Counter(found)
+
+
+def counted_agreement(project: ProjectFolder, run: int) -> dict[str, int]:
+    """What a scan says that the roll-up has to say."""
+    sql = "SELECT agreement, count(*) FROM v_results WHERE run = ? AND agreement IS NOT NULL GROUP BY 1"
+    return dict(project.query(sql, run))
+
+
+def rolled_agreement(project: ProjectFolder, run: int) -> dict[str, int]:
+    sql = "SELECT error_type, count FROM counter WHERE run_id = ? AND outcome = 'agreement' AND count <> 0"
+    return dict(project.query(sql, run))
+
+
+def sound(project: ProjectFolder, run: int) -> None:
+    project.assert_sound()
+    assert rolled_agreement(project, run) == counted_agreement(project, run)
+
+
+def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: ProjectFolder, server: Server) -> None:
+    things(project, 5)
+    project.workflow(stages=[classify(vote="label")])
+    report = project.run()
+    assert (report.exit_code, server.account()["requests"], report.invocation["calls"]) == (ExitCode.DONE, 15, 15)
+    (stage,) = report.summary["stages"]
+    assert (stage["done"], stage["reused"], stage["failed"]) == (5, 0, 0)
+    assert tasks(project, 1) == {(replica, "done"): 5 for replica in range(4)}
+    answers = "SELECT count(DISTINCT row_id || result) FROM v_results WHERE replica > 0"
+    assert project.query(answers)[0][0] > 5  # the simulator goes by the seed
+    for envelope in project.envelopes():
+        of_row = project.query("SELECT result FROM v_results WHERE row_id = ? AND replica > 0", envelope["id"])
+        answers = [json.loads(text) for (text,) in of_row]
+        labels = Counter(answer["label"] for answer in answers)
+        assert labels[envelope["result"]["label"]] == max(labels.values())
+        assert envelope["result"] in answers
+    sound(project, 1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "taken", "agreement"),
+    [
+        ({"s1": "bad", "s2": "good", "s3": "good"}, 2, "2/3"),
+        ({"s1": "bad", "s2": "good", "s3": "bad"}, 1, "2/3"),
+        ({"s1": "ugly", "s2": "good", "s3": "bad"}, 1, "1/3"),
+        ({"s1": "good", "s2": "good", "s3": "good"}, 1, "3/3"),
+    ],
+)
+def test_the_first_answer_of_the_majority_is_the_result(
+    labels: dict[str, str], taken: int, agreement: str, project: ProjectFolder
+) -> None:
+    with deciding(by_seed(**labels)) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        project.workflow(stages=[classify(vote="label")])
+        assert project.run().exit_code == ExitCode.DONE
+    assert sorted(asked["seed"] for asked in provider.asked) == [1, 2, 3]
+    assert project.output() == [{"label": labels[f"s{taken}"], "why": f"seed {taken}"}]
+    assert counted_agreement(project, 1) == {agreement: 1}
+
+
+def test_without_a_vote_the_result_is_the_list_and_later_stages_see_it(project: ProjectFolder) -> None:
+    with deciding(
+        lambda asked: said("bad", f"seed {asked.get('seed')}") if "seed" in asked else Step("done")
+    ) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        after = {"name": "after", "prompt": "First: ${classify.0.why}, all: ${classify}"}
+        project.workflow(stages=[classify(2), after], output={"stages": ["classify", "after"], "format": "csv"})
+        report = project.run()
+    assert report.exit_code == ExitCode.DONE, report
+    both = [{"label": "bad", "why": "seed 1"}, {"label": "bad", "why": "seed 2"}]
+    assert project.output() == [{"classify": both, "after": "done"}]
+    (prompt,) = [asked["messages"][0]["content"] for asked in provider.asked if "seed" not in asked]
+    assert prompt.startswith("First: seed 1, all: [{")
+    assert "agreement" not in report.summary["stages"][0]
+    assert counted_agreement(project, 1) == {}
+
+
+def test_plain_text_and_output_field(project: ProjectFolder) -> None:
+    with deciding(lambda asked: Step(" yes " if asked["seed"] > 1 else "no")) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        plain = {"name": "plain", "prompt": "${text}", "replicas": 2}
+        field = {"name": "field", "prompt": "${text}!", "replicas": 3, "output_field": "verdict", "vote": "verdict"}
+        project.workflow(stages=[plain, {**field, "needs": []}])
+        assert project.run().exit_code == ExitCode.DONE
+    assert project.output() == [{"plain": ["no", " yes "], "field": {"verdict": "yes"}}]
+
+
+def test_a_provider_without_seeds_is_told_none(project: ProjectFolder) -> None:
+    with deciding(lambda _: said("good")) as provider:
+        served(project, provider.base_url, seeds=False)
+        things(project, 2)
+        project.workflow(stages=[classify(vote="label")])
+        assert project.run().exit_code == ExitCode.DONE
+    assert [asked.get("seed") for asked in provider.asked] == [None] * 6
+    assert counted_agreement(project, 1) == {"3/3": 2}
+
+
+def test_the_responses_api_has_no_seed(project: ProjectFolder, server: Server) -> None:
+    served(project, server.base_url, dialect="openai-responses")
+    things(project, 2)
+    project.workflow(stages=[classify(vote="label")])
+    assert project.run().exit_code == ExitCode.DONE
+    assert server.account()["requests"] == 6
+    assert counted_agreement(project, 1) == {"3/3": 2}
+
+
+def test_one_replica_is_as_none(project: ProjectFolder, server: Server) -> None:
+    things(project, 2)
+    project.workflow(stages=[{key: value for key, value in classify().items() if key != "replicas"}])
+    assert project.run().summary["run"] == 1
+    project.workflow(stages=[classify(1)])
+    again = project.run()
+    assert (again.summary["run"], again.invocation["calls"], server.account()["requests"]) == (1, 0, 2)
+    assert "replicas" not in project.query("SELECT body FROM definition")[0][0]
+
+
+def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, server: Server) -> None:
+    things(project, 4)
+    project.workflow(stages=[classify(3, vote="label")])
+    project.run()
+    project.workflow(stages=[classify(5, vote="label")])
+    plan = agac.plan_run("reviews", project=project.root)
+    (stage,) = plan.stages
+    assert (stage.forecast.run, stage.estimate.calls) == (4, 8)
+    assert list(stage.forecast.reasons) == ["replicas changed"]
+    report = project.run()
+    assert (report.summary["run"], report.invocation["calls"]) == (2, 8)
+    assert tasks(project, 2) == {
+        (0, "done"): 4, (1, "reused"): 4, (2, "reused"): 4, (3, "reused"): 4, (4, "done"): 4, (5, "done"): 4,
+    }  # fmt: skip
+    project.workflow(stages=[classify(2, vote="label")])
+    fewer = project.run()
+    assert (fewer.summary["run"], fewer.invocation["calls"]) == (3, 0)
+    assert tasks(project, 3) == {(0, "reused"): 4, (1, "reused"): 4, (2, "reused"): 4}
+    assert server.account()["duplicates"] == 0
+    for run in (1, 2, 3):
+        assert sum(counted_agreement(project, run).values()) == 4
+        sound(project, run)
+
+
+def test_another_vote_asks_nothing(project: ProjectFolder, server: Server) -> None:
+    things(project, 3)
+    project.workflow(stages=[classify(3, vote="label")])
+    project.run()
+    project.workflow(stages=[classify(3)])
+    assert agac.plan_run("reviews", project=project.root).calls == 0
+    report = project.run()
+    assert (report.summary["run"], report.invocation["calls"], server.account()["requests"]) == (2, 0, 9)
+    assert [len(result) for result in project.output()] == [3, 3, 3]
+    sound(project, 2)
+
+
+def test_an_unchanged_run_asks_nothing_and_writes_nothing(project: ProjectFolder, server: Server) -> None:
+    things(project, 4)
+    project.workflow(stages=[classify(3, vote="label"), {"name": "reply", "prompt": "${text} is ${classify.label}"}])
+    first = project.run()
+    counts = project.query("SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result)")
+    before = project.query("SELECT revision FROM run")
+    plan = agac.plan_run("reviews", project=project.root)
+    assert [(stage.forecast.run, stage.forecast.reuse) for stage in plan.stages] == [(0, 4), (0, 4)]
+    again = project.run()
+    assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (
+        first.summary["run"],
+        0,
+        4,
+    )
+    assert project.query("SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result)") == counts
+    assert project.query("SELECT revision FROM run") == before
+
+
+def test_a_replica_that_fails_fails_the_task_and_it_alone_is_asked_again(project: ProjectFolder) -> None:
+    refusing = True
+
+    def answer(asked: dict[str, Any]) -> Step:
+        return Step("", 400, body='{"error": {"message": "no"}}') if refusing and asked["seed"] == 2 else said("good")
+
+    with deciding(answer) as provider:
+        served(project, provider.base_url)
+        things(project, 2)
+        project.workflow(stages=[classify(3, vote="label")])
+        first = project.run()
+        assert first.exit_code == ExitCode.ROWS_FAILED
+        (stage,) = first.summary["stages"]
+        assert (stage["done"], stage["failed"]) == (0, 2)
+        assert stage["agreement"] == {"rows": 0, "mean": None, "unanimous": None}
+        assert all(one["error"]["message"].startswith("replica 2: ") for one in project.envelopes(file="errors.jsonl"))
+        assert tasks(project, 1) == {(0, "failed"): 2, (1, "done"): 2, (2, "failed"): 2, (3, "done"): 2}
+        sound(project, 1)
+        asked, refusing = len(provider.asked), False
+        second = project.run()
+        assert second.exit_code == ExitCode.DONE
+        assert [one["seed"] for one in provider.asked[asked:]] == [2, 2]
+    assert tasks(project, 1) == {(0, "done"): 2, (1, "done"): 2, (2, "done"): 2, (3, "done"): 2}
+    assert second.summary["stages"][0]["agreement"] == {"rows": 2, "mean": 1.0, "unanimous": 1.0}
+    sound(project, 1)
+
+
+def test_a_refused_answer_is_left_alone_as_that_of_any_task(project: ProjectFolder) -> None:
+    def answer(asked: dict[str, Any]) -> Step:
+        return Step("{", finish="length") if asked["seed"] == 3 else said("good")
+
+    with deciding(answer) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        project.workflow(stages=[classify(3, vote="label")])
+        for calls in (3, 1, 1, 0):
+            before = len(provider.asked)
+            assert project.run().exit_code == ExitCode.ROWS_FAILED
+            assert len(provider.asked) - before == calls
+    assert "replica 3" in project.envelopes(file="errors.jsonl")[0]["error"]["message"]
+
+
+def test_equal_rows_share_their_replicas(project: ProjectFolder, server: Server) -> None:
+    project.rows({"id": f"r-{n}", "text": "the same"} for n in range(6))
+    project.workflow(stages=[classify(3, vote="label")])
+    report = project.run()
+    assert server.account()["requests"] == 3
+    (stage,) = report.summary["stages"]
+    assert stage["done"] + stage["reused"] == 6
+    assert report.invocation["tasks_collapsed"] == 5
+    assert project.query("SELECT count(*) FROM result") == [(4,)]
+    sound(project, 1)
+
+
+def test_fresh_asks_every_replica_anew_and_reuse_row_keeps_rows_apart(project: ProjectFolder, server: Server) -> None:
+    project.rows({"id": f"r-{n}", "text": "the same"} for n in range(2))
+    project.workflow(stages=[classify(2, vote="label", reuse="row")])
+    assert project.run().invocation["calls"] == 4
+    fresh = project.run(fresh=True)
+    assert (fresh.summary["run"], fresh.invocation["calls"]) == (2, 4)
+    sound(project, 2)
+
+
+def test_a_retry_from_the_stage_asks_all_replicas_again(project: ProjectFolder, server: Server) -> None:
+    things(project, 3)
+    project.workflow(stages=[classify(3, vote="label")])
+    project.run()
+    choice = Retry(rows=("r-2",), from_stage="classify")
+    assert agac.retry_choice("last", choice, project=project.root).calls_at_least == 3
+    report = agac.retry("last", choice, project=project.root)
+    assert (report.exit_code, report.invocation["calls"]) == (ExitCode.DONE, 3)
+    assert tasks(project, 1) == {(replica, "done"): 3 for replica in range(4)}
+    why = agac.why("last", "r-2", "classify", project=project.root)
+    assert why.again is not None
+    assert (why.again.same, why.again.because) == (True, ["`agac retry --from classify` asks anew"])
+    assert agac.why("last", "r-1", "classify", project=project.root).again is None
+    sound(project, 1)
+
+
+def test_a_changed_row_that_a_guard_now_passes_over_keeps_no_replicas(project: ProjectFolder) -> None:
+    things(project, 3)
+    project.workflow(stages=[classify(2, vote="label", when='text != "gone"')])
+    project.run()
+    text = (project.root / "data/rows.csv").read_text("utf-8").replace("thing 2", "gone")
+    project.write("data/rows.csv", text)
+    report = project.run()
+    assert report.summary["stages"][0]["skipped"] == 1
+    assert project.query("SELECT replica, outcome FROM v_results WHERE row_id = 'r-2'") == [(0, "skipped")]
+    assert report.summary["stages"][0]["agreement"]["rows"] == 2
+    sound(project, 1)
+
+
+def test_rows_that_leave_and_come_back_count_their_votes_once(project: ProjectFolder) -> None:
+    things(project, 4)
+    project.workflow(stages=[classify(2, vote="label")])
+    project.run()
+    things(project, 2)
+    assert project.run().summary["stages"][0]["agreement"]["rows"] == 2
+    things(project, 4)
+    report = project.run()
+    assert (report.invocation["calls"], report.summary["stages"][0]["agreement"]["rows"]) == (0, 4)
+    sound(project, 1)
+
+
+def test_budgets_bound_replicas_too(project: ProjectFolder, server: Server) -> None:
+    things(project, 4)
+    project.workflow(stages=[classify(3, vote="label")], budget={"calls": 7})
+    report = project.run()
+    assert (report.exit_code, server.account()["requests"]) == (ExitCode.LIMIT, 7)
+    sound(project, report.summary["run"])
+    project.workflow(stages=[classify(3, vote="label")], budget={"calls": 12})
+    assert project.run().exit_code == ExitCode.DONE
+    assert server.account()["requests"] == 12
+    assert tasks(project, 1) == {(replica, "done"): 4 for replica in range(4)}
+    sound(project, 1)
+
+
+def test_a_row_budget_counts_all_replicas_of_the_row(project: ProjectFolder, server: Server) -> None:
+    things(project, 2)
+    project.workflow(stages=[classify(3, vote="label")], row_budget={"calls": 2})
+    report = project.run()
+    assert (report.exit_code, server.account()["requests"]) == (ExitCode.ROWS_FAILED, 4)
+    assert all(one["error"]["type"] == "BudgetExceeded" for one in project.envelopes(file="errors.jsonl"))
+    sound(project, 1)
+
+
+def test_a_fallback_is_asked_with_the_replica_s_seed(project: ProjectFolder) -> None:
+    def answer(asked: dict[str, Any]) -> Step:
+        return Step("", finish="content_filter") if asked["model"] == "small" else said("good")
+
+    with deciding(answer) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        project.workflow(stages=[classify(2, vote="label", fallback=["local/large"])])
+        assert project.run().exit_code == ExitCode.DONE
+    assert Counter((asked["model"], asked["seed"]) for asked in provider.asked) == {
+        ("small", 1): 1, ("small", 2): 1, ("large", 1): 1, ("large", 2): 1,
+    }  # fmt: skip
+
+
+def test_what_is_dropped_is_what_nobody_needs(project: ProjectFolder, server: Server) -> None:
+    things(project, 3)
+    project.workflow(stages=[classify(3, vote="label")])
+    project.run()
+    project.workflow(stages=[classify(3)])
+    project.run()
+    ran = project.agac("gc", "--keep-runs", "1")
+    assert ran.code == 0, ran.err
+    assert project.query("SELECT run, count(*) FROM v_results GROUP BY 1") == [(2, 12)]
+    project.workflow(stages=[classify(4)])
+    assert project.run().invocation["calls"] == 3
+    project.assert_sound()
+
+
+def test_agreement_in_summary_status_and_telemetry(project: ProjectFolder) -> None:
+    def answer(asked: dict[str, Any]) -> Step:
+        split = "thing 1" in asked["messages"][-1]["content"] and asked["seed"] == 3
+        return said("ugly" if split else "good")
+
+    with deciding(answer) as provider:
+        served(project, provider.base_url)
+        things(project, 2)
+        project.workflow(stages=[classify(3, vote="label")])
+        report = project.run()
+    expected = {"rows": 2, "mean": 0.8333, "unanimous": 0.5}
+    assert report.summary["stages"][0]["agreement"] == expected
+    assert project.output(file="summary.json")["stages"][0]["agreement"] == expected
+    told = project.agac("status", "1", "--json").json
+    assert told["runs"][0]["stages"][0]["agreement"] == expected
+    line = "Agreement at classify: 0.83 in the mean, 50% of 2 rows unanimous"
+    assert line in project.agac("status", "1").out.split("\n")
+    assert line in project.agac("run", "-a", "reviews").out.split("\n")
+    lines = project.envelopes(file="telemetry.jsonl")
+    assert [one["agreement"] for one in lines] == [{"classify": 0.6667}, {"classify": 1.0}]
+    assert [sorted(a["replica"] for a in one["usage"]["provider_attempts"]) for one in lines] == [[1, 2, 3]] * 2
+
+
+def test_inspect_shows_each_replica_and_the_vote(project: ProjectFolder) -> None:
+    with deciding(by_seed(s1="bad", s2="good", s3="good")) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        project.workflow(stages=[classify(3, vote="label")])
+        project.run()
+    (stage,) = project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]
+    assert (stage["outcome"], stage["stale"], stage["result"]["why"]) == ("done", False, "seed 2")
+    assert [(one["replica"], one["outcome"], one["stale"]) for one in stage["replicas"]] == [
+        (1, "done", False), (2, "done", False), (3, "done", False),
+    ]  # fmt: skip
+    assert [one["result"]["label"] for one in stage["replicas"]] == ["bad", "good", "good"]
+    assert stage["vote"] == {
+        "field": "label", "agreement": 0.6667, "taken": 2,
+        "values": [{"value": "good", "replicas": [2, 3]}, {"value": "bad", "replicas": [1]}],
+    }  # fmt: skip
+    assert [(one["replica"], one["of_earlier_content"]) for one in stage["attempts"]] == [
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
+    shown = project.agac("inspect", "last", "r-1").out
+    assert '  vote on label: "good" by 2 and 3, "bad" by 1; agreement 0.67, the result is that of replica 2' in shown
+    assert "for replica 3: ask" in shown
+    assert "  replicas: 3, vote on label\n" in project.agac("inspect", "last").out
+    why = project.agac("why", "last", "r-1", "classify")
+    assert "  replicas: 3, vote on label\n" in why.out
+    assert "This run asked it before" not in why.out
+
+
+def test_re_asks_belong_to_their_replica(project: ProjectFolder) -> None:
+    def answer(asked: dict[str, Any]) -> Step:
+        first = len(asked["messages"]) == 1
+        return Step('{"label": 7}') if asked["seed"] == 2 and first else said("good", f"seed {asked['seed']}")
+
+    with deciding(answer) as provider:
+        served(project, provider.base_url)
+        things(project, 1)
+        project.workflow(stages=[classify(2, vote="label")])
+        report = project.run()
+    assert report.summary["stages"][0]["repaired"] == 1
+    (stage,) = project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]
+    attempts = [(one["replica"], one["purpose"], one["asked_again_with"] is not None) for one in stage["attempts"]]
+    assert attempts == [(1, "ask", False), (2, "ask", False), (2, "repair", True)]
+    assert [one["how"] for one in stage["replicas"]] == [[], ["repair"]]
+
+
+def test_the_plan_of_a_first_run_counts_calls_and_dollars_of_replicas(project: ProjectFolder, server: Server) -> None:
+    price = {"small": {"input": 1.0, "output": 2.0}}
+    project.configure(server.base_url, prices=price)
+    things(project, 10)
+    after = {"name": "after", "prompt": "${classify.label}", "replicas": 2, "max_tokens": 50}
+    once = [{**classify(1), "max_tokens": 50}, {**after, "replicas": 1}]
+    project.workflow(stages=once)
+    plain = agac.plan_run("reviews", project=project.root)
+    project.workflow(stages=[classify(4, vote="label", max_tokens=50), after])
+    plan = agac.plan_run("reviews", project=project.root)
+    assert [stage.estimate.calls for stage in plan.stages] == [40, 20]
+    worst = [
+        (a.estimate.usd_at_most or 0) / (b.estimate.usd_at_most or 1)
+        for a, b in zip(plan.stages, plain.stages, strict=True)
+    ]
+    assert worst == [pytest.approx(4), pytest.approx(2)]
+
+
+def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, server: Server) -> None:
+    things(project, 3)
+    project.workflow(stages=[classify(3, vote="label")])
+    project.run()
+    after = {"name": "after", "prompt": "It is ${classify.label}"}
+    project.workflow(stages=[classify(3, vote="label"), after])
+    plan = agac.plan_run("reviews", project=project.root, show=3)
+    labels = [result["label"] for result in project.output()]
+    shown = [prompt.request.messages[0].parts[0].text for prompt in plan.forecast.prompts]
+    assert shown == [f"It is {label}" for label in labels]
+
+
+def test_what_was_answered_when_a_run_stops_amid_a_row_is_kept(project: ProjectFolder, faulty: Faulty) -> None:
+    """A fatal fault amid the replicas of a row: those that were answered are kept."""
+    server = faulty([{"kind": "unauthorized", "at": [2]}])
+    served(project, server.base_url)
+    things(project, 1)
+    project.workflow(stages=[classify(3, vote="label")])
+    first = project.run(concurrency=1)
+    assert first.exit_code == ExitCode.FAILED
+    stored = project.query("SELECT count(*) FROM result")[0][0]
+    assert stored in (1, 2)
+    second = project.run()
+    assert second.exit_code == ExitCode.DONE
+    assert second.invocation["calls"] == 3 - stored
+    sound(project, 1)
+
+
+def test_rows_that_stages_make_and_groups_have_replicas_too(project: ProjectFolder, server: Server) -> None:
+    project.rows({"id": f"r-{n}", "kind": "xy"[n % 2], "text": f"thing {n}"} for n in range(6))
+    parts = {"name": "parts", "prompt": "${text}", "output_schema": {"list": "string[]"}, "replicas": 2, "vote": "list"}
+    judge = {"name": "judge", "explode": "parts.list", "prompt": "${text}: ${item}", "output_schema": LABELS}
+    total = {"name": "total", "needs": "parts", "group_by": "kind", "prompt": "${rows_json}", "output_schema": LABELS}
+    often = {"replicas": 3, "vote": "label"}
+    project.workflow(stages=[parts, {**judge, **often}, {**total, **often}], output={"stages": "judge"})
+    report = project.run()
+    assert report.exit_code == ExitCode.DONE
+    votes = dict(project.query("SELECT stage, count(*) FROM v_results WHERE agreement IS NOT NULL GROUP BY 1"))
+    told = {stage["name"]: stage["agreement"]["rows"] for stage in report.summary["stages"]}
+    assert told == votes == {"parts": 6, "judge": votes["judge"], "total": 2}
+    assert server.account()["duplicates"] == 0
+    assert project.run().invocation["calls"] == 0
+    before = server.account()["requests"]
+    text = (project.root / "data/rows.csv").read_text("utf-8").replace("thing 5", "another")
+    project.write("data/rows.csv", text)
+    again = project.run()
+    assert server.account()["requests"] - before == again.invocation["calls"] < before
+    asked = {stage["name"]: stage["agreement"]["rows"] for stage in again.summary["stages"]}
+    made = project.query("SELECT count(*) FROM row WHERE origin = 1 AND place >= 0 AND state <> 6")[0][0]
+    assert asked == {"parts": 6, "judge": made, "total": 2}
+
+
+def test_the_log_says_which_replica_a_call_was_for(project: ProjectFolder) -> None:
+    things(project, 1)
+    project.workflow(stages=[classify(2, vote="label")])
+    ran = project.agac("--log-level", "debug", "--log-format", "json", "--log-file", "log", "run", "-a", "reviews")
+    assert ran.code == 0, ran.err
+    lines = [json.loads(line) for line in (project.root / "log").read_text("utf-8").splitlines()]
+    assert sorted(one["replica"] for one in lines if "request" in one) == [1, 2]
+
+
+def test_what_a_kill_may_have_cost_knows_of_replicas(project: ProjectFolder, faulty: Faulty) -> None:
+    """One open row, killed with all of its replicas under way: each of them may have been billed."""
+    server = faulty([], "--latency", "30")
+    served(project, server.base_url)
+    things(project, 1)
+    project.workflow(stages=[classify(5, vote="label", repair=0)])
+    process = listening(project.start("run", "-a", "reviews"))
+    wait_until(lambda: server.account()["requests"] == 5, "five calls", process)
+    killed(process)
+    body = json.loads(project.query("SELECT body FROM event WHERE kind = 'invocation'")[0][0])
+    assert body["billed_a_row"] >= 5

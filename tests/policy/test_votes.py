@@ -1,0 +1,75 @@
+"""What comes of the answers of replicas: the vote, and the list of all where none is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agac.core.keys import canonical, replicas_fingerprint
+from agac.core.types import Params
+from agac.plan.replicas import outcome_of_vote, seeded, share
+from agac.providers.table import SHIPPED
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+ANSWERS = st.lists(
+    st.fixed_dictionaries({"label": VALUES}, optional={"why": st.text(max_size=3)}), min_size=2, max_size=9
+)
+
+
+@given(ANSWERS)
+def test_the_first_answer_with_the_most_frequent_value_is_taken_whole(answers: list[dict[str, Any]]) -> None:
+    texts = [json.dumps(answer) for answer in answers]
+    voted = outcome_of_vote(texts, "label")
+    labels = [canonical(answer["label"]) for answer in answers]
+    most = max(Counter(labels).values())
+    winners = [place for place, label in enumerate(labels) if Counter(labels)[label] == most]
+    assert (voted.replica, voted.text) == (winners[0] + 1, texts[winners[0]])
+    assert voted.agreement == f"{most}/{len(answers)}"
+    assert share(voted.agreement) == most / len(answers)
+
+
+@given(ANSWERS)
+def test_without_a_field_all_answers_are_kept_in_their_order(answers: list[dict[str, Any]]) -> None:
+    voted = outcome_of_vote([json.dumps(answer, ensure_ascii=False) for answer in answers], None)
+    assert json.loads(voted.text) == answers
+    assert (voted.replica, voted.agreement, voted.note) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "field", "replica", "agreement"),
+    [
+        (['{"a":1}', '{"a":2}', '{"a":2}'], "a", 2, "2/3"),
+        (['{"a":1}', '{"a":2}', '{"a":2}', '{"a":1}'], "a", 1, "2/4"),  # a tie: the value that came first
+        (['{"a":{"x":1,"y":2}}', '{"a":{"y":2,"x":1}}'], "a", 1, "2/2"),  # the order of keys says nothing
+        (['{"a":{"b":"n"}}', '{"a":{"b":"y"}}', '{"a":{"b":"y"}}'], "a.b", 2, "2/3"),
+        (['{"a":true}', '{"a":1}', '{"a":1}'], "a", 2, "2/3"),  # true is not 1
+        (['{"b":0}', '{"a":null}', '{"a":7}'], "a", 1, "2/3"),  # none is null
+        (['{"a":[1]}', '{"a":"x"}'], "a.b", 1, "2/2"),
+    ],
+)  # fmt: skip
+def test_votes_by_hand(answers: list[str], field: str, replica: int, agreement: str) -> None:
+    voted = outcome_of_vote(answers, field)
+    assert (voted.replica, voted.agreement) == (replica, agreement)
+
+
+def test_a_replica_is_its_seed_where_the_provider_has_one() -> None:
+    chat, responses = SHIPPED["openai"], SHIPPED["responses"]
+    assert seeded(Params(temperature=0.5), chat, 3) == Params(temperature=0.5, seed=3)
+    assert seeded(Params(), responses, 3) == Params()
+    assert seeded(Params(seed=9), chat, 0) == Params(seed=9)
+
+
+def test_the_fingerprint_of_a_vote_follows_from_its_replicas_and_what_is_made_of_them() -> None:
+    prints = [b"a" * 16, b"b" * 16]
+    assert replicas_fingerprint(prints, "label").hex() == "ccc9cc4096005a80730018a644c45e94"
+    others = [(prints[::-1], "label"), (prints[:1], "label"), (prints, None), (prints, "other")]
+    assert len({replicas_fingerprint(prints, "label"), *(replicas_fingerprint(*one) for one in others)}) == 5

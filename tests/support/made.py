@@ -1,0 +1,107 @@
+"""Rows that stages made, looked at: what they came to, and runs that are checked from all sides."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import agac
+from support.project import ProjectFolder
+from support.recount import assert_at_rest, assert_descent, assert_recounted, contents, stage_names
+
+STATES = ["open", "done", "failed", "repeated", "dropped", "skipped", "gone"]
+
+
+def newest_run(project: ProjectFolder) -> int:
+    return int(project.query("SELECT max(id) FROM run")[0][0])
+
+
+def position(project: ProjectFolder, stage: str, run: int) -> int:
+    return stage_names(project.query)[run].index(stage)
+
+
+def values(project: ProjectFolder, stage: str, run: int | None = None) -> dict[Any, Any]:
+    """What a stage gave, by the ids of its rows that are there; no parts of groups."""
+    run = run or newest_run(project)
+    rows = project.query(
+        "SELECT r.id, v.value FROM task t JOIN row r ON r.key = t.row_key JOIN result v ON v.id = t.result_id "
+        "WHERE r.run_id = ? AND t.stage = ? AND t.replica = 0 AND r.state <> 6 AND (r.place IS NULL OR r.place >= 0) "
+        "AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL) ORDER BY r.key",
+        run, position(project, stage, run),
+    )  # fmt: skip
+    assert len({id_ for id_, _ in rows}) == len(rows), "an id twice"
+    return {id_: json.loads(value) for id_, value in rows}
+
+
+def outcomes(project: ProjectFolder, stage: str, run: int | None = None) -> dict[Any, str]:
+    """What became of a stage's tasks, by the ids of its rows that are there: reused is done."""
+    run = run or newest_run(project)
+    rows = project.query(
+        "SELECT r.id, t.outcome FROM task t JOIN row r ON r.key = t.row_key "
+        "WHERE r.run_id = ? AND t.stage = ? AND t.replica = 0 AND (r.place IS NULL OR r.place >= 0) "
+        "AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL) ORDER BY r.key",
+        run, position(project, stage, run),
+    )  # fmt: skip
+    return {id_: "done" if outcome == "reused" else outcome for id_, outcome in rows}
+
+
+def made(project: ProjectFolder, maker: str, run: int | None = None, *, gone: bool = False) -> dict[Any, str]:
+    """How the rows stand that a stage made, by id."""
+    run = run or newest_run(project)
+    rows = project.query(
+        "SELECT id, state FROM row WHERE run_id = ? AND origin = ? AND place >= 0 ORDER BY key",
+        run, position(project, maker, run),
+    )  # fmt: skip
+    return {id_: STATES[state] for id_, state in rows if gone or STATES[state] != "gone"}
+
+
+def errors(project: ProjectFolder, maker: str, run: int | None = None) -> dict[Any, tuple[str, str]]:
+    """Kind and message of the errors of rows that a stage made, by id."""
+    run = run or newest_run(project)
+    rows = project.query(
+        "SELECT id, error_type, error_message FROM row WHERE run_id = ? AND origin = ? AND state = 2 AND place >= 0",
+        run, position(project, maker, run),
+    )  # fmt: skip
+    return {id_: (kind, message) for id_, kind, message in rows}
+
+
+def parts(project: ProjectFolder, run: int | None = None) -> dict[str, str]:
+    """How the parts of large groups stand, by id."""
+    run = run or newest_run(project)
+    rows = project.query("SELECT id, state FROM row WHERE run_id = ? AND place < 0 AND state <> 6", run)
+    return {id_: STATES[state] for id_, state in rows}
+
+
+def assert_all_sound(project: ProjectFolder) -> None:
+    """Roll-ups are right, and nothing belongs to nothing."""
+    assert_recounted(project.query)
+    assert_descent(project.query)
+
+
+def ran(project: ProjectFolder, name: str = "reviews", **options: Any) -> agac.RunReport:
+    """A run that comes to its end, looked at from all sides."""
+    report = project.run(name, **options)
+    assert report.exit_code in (0, 3), report.summary
+    assert_all_sound(project)
+    assert_at_rest(project.query)
+    return report
+
+
+def settled(project: ProjectFolder, name: str = "reviews", **options: Any) -> agac.RunReport:
+    """The same, run once more: that one asks nothing and writes nothing."""
+    report = ran(project, name, **options)
+    files = {path: path.stat().st_mtime_ns for path in (project.root / "output").rglob("results*")}
+    before = contents(project.query)
+    again = project.run(name, **{key: value for key, value in options.items() if key != "fresh"}, retry_failed=False)
+    assert again.invocation["calls"] == 0
+    after = contents(project.query)
+    assert {name: after[name] for name in after if after[name] != before[name]} == {}
+    assert {path: path.stat().st_mtime_ns for path in (project.root / "output").rglob("results*")} == files
+    assert again.exit_code == report.exit_code
+    return report
+
+
+def asked(project: ProjectFolder, **options: Any) -> int:
+    """The calls of a run that settles."""
+    calls: int = settled(project, **options).invocation["calls"]
+    return calls
