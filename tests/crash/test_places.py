@@ -28,9 +28,9 @@ def mounted(path: Path, size: str) -> bool:
 
 @pytest.fixture
 def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
-    """A project on a disk of 1.5 MB."""
+    """A project on a disk of 1.75 MB."""
     place = tmp_path / "disk"
-    if not mounted(place, "1536k"):
+    if not mounted(place, "1792k"):
         pytest.skip("no file system may be mounted here; test_disk.py fills disks by limits on files")
     try:
         project = ProjectFolder(place / "project")

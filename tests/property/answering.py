@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +17,7 @@ BAD = "unspeakable"
 FIELDS: dict[str, dict[str, Any]] = {
     "A": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}},
     "B": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}, "score": {"type": "integer"}},
+    "L": {"why": {"type": "string"}, "items": {"type": "array", "items": {"type": "string"}}},
 }
 
 
@@ -53,6 +54,8 @@ class Content(NamedTuple):
     def value(self) -> Any:
         if self.schema is None:
             return f"said {self.digest}"
+        if self.schema == "L":
+            return {"why": self.digest, "items": [f"{self.digest} {place // 2}" for place in range(self.number % 4)]}
         made: dict[str, Any] = {"mood": ("good", "bad")[self.number % 2], "why": self.digest}
         return made | ({"score": self.number % 10} if self.schema == "B" else {})
 
@@ -65,6 +68,8 @@ class Provider:
         self._troubles: Counter[Content] = Counter()
         self.trouble = False
         self.answered: Counter[Content] = Counter()
+        self.when_asked: Callable[[], None] | None = None
+        """Called with each request, before it is answered."""
         self.base_url = ""
 
     def take(self) -> Counter[Content]:
@@ -76,6 +81,8 @@ class Provider:
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         content, first = _content(body)
+        if self.when_asked is not None:
+            self.when_asked()
         with self._lock:
             if self.trouble and first and content.number % 3 == 0 and self._troubles[content] < content.number % 4:
                 self._troubles[content] += 1
@@ -111,6 +118,7 @@ def serving() -> Iterator[Provider]:
 
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # a reply in one piece: the second of two would wait 40 ms to be let go
 
         def do_POST(self) -> None:
             status, reply = provider.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))

@@ -1,0 +1,214 @@
+"""Stages of random workflows: what was drawn of one, what it finds upstream, its condition, what all operators have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from property.graph_walk import Eyes, Fails, Fields, Gives, Seen
+
+Shape = Mapping[str, str]
+"""The names that the row's fields have by now, by what they were at first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    kind: str
+    n: int
+    text: str
+    opt: str | None = None
+    tags: tuple[str, ...] | str | None = None
+
+    def data(self) -> Fields:
+        """The row as it is written; it may lack `opt` and `tags`."""
+        tags = list(self.tags) if isinstance(self.tags, tuple) else self.tags
+        made = {"id": self.id, "kind": self.kind, "n": self.n, "text": self.text, "opt": self.opt, "tags": tags}
+        return {name: value for name, value in made.items() if value is not None}
+
+
+NAMES = ("id", "kind", "n", "text", "opt", "tags")
+
+
+@dataclass(frozen=True)
+class Gene:
+    """What was drawn of a stage: numbers that mean something among what the stage finds upstream."""
+
+    operator: str
+    needs: tuple[int, ...]
+    refs: tuple[int, ...]
+    guard: tuple[int, int] | None
+    drops: bool
+    enabled: bool
+    word: str
+    number: int
+    explode: int | None
+
+
+class Operator:
+    """A stage of a workflow."""
+
+    kind: ClassVar[str | None] = None
+    """What it makes of rows by itself: rows, groups or kept."""
+    guarded: ClassVar[bool] = True
+    explodes: ClassVar[bool] = True
+    gives: ClassVar[str | None] = None
+    """What its result is: `text`, an object with a text (`field`, `A` with `mood` too, `L` with `items`), the row's
+    `fields`, or None: nothing that could be named."""
+
+    def __init__(self, gene: Gene, name: str, written: tuple[str, ...], upstream: Upstream) -> None:
+        self.gene, self.name, self.written_needs, self.upstream = gene, name, written, upstream
+        self.needs, self.ancestors = upstream.needs, upstream.ancestors
+        self.drops, self.enabled, self.path = gene.drops, gene.enabled, upstream.path
+        self.makes = "items" if upstream.path else self.kind
+        self.guard = guard_of(gene.guard, upstream) if gene.guard and self.guarded else None
+        self.line, self.gone = upstream.line, upstream.gone
+        self.shape: Shape = upstream.shape
+        self.resolve()
+
+    @property
+    def member(self) -> Eyes:
+        return Eyes(self.upstream.ancestors, self.upstream.line[-1] if self.upstream.line else None)
+
+    @property
+    def eyes(self) -> Eyes:
+        return self.member
+
+    def resolve(self) -> None:
+        """Says what the gene means here; may change `shape`."""
+
+    def changes(self, shape: Shape) -> None:
+        """The row has other fields from here on."""
+        self.shape, self.line = shape, (*self.line, self.name)
+
+    def keys(self) -> dict[str, Any]:
+        """What it writes into the file."""
+        return {}
+
+    def tool(self) -> str | None:
+        """The function of the project that it calls."""
+        return None
+
+    def lets_in(self, seen: Seen) -> bool:
+        return self.guard is None or self.guard.test(seen)
+
+    def does(self, seen: Seen) -> Gives:
+        raise NotImplementedError
+
+    def written(self, fields: Fields, result: Any) -> Any:
+        """Its result in outputs."""
+        return result if self.gives in ANSWERS else fields
+
+    def alike(self, seen: Seen) -> list[Any]:
+        raise NotImplementedError
+
+    def group(self, values: list[Any]) -> Fields:
+        raise NotImplementedError
+
+    def brought(self, seen: Seen) -> Fields:
+        raise NotImplementedError
+
+    def refuses(self, failed: int) -> bool:
+        raise NotImplementedError
+
+    def body(self, before: str | None) -> dict[str, Any]:
+        """The stage in the file, where it stands after `before`."""
+        body: dict[str, Any] = {"name": self.name}
+        if self.written_needs != ((before,) if before else ()):
+            body["needs"] = list(self.written_needs)
+        if self.guard:
+            body["when"] = self.guard.text
+            if self.drops:
+                body["otherwise"] = "drop"
+        if self.path:
+            body["explode"] = ".".join(self.path)
+        if not self.enabled:
+            body["enabled"] = False
+        return body | self.keys()
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What a stage finds: its needs and all stages upstream without those that are turned off, in the order in which
+    they were drawn, and the row's fields. `line` are the stages that changed those. `path`: the list that it explodes.
+    `places` has the order in which rows meet stages, once it is known; `gone` are lists of which the row is an item."""
+
+    stages: Mapping[str, Operator]
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...]
+    line: tuple[str, ...]
+    shape: Shape
+    places: Mapping[str, int]
+    path: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
+
+    def giving(self, *kinds: str) -> list[str]:
+        """The stages upstream whose result is one of these."""
+        return [name for name in self.ancestors if self.stages[name].gives in kinds]
+
+
+ANSWERS = ("text", "field", "A", "L")
+PARTS = {"A": "why", "L": "why", "field": "word"}
+
+# conditions
+
+
+class Guard:
+    """A condition in CEL, and what it comes to."""
+
+    def __init__(self, text: str, subject: str, want: Any, field: str | None = None, *, nulls: bool | None = None):
+        """`subject` is compared with `want`: a field of the row or, with `field`, a part of a stage's result. `nulls`
+        is what it comes to where there is nothing to compare, None: an error."""
+        self.text, self.subject, self.want, self.part, self.nulls = text, subject, want, field, nulls
+
+    def test(self, seen: Seen) -> bool:
+        there = seen.results if self.subject in seen.results else seen.fields
+        value = there.get(self.subject)
+        if value is None:
+            if self.nulls is None:
+                raise Fails("GuardError")
+            return self.nulls
+        if self.part:
+            value = value[self.part]
+        return bool(value >= self.want) if isinstance(value, int) else bool(value == self.want)
+
+
+class IsThere(Guard):
+    """A stage was not skipped."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"{subject} != null", subject, None)
+
+    def test(self, seen: Seen) -> bool:
+        return seen.results[self.subject] is not None
+
+
+def guard_of(drawn: tuple[int, int], upstream: Upstream) -> Guard | None:
+    """The condition that numbers stand for; None where nothing is there that it could look at."""
+    kind, number = drawn
+    shape, found = upstream.shape, upstream.giving(*ANSWERS)
+    objects = upstream.giving("A")
+    if kind == 0 and "kind" in shape:
+        letter = "abc"[number % 3]
+        return Guard(f'{shape["kind"]} == "{letter}"', shape["kind"], letter)
+    if kind == 1 and "n" in shape:
+        return Guard(f"{shape['n']} >= {number % 4}", shape["n"], number % 4)
+    if kind == 2 and "opt" in shape:
+        return Guard(f'{shape["opt"]} == "yes"', shape["opt"], "yes")
+    if kind == 3 and "opt" in shape:
+        name = shape["opt"]
+        return Guard(f'has(row.{name}) && row.{name} == "yes"', name, "yes", nulls=False)
+    if kind == 4 and found:
+        return IsThere(found[number % len(found)])
+    if kind == 5 and objects:
+        name = objects[number % len(objects)]
+        return Guard(f'{name}.mood == "good"', name, "good", "mood")
+    if kind == 7 and "index" in shape:
+        return Guard(f"{shape['index']} >= {number % 3}", shape["index"], number % 3)
+    if kind == 8 and "item" in shape:
+        return Guard(f'{shape["item"]} == "p"', shape["item"], "p")
+    if kind == 6 and objects:
+        name = objects[number % len(objects)]
+        return Guard(f'{name} == null || {name}.mood == "bad"', name, "bad", "mood", nulls=True)
+    return None

@@ -1,0 +1,361 @@
+"""Random workflows, edited, killed, interrupted, retried: rows come to what they would in a run that nobody disturbed.
+
+What that is says a model that shares no code with agac (`graph_walk`, `graphs`), and a run of the same files in an
+empty project besides. Nothing is asked that was had. AGAC_TEST_THOROUGH=1 looks for long, with other examples each
+time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.processes import kill_at
+from support.project import ProjectFolder, Ran
+from support.recount import assert_descent, assert_recounted
+
+import agac
+from property.answering import Content, serving
+from property.graph_stages import Gene, Row
+from property.graph_walk import Outcome
+from property.graphs import KINDS, NUMBERS, OPTIONS, TAGS, TEXTS, Drawn, Graph, genes
+
+THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
+FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
+ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
+CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
+ROW_EDITS = ("new rows", "one row less", "other places", "a row", "a row ")
+EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
+
+
+class Edit(NamedTuple):
+    """Something that a user changes between two runs."""
+
+    what: str
+    place: int
+    rows: list[Any]
+    gene: Gene
+
+
+def edits(least: int) -> st.SearchStrategy[list[Edit]]:
+    """Some edits."""
+    rows = st.lists(ROWS, min_size=1, max_size=3)
+    one = st.builds(Edit, what=st.sampled_from(EDITS), place=st.integers(0, 20), rows=rows, gene=genes())
+    return st.lists(one, min_size=least, max_size=3)
+
+
+@dataclass
+class Interrupter:
+    """Asks a run to stop when the provider is asked for the n-th time."""
+
+    number: int
+    control: Any = None
+    loop: Any = None
+
+    async def watch(self, seen: Any) -> None:
+        import asyncio
+
+        self.control, self.loop = seen.invocation.control, asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        self.number -= 1
+        if self.number == 0 and self.loop is not None:
+            self.loop.call_soon_threadsafe(self.control.interrupt)
+
+
+def counted(came: Outcome, origin: str | None) -> dict[str, int]:
+    """The rows that a stage made, or those of the input, as the summary counts them."""
+    states = Counter(row.state for row in came.rows if row.origin == origin)
+    found = {state: states[state] for state in ("done", "skipped", "failed", "dropped")}
+    return {"total": states.total(), **found, "open": 0}
+
+
+class GraphMachine(RuleBasedStateMachine):
+    """`had` is what was answered and stored, `refused` what was refused, ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.provider = self.stack.enter_context(serving())
+        self.folder = Path(tempfile.mkdtemp(prefix="agac-graphs-"))
+        self.project = self.made("project")
+        self.drawn = Drawn(())
+        self.graph: Graph = None  # type: ignore[assignment]
+        self.rows: list[Row] = []
+        self.next = self.projects = 0
+        self.had: set[Content] = set()
+        self.refused: set[Content] = set()
+        self.history: list[Drawn] = []
+        self.ran: Any = None
+        self.came = Outcome([], [])
+        self.number = 0
+
+    def made(self, name: str) -> ProjectFolder:
+        project = ProjectFolder(self.folder / name)
+        project.configure(self.provider.base_url)
+        return project
+
+    def teardown(self) -> None:
+        self.stack.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # what a user edits
+
+    @initialize(
+        genes=st.lists(genes(), min_size=1, max_size=8),
+        rows=st.lists(ROWS, min_size=1, max_size=6),
+        places=st.one_of(st.just(()), st.permutations(range(8)).map(tuple)),
+        output=st.one_of(st.just(()), st.lists(st.integers(0, 7), min_size=1, max_size=2).map(tuple)),
+    )
+    def begin(self, genes: list[Gene], rows: list[Any], places: tuple[int, ...], output: tuple[int, ...]) -> None:
+        """Draws a workflow, and runs it."""
+        self.define(Drawn(tuple(genes), places, output))
+        self.new_rows(rows)
+        self.run([], concurrency=4, limit=None, trouble=False, compare=True)
+
+    def define(self, drawn: Drawn) -> None:
+        self.drawn, self.graph = drawn, Graph(drawn)
+        self.history.append(drawn)
+
+    def new_rows(self, rows: list[Any]) -> None:
+        for cells in rows:
+            self.rows.append(Row(f"r{self.next}", *cells))
+            self.next += 1
+
+    def edit(self, edits: list[Edit]) -> None:
+        for one in edits:
+            if one.what in ROW_EDITS:
+                self.edit_rows(one.what, one.place % len(self.rows), one.rows)
+            else:
+                self.edit_the_workflow(one.what, one.place, one.gene)
+
+    def edit_rows(self, what: str, place: int, rows: list[Any]) -> None:
+        match what:
+            case "new rows":
+                self.new_rows(rows)
+            case "one row less" if len(self.rows) > 1:
+                self.rows.pop(place)
+            case "other places":
+                self.rows = self.rows[place:] + self.rows[:place][::-1]
+            case _:
+                self.rows[place] = Row(self.rows[place].id, *rows[0])
+
+    def edit_the_workflow(self, what: str, place: int, gene: Gene) -> None:
+        found = list(self.drawn.genes)
+        at = place % len(found)
+        match what:
+            case "another stage":
+                found[at] = gene
+            case "new stage" if len(found) < 8:
+                found.append(gene)
+            case "output":
+                self.drawn = replace(self.drawn, output=gene.refs[1:])
+            case "revert":
+                self.define(self.history[place % len(self.history)])
+                return
+            case _ if what in CHANGED:
+                found[at] = replace(found[at], **{what: getattr(gene, what)})
+        self.define(replace(self.drawn, genes=tuple(found)))
+
+    # what a user runs
+
+    def write(self, project: ProjectFolder) -> None:
+        project.rows([row.data() for row in self.rows], "data/rows.jsonl")
+        for path, text in self.graph.tools().items():
+            project.write(path, text)
+        name = project.workflow(
+            path="data/rows.jsonl", stages=self.graph.stages(), output=self.graph.output(), stop_loss=False
+        )
+        note((project.root / f"workflows/{name}.yml").read_text("utf-8"))
+        note((project.root / "data/rows.jsonl").read_text("utf-8"))
+
+    @rule(
+        edits=edits(1),
+        concurrency=st.integers(1, 8),
+        limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
+        trouble=st.booleans(),
+        compare=st.booleans(),
+    )
+    def run(self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool) -> None:
+        self.edit(edits)
+        self.write(self.project)
+        self.provider.trouble = trouble
+        report = self.project.run(concurrency=concurrency, limit=limit)
+        came = self.graph.walk(self.rows[:limit])
+        self.were_asked(came)
+        self.came_to(came, report, "reviews/preview" if limit else "reviews")
+        if compare and limit is None:
+            self.as_in_an_empty_project(came, concurrency)
+        self.asks_nothing_again(came, limit)
+        if limit is None:
+            self.ran, self.came, self.number = (self.drawn, list(self.rows)), came, report.summary["run"]
+
+    @rule(
+        how=st.sampled_from([*["request"] * 4, "commit", "committed", "statement", "os.rename"]),
+        number=st.integers(1, 8),
+        concurrency=st.integers(1, 4),
+        edits=edits(2),
+        rows=st.lists(ROWS, min_size=1, max_size=3),
+    )
+    def run_disturbed(self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any]) -> None:
+        """A Ctrl-C while the provider is asked, or a kill -9."""
+        self.edit(edits)
+        self.new_rows(rows)
+        self.write(self.project)
+        came = self.graph.walk(self.rows)
+        if how == "request":
+            self.interrupt(came, number, concurrency)
+        else:
+            self.kill(came, f"{how}:{number * 2}", concurrency)
+
+    def interrupt(self, came: Outcome, number: int, concurrency: int) -> None:
+        self.provider.when_asked = stopping = Interrupter(number)
+        try:
+            options = agac.RunOptions(concurrency=concurrency)
+            report = agac.run("reviews", options, project=self.project.root, watch=stopping.watch)
+        finally:
+            self.provider.when_asked = None
+        assert report.exit_code in (0, 3, 130)
+        self.were_asked(came, all_of_it=report.exit_code != 130)
+        self.is_whole()
+
+    def kill(self, came: Outcome, moment: str, concurrency: int) -> None:
+        words = ("run", "-a", "reviews", "--concurrency", str(concurrency))
+        killed: Ran = self.project.agac(*words, env=kill_at(moment))
+        assert killed.code in (0, 3, -9), killed.err
+        self.is_whole()
+        before = self.provider.take()
+        report = self.project.run(concurrency=concurrency)
+        self.were_asked(came, before=before, twice=2 * concurrency if killed.code == -9 else 0)
+        self.came_to(came, report, "reviews")
+
+    @precondition(lambda self: self.ran == (self.drawn, self.rows) and bool(self.came.failed))
+    @rule()
+    def retry(self) -> None:
+        """Takes rows as they are stored; so there is nothing to retry but what the last run left."""
+        report = agac.retry(self.number, agac.Retry(), project=self.project.root)
+        assert self.provider.answered.keys() >= {c for row in self.came.failed for c in row.must if c.refused}
+        self.were_asked(self.came)
+        self.came_to(self.came, report, "reviews")
+
+    # what must hold
+
+    def were_asked(
+        self, came: Outcome, *, all_of_it: bool = True, before: Counter[Content] | None = None, twice: int = 0
+    ) -> None:
+        """Everything that has to be asked was, nothing else, and each once but for `twice` calls at most. Replies of
+        the wrong form are asked once more. What is refused may be tried again by each run."""
+        took = self.provider.take() + (before or Counter())
+        must = {content for row in came.rows for content in row.must}
+        may = {content for row in came.rows for content in row.may}
+        assert set(took) <= may, f"asked for nothing: {set(took) - may}"
+        if all_of_it:
+            lacking = must - self.had - self.refused - set(took)
+            assert not lacking, f"not asked: {lacking}"
+        wanted = Counter({c: 0 if c in self.had else c.calls for c in took if not c.refused})
+        again = Counter({c: n for c, n in took.items() if not c.refused}) - wanted
+        assert again.total() <= twice, f"asked twice: {again}"
+        assert all(n <= (2 if before is not None else 1) for c, n in took.items() if c.refused)
+        self.had |= {c for c, n in took.items() if not c.refused and n >= c.calls}
+        self.refused |= {c for c in took if c.refused}
+
+    def came_to(self, came: Outcome, report: agac.RunReport, folder: str) -> None:
+        """The files, the counts and the store say what the model says."""
+        found = {file: self.project.envelopes(folder, file) for file in FILES if self.is_there(folder, file)}
+        assert [(e["id"], e["ok"], e["result"]) for e in found["results.jsonl"]] == [
+            (row.id, row.state != "failed", row.result) for row in came.lines
+        ]
+        failed = [(e["id"], e["error"]["type"]) for e in found["errors.jsonl"]]
+        written = [(row.id, row.error) for row in came.lines if row.state == "failed"]
+        assert failed[: len(written)] == written
+        assert Counter(failed) == Counter((row.id, row.error) for row in came.rows if row.state == "failed")
+        left = [(e["id"], e["stage"]) for e in found.get("filtered.jsonl", [])]
+        dropped = [row for row in came.rows if row.state == "dropped"]
+        assert Counter(one for one, _ in left) == Counter(row.id for row in dropped)
+        assert all(any(row.id == one and stage in row.at for row in dropped) for one, stage in left)
+        summary = report.summary
+        assert summary["rows"] == counted(came, None)
+        makers = [name for name in self.graph.order if self.graph.all[name].makes]
+        assert {one["stage"]: one["rows"] for one in summary.get("levels", []) if one["rows"]["total"]} == {
+            name: counted(came, name) for name in makers if counted(came, name)["total"]
+        }
+        assert report.exit_code == (3 if failed else 0)
+        self.is_whole()
+        self.is_stored(came, summary["run"])
+
+    def is_there(self, folder: str, file: str) -> bool:
+        return (self.project.root / "output" / folder / file).exists()
+
+    def is_stored(self, came: Outcome, run: int) -> None:
+        """Every stage of every row has the outcome that it must have; of rows that left, others may lack."""
+        found: dict[Any, dict[str, str]] = {(row.id, row.origin): {} for row in came.rows}
+        for row_id, origin, stage, outcome in self.project.query(
+            "SELECT r.id, r.origin, t.stage, t.outcome FROM row r JOIN task t ON t.row_key = r.key WHERE r.run_id = ? "
+            "AND t.replica = 0 AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL AND r.state <> 6 AND r.place >= 0)",
+            run,
+        ):
+            names = self.graph.order
+            own = found[row_id, None if origin is None else names[origin]]
+            own[names[stage]] = "done" if outcome == "reused" else outcome
+        for row in came.rows:
+            own = found[row.id, row.origin]
+            if row.state == "dropped":
+                assert own.items() <= dict(row.states).items(), row
+                assert any(own.get(stage) == "dropped" for stage in row.at)
+            else:
+                assert own == dict(row.states), row
+
+    def is_whole(self) -> None:
+        made = self.project.root.joinpath(".agac/agac.db").exists()
+        if made and self.project.query("PRAGMA user_version") != [(0,)]:
+            assert_recounted(self.project.query)
+            assert_descent(self.project.query)
+
+    def asks_nothing_again(self, came: Outcome, limit: int | None) -> None:
+        """Only what is refused may be tried once more."""
+        report = self.project.run(limit=limit)
+        assert set(self.provider.take()) <= self.refused
+        self.came_to(came, report, "reviews/preview" if limit else "reviews")
+
+    def as_in_an_empty_project(self, came: Outcome, concurrency: int) -> None:
+        """A run of the same files that knows nothing of all that was before writes the same."""
+        self.projects += 1
+        empty = self.made(f"empty-{self.projects}")
+        self.write(empty)
+        empty.run(concurrency=concurrency)
+        took = self.provider.take()
+        assert {c for r in came.rows for c in r.must} <= set(took) <= {c for r in came.rows for c in r.may}
+        assert all(n == content.calls for content, n in took.items())
+        chance = {row.id for row in came.rows if len(row.at) > 1}  # which of several branches let it go first
+        for file in FILES:
+            assert self.lines(empty, file, chance) == self.lines(self.project, file, chance), file
+        shutil.rmtree(empty.root)
+
+    @staticmethod
+    def lines(project: ProjectFolder, file: str, but: set[str]) -> list[str]:
+        path = project.root / "output/reviews" / file
+        if not path.exists():
+            return []
+        found = path.read_text("utf-8").split("\n")
+        found = [line for line in found if not any(f'"id":"{one}"' in line for one in but)]
+        return found if file == "results.jsonl" else sorted(found)  # rows of several levels are in those
+
+
+GraphMachine.TestCase.settings = settings(
+    max_examples=400 if THOROUGH else 40,
+    stateful_step_count=12 if THOROUGH else 4,
+    deadline=None,
+    derandomize=not THOROUGH,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestRandomGraphs = GraphMachine.TestCase
