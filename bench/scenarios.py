@@ -12,6 +12,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from figures import Figure
+from operators import operators
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
 from starts import prepare, starts
 from watching import rates, watched
@@ -36,6 +37,9 @@ class Sizes:
     large_megabytes: int
     scale: tuple[int, int]
     rate: tuple[int, int, float]
+    stages: int
+    walked: tuple[int, int]
+    reduced: tuple[int, int]
 
 
 FULL = Sizes(
@@ -51,11 +55,15 @@ FULL = Sizes(
     200,
     (100_000, 1_000_000),
     (2_000, 20, 20.0),
+    1_000,
+    (10_000, 20),
+    (100_000, 1_000_000),
 )
 QUICK = Sizes(
-    3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000), (600, 20, 10.0)
-)
-TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40), (40, 20, 0.5))
+    3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000), (600, 20, 10.0),
+    1_000, (500, 20), (10_000, 50_000),
+)  # fmt: skip
+TINY = Sizes(1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40), (40, 20, 0.5), 20, (20, 4), (20, 250))
 """TINY only shows that everything works: its figures say nothing."""
 
 
@@ -241,6 +249,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "start-up": start_up,
     "simulator": simulation,
     "reading": reading,
+    "operators": operators,
 }
 """Every scenario by the name that `--only` takes."""
 
