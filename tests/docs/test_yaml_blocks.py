@@ -19,7 +19,7 @@ FRAGMENT = "input: {path: data/product_reviews.csv}\nstages:\n  - name: classify
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    for name in ("workflows", "agentcards", "schemas", "prompts", "data"):
+    for name in ("workflows", "agentcards", "schemas", "prompts", "data", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "agac.yml", tmp_path)
     shutil.copytree(ROOT / "agac/api/template/data", tmp_path / "data", dirs_exist_ok=True)

@@ -32,7 +32,7 @@ def language_server_script(request: pytest.FixtureRequest, tmp_path_factory: pyt
 def example(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
     """The shipped files as a project of their own, with the schemas beside them."""
     folder = ProjectFolder(tmp_path_factory.mktemp("editors") / "shop")
-    for name in ("workflows", "agentcards", "schemas", "prompts", "data"):
+    for name in ("workflows", "agentcards", "schemas", "prompts", "data", "tools"):
         shutil.copytree(ROOT / name, folder.root / name)
     shutil.copy(ROOT / "agac.yml", folder.root)
     return folder

@@ -19,7 +19,8 @@ from agac.providers.modelref import parse_model
 from agac.providers.table import SHIPPED
 from agac.spec.cardmodels import CardFile
 from agac.spec.editorschemas import file_schema
-from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.filemodel import FileModel
+from agac.spec.models import WorkflowFile
 from agac.spec.projectmodels import ProjectFile
 
 ROOT = Path(__file__).resolve().parents[2]
