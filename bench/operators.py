@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING
 
 from figures import Figure
 from processes import stub
+from sizes import Sizes
 from workspace import SCHEMA, WORKFLOW, workspace
-
-if TYPE_CHECKING:
-    from scenarios import Sizes
 
 CONCURRENCY = 64
 

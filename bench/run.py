@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from figures import Figure, machine, machine_line, markdown_table, text_table
-from scenarios import FULL, QUICK, SCENARIOS, TINY
+from scenarios import SCENARIOS
+from sizes import FULL, QUICK, TINY
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures: bench/run.py --write-docs -->", "<!-- end of figures -->"
