@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agac.core.keys import snapshot
@@ -30,6 +30,7 @@ class Ended:
 
     def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
         self._stages = recorded_stages(definition)
+        self._rows_of = {stage.name: stage.rows_of for stage in self._stages}
         self._vars = definition["vars"]
         self._ends = [self._stages[position] for position in ends_of(definition)]
         position = written_of(definition)
@@ -79,7 +80,7 @@ class Ended:
         value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
         if sight is None or not (self._formed or row.made):
             return row._replace(value=value)
-        form = _nearest(sight, self._last, self._stages)
+        form = self._nearest(sight, self._last)
         shown = row.made and (self._inputs or row.state == State.FAILED)
         return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
 
@@ -93,15 +94,13 @@ class Ended:
     def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: Sight | None) -> str:
         value, skipped = results.get((row.key, end.index), _NOTHING)
         if not (end.is_kept or skipped) and sight is not None:
-            return snapshot(_nearest(sight, end.name if end.changes_rows else end.rows_of, self._stages))
+            return snapshot(self._nearest(sight, end.name if end.changes_rows else end.rows_of))
         if value is None and not skipped and sight is not None and end.name in sight.results:
             return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
         return value if value is not None else "null"
 
-
-def _nearest(sight: Sight, name: str | None, stages: Sequence[RecordedStage]) -> dict[str, JSONValue]:
-    """The row's fields after a stage; as far as it came, of one that did not come that far."""
-    by_name = {stage.name: stage for stage in stages}
-    while name is not None and name not in sight.forms:
-        name = by_name[name].rows_of
-    return sight.forms[name]
+    def _nearest(self, sight: Sight, name: str | None) -> dict[str, JSONValue]:
+        """The row's fields after a stage; as far as it came, of one that did not come that far."""
+        while name is not None and name not in sight.forms:
+            name = self._rows_of[name]
+        return sight.forms[name]

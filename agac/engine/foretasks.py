@@ -15,7 +15,7 @@ from agac.engine.scope import Scope
 from agac.plan import reasons as why
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
-from agac.plan.prepare import Preparer, Sight
+from agac.plan.prepare import Preparer, Sight, followed
 from agac.plan.standin import stand_in
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 from agac.spec.guardvalues import GuardFailed
@@ -43,8 +43,8 @@ class TaskForecaster:
         self._listing = listing
         self._db, self._comparison = database, comparison
         self._scope, self._fresh = scope, fresh
-        self._guards, self._filters = guards(plan), filters(plan)
-        self._followed = frozenset(name for stage in plan.stages for name in (*stage.ancestors, *stage.needs))
+        self._guards, self._filters = guards(plan.stages), filters(plan.stages)
+        self._followed = followed(plan.stages)
         self._by_name = {stage.name: stage for stage in plan.stages}
         self._functions = _functions_upstream(plan.stages)
         self.found = Forecast([StageForecast(stage.name) for stage in plan.stages])

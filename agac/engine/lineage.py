@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from agac.core.types import JSONValue
-from agac.plan.prepare import Seeing, Sight
+from agac.plan.prepare import Seeing, Sight, followed
 from agac.spec.levels import Makes
 from agac.spec.template import SKIPPED
 from agac.store.db import Database
@@ -44,8 +44,7 @@ class Lineage:
         wanted: Collection[str] = (),
     ) -> None:
         self._stages, self._vars, self._db = stages, dict(variables), database
-        followed = {name for stage in stages for name in (*stage.ancestors, *stage.needs)}
-        self._followed = frozenset(followed.union(wanted))
+        self._followed = followed(stages).union(wanted)
 
     async def ended(self, keys: Sequence[int]) -> dict[int, Sight]:
         """What is seen of these rows after all of their stages, by key; of one that failed as far as it came."""

@@ -13,6 +13,7 @@ from agac.engine.lineage import Replayed, inner, plain
 from agac.plan.estimate import CHARACTERS_A_TOKEN
 from agac.plan.prepare import Sending, Sight
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.spec.grouping import seen_after
 from agac.spec.levels import Level, Levels
 from agac.spec.operations import Dedupe
 from agac.spec.template import INDEX, ITEM, SKIPPED
@@ -57,12 +58,8 @@ class Member:
     def of(stage: Grouping, stages: Mapping[str, Replayed]) -> Member:
         """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
         needed = [stages[need] for need in stage.needs]
-        upstream = {name for need in needs_of(needed) for name in need}
-        ancestors = tuple(name for name in stages if name in upstream)
-        forms = {need.name if need.changes_rows else need.rows_of for need in needed}
-        last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
-        answers = tuple(name for name in _answers(needed, stages))
-        return Member(stage.name, ancestors, last, stage.visibility, answers)
+        ancestors, rows_of = seen_after(needed, stages)
+        return Member(stage.name, ancestors, rows_of, stage.visibility, tuple(_answers(needed, stages)))
 
     def text(self, sight: Sight) -> str:
         """The member as it stands in `${rows_json}`: its fields and the results that it brings, JSON."""
@@ -71,11 +68,6 @@ class Member:
         never = limits.never if limits else frozenset()
         brought = {name: plain(known[name]) for name in self.answers if name in known and name not in never}
         return snapshot({**data, **brought})
-
-
-def needs_of(needed: Sequence[Replayed]) -> list[tuple[str, ...]]:
-    """Each stage together with those that it sees."""
-    return [(*need.ancestors, need.name) for need in needed]
 
 
 def _answers(needed: Sequence[Replayed], stages: Mapping[str, Replayed]) -> dict[str, None]:

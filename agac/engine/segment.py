@@ -20,7 +20,7 @@ from agac.engine.settle import Settler
 from agac.engine.tasks import PARKED, Parked, Tasks, value_of
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
-from agac.plan.prepare import Prepared, Preparer, Sight
+from agac.plan.prepare import Prepared, Preparer, Sight, followed
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 from agac.spec.guardvalues import GuardFailed
 from agac.spec.levels import Level
@@ -79,12 +79,12 @@ class Segment:
         own = {stage.name for stage in self._stages}
         self._ends = frozenset(stage.name for stage in plan.ends if stage.name in own)
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self._ends
-        self._followed = frozenset(name for stage in plan.stages for name in (*stage.ancestors, *stage.needs))
+        self._followed = followed(plan.stages)
         self._branches = Branches(self._stages)
         self._in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self._stages))
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
         self._makes = bool(level.makers) or any(stage.makes == "rows" for stage in self._stages)
-        self._guards, self._filters = guards(plan), filters(plan)
+        self._guards, self._filters = guards(self._stages), filters(self._stages)
         self._caller, self._functions, self._tasks, self._settler = caller, functions, tasks, settler
         self._replicas = Replicas(tasks, caller, settler)
 

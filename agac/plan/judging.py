@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from agac.plan.plan import Plan
-from agac.plan.steps import LocalStage
+from collections.abc import Sequence
+
+from agac.plan.steps import AnyStage, LocalStage
 from agac.spec.guardvalues import Evaluator
 from agac.spec.operations import Filter
 
 
-def guards(plan: Plan) -> dict[int, Evaluator]:
+def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:
     """The stages' guards, by position."""
-    return {stage.index: Evaluator(stage.guard, stages=stage.ancestors) for stage in plan.stages if stage.guard}
+    return {stage.index: Evaluator(stage.guard, stages=stage.ancestors) for stage in stages if stage.guard}
 
 
-def filters(plan: Plan) -> dict[int, Evaluator]:
+def filters(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:
     """The conditions of stages that do nothing but filter, by position."""
     return {
         stage.index: Evaluator(stage.operation.guard, stages=stage.ancestors)
-        for stage in plan.stages
+        for stage in stages
         if isinstance(stage, LocalStage) and isinstance(stage.operation, Filter)
     }

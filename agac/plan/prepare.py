@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
@@ -43,6 +43,15 @@ class Sending(Seeing, Protocol):
 
     @property
     def visibility(self) -> Visibility | None: ...
+
+
+class Following(Protocol):
+    """A stage as far as it matters for what it follows."""
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+    @property
+    def ancestors(self) -> tuple[str, ...]: ...
 
 
 class Sight:
@@ -110,6 +119,11 @@ class Sight:
     def known(self, stage: Seeing) -> dict[str, JSONValue]:
         """The results upstream of the stage that are there."""
         return {name: self.results[name] for name in stage.ancestors if name in self.results}
+
+
+def followed(stages: Iterable[Following]) -> frozenset[str]:
+    """The stages whose results others look at: those that see them, and groups that take them from their members."""
+    return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
 def see_all(stages: Sequence[Step]) -> frozenset[str]:

@@ -63,11 +63,6 @@ class Levels(Generic[S]):
         """The levels by the position of the stage that made their rows."""
         return {level.origin: level for level in self.all}
 
-    @property
-    def flat(self) -> bool:
-        """Whether rows are only the input's, unless a function gives lists."""
-        return all(level.maker is None or level.maker.makes == "rows" for level in self.all)
-
     def leads_to(self, function: S, names: Collection[str]) -> bool:
         """Whether the rows that a function gives in a list, or the results of the function itself, come to one of these
         stages: one that they walk through, or that makes further rows of them."""
