@@ -13,11 +13,17 @@ from agac.store.sql import padded, sql, sql_many
 
 async def group_rows(database: Database, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
     """All groups that a stage made, by their ids, some hundred at a time."""
+    async for groups in _by_id(database, "groups_export", run, origin):
+        yield groups
+
+
+async def _by_id(database: Database, statement: str, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
+    """Rows that a stage made, as a statement finds them by (run, id after which, occurrence, limit); never none."""
     after: RowId = -(1 << 63)
     while True:
         with translated(database.path):
             values = (run, after, -1 - origin, EXPORT_RANGE)
-            rows = await database.reader.execute_fetchall(sql("groups_export"), values)
+            rows = await database.reader.execute_fetchall(sql(statement), values)
         found = [ExportRow(*row)._replace(made=True) for row in rows]
         if found:
             yield found
@@ -53,18 +59,9 @@ async def failed_rows(database: Database, run: int, origin: int | None) -> Async
         async for some in export_rows(database, run):
             yield [row for row in some if row.state == State.FAILED]
         return
-    after: RowId = -(1 << 63)
-    while True:
-        with translated(database.path):
-            values = (run, after, -1 - origin, EXPORT_RANGE)
-            rows = await database.reader.execute_fetchall(sql("made_failed"), values)
-        found = [ExportRow(*row)._replace(made=True) for row in rows]
-        if found:
-            roots = await root_ordinals(database, [row.key for row in found])
-            yield [row._replace(ordinal=roots[row.key]) for row in found]
-        if len(found) < EXPORT_RANGE:
-            return
-        after = found[-1].id
+    async for found in _by_id(database, "made_failed", run, origin):
+        roots = await root_ordinals(database, [row.key for row in found])
+        yield [row._replace(ordinal=roots[row.key]) for row in found]
 
 
 async def made_examples(database: Database, run: int) -> list[ErrorExample]:
