@@ -23,6 +23,8 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
     parser.add_argument("--tpm", type=int, help="tokens a minute")
     parser.add_argument("--burst", type=int, help="requests that may come at once; a minute's worth by default")
     parser.add_argument("--faults", type=Path, help="YAML or JSON file of fault rules")
+    parser.add_argument("--batch-seconds", type=float, default=0.0, help="how long a batch takes until all is done")
+    parser.add_argument("--state", type=Path, help="file that keeps files and batches; temporary by default")
     parser.add_argument("--no-websocket", action="store_true", help="accept no WebSockets")
     parser.add_argument("--ready-line", action="store_true", help="write one JSON line once requests are answered")
     parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input ends")
@@ -38,6 +40,8 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
         burst=flags.burst,
         faults=flags.faults,
         websocket=not flags.no_websocket,
+        batch_seconds=flags.batch_seconds,
+        state=flags.state,
     )
     return settings, flags
 

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
+from functools import partial
 from random import Random
 from weakref import WeakSet
 
 from aiohttp import WSCloseCode, web
 
-from agac.simulator.asks import CREATED, FINGERPRINT, ApiError, Ask
+from agac.simulator.asks import ApiError, Ask
+from agac.simulator.batches.rules import BatchRule
+from agac.simulator.batches.site import BatchSite
+from agac.simulator.batches.state import State
 from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
 from agac.simulator.latency import Latency, RateLimits, parse_latency, read_limits
 from agac.simulator.ledger import Ledger
-from agac.simulator.openaiwire import error_body
-from agac.simulator.outlets import CHAT, MARK, RESPONSES, Api, HttpOutlet, Outlet, SocketOutlet
+from agac.simulator.messages import read_ask
+from agac.simulator.outlets import CHAT, MARK, MESSAGES, RESPONSES, Api, HttpOutlet, Outlet, SocketOutlet
+from agac.simulator.plain import check_key, json_response, model_object
 from agac.simulator.replies import Author
 from agac.simulator.responses import read_create
 from agac.simulator.rulesfile import load_rules
 from agac.simulator.settings import Settings, SimulatorError
-from agac.simulator.spoiling import error_of, invalid_key, limit_error, spoiled, stream_error, unknown_model
+from agac.simulator.spoiling import error_of, limit_error, spoiled, stream_error, unknown_model
 
 LARGEST_BODY = 256 * 2**20
-BAD_KEY = "sk-invalid"
-"""The key that is refused."""
-
 SOCKET_RESPONSES = replace(RESPONSES, read=read_create)
 
 
@@ -36,7 +37,7 @@ class Simulator:
     def __init__(self, settings: Settings) -> None:
         problems = settings.problems()
         latency = Latency(lambda _: 0.0, constant=0.0)
-        rules: list[Rule] = []
+        rules: list[Rule | BatchRule] = []
         try:
             latency = parse_latency(settings.latency)
         except SimulatorError as error:
@@ -45,32 +46,48 @@ class Simulator:
             rules = load_rules(settings.faults) if settings.faults else []
         except SimulatorError as error:
             problems += error.problems
+        state = State(settings.state)
+        problems += state.problems()
         if problems:
             raise SimulatorError(problems)
         self.settings = settings
         self.latency = latency
-        self.faults = FaultPlan(rules, settings.seed)
+        self.faults = FaultPlan([rule for rule in rules if isinstance(rule, Rule)], settings.seed)
         self.limits = RateLimits.of(settings.rpm, settings.tpm, settings.burst)
         self.slots = asyncio.Semaphore(settings.slots) if settings.slots else None
         self.ledger = Ledger()
         self.author = Author()
+        self.batches = BatchSite(
+            settings,
+            state,
+            self.faults,
+            [rule for rule in rules if isinstance(rule, BatchRule)],
+            self.ledger,
+            json_response,
+            check_key,
+            lambda error: self.error_response(error, 0),
+        )
         self.stopping = asyncio.Event()
         self.sockets: WeakSet[web.WebSocketResponse] = WeakSet()
 
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application(client_max_size=LARGEST_BODY)
-        app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_post("/v1/responses", self.responses)
-        app.router.add_get("/v1/responses", self.socket)
+        for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
+            app.router.add_post(f"{prefix}/chat/completions", self.chat)
+            app.router.add_post(f"{prefix}/responses", self.responses)
+            app.router.add_get(f"{prefix}/responses", self.socket)
+        app.router.add_post("/v1/messages", self.messages)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
+        self.batches.add_routes(app)
         app.router.add_get("/account", self.account)
         app.router.add_post("/account/reset", self.reset)
         app.router.add_post("/account/limits", self.set_limits)
         app.router.add_get("/health", self.health)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
+        app.on_cleanup.append(self.close)
         return app
 
     async def stop(self, app: web.Application) -> None:
@@ -78,6 +95,11 @@ class Simulator:
         self.stopping.set()
         for ws in list(self.sockets):
             await ws.close(code=WSCloseCode.GOING_AWAY)
+        self.batches.stop()
+
+    async def close(self, app: web.Application) -> None:
+        """Closes what is kept, once nobody asks any more."""
+        await asyncio.to_thread(self.batches.close)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
@@ -87,10 +109,15 @@ class Simulator:
         """POST /v1/responses."""
         return await self.post(RESPONSES, request)
 
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages: what may be asked depends on the API's version."""
+        version = request.headers.get("anthropic-version", "")
+        return await self.post(replace(MESSAGES, read=partial(read_ask, version=version)), request)
+
     async def post(self, api: Api, request: web.Request) -> web.StreamResponse:
         """One request, one reply."""
         number = self.ledger.receive(time.time())
-        outlet = HttpOutlet(api, request, lambda: self.headers(number))
+        outlet = HttpOutlet(api, request, lambda: self.headers(number, api))
         await self.serve(outlet, api, await request.read(), request, number)
         return outlet.response
 
@@ -99,8 +126,10 @@ class Simulator:
         ws = web.WebSocketResponse(max_msg_size=LARGEST_BODY)
         if not self.settings.websocket or not ws.can_prepare(request).ok:
             return await self.unknown(request)
-        if key_of(request) == BAD_KEY:
-            return self.error_response(invalid_key(), 0)
+        try:
+            check_key(request)
+        except ApiError as error:
+            return self.error_response(error, 0)
         ws.headers.update(MARK)
         await ws.prepare(request)
         self.sockets.add(ws)
@@ -151,8 +180,7 @@ class Simulator:
 
     def admit(self, request: web.Request, ask: Ask) -> None:
         """Raises ApiError for a key, a model or a rate that is refused."""
-        if key_of(request) == BAD_KEY:
-            raise invalid_key()
+        check_key(request)
         if "missing" in ask.model:
             raise unknown_model(ask.model)
         refusal = self.limits.take(ask.prompt_tokens + (ask.max_tokens or 0), time.monotonic())
@@ -174,14 +202,14 @@ class Simulator:
         async with self.slots:
             await asyncio.sleep(seconds)
 
-    def headers(self, number: int) -> dict[str, str]:
+    def headers(self, number: int, api: Api = CHAT) -> dict[str, str]:
         """What every reply is marked with."""
-        return MARK | {"x-request-id": f"req-sim-{number}"} | self.limits.headers(time.monotonic())
+        return MARK | api.headers(number, self.limits)
 
     def error_response(self, error: ApiError, number: int) -> web.Response:
-        """An error in the provider's form."""
+        """An error in OpenAI's form."""
         headers = self.headers(number) | error.headers
-        body = error_body(error)
+        body = CHAT.error(error)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
     async def models(self, request: web.Request) -> web.Response:
@@ -198,11 +226,13 @@ class Simulator:
 
     async def account(self, request: web.Request) -> web.Response:
         """GET /account: what was asked and charged since the start or the last reset."""
-        return json_response(self.ledger.report(contents=request.query.get("contents") == "1"))
+        batches = {"batches": await self.batches.account()}
+        return json_response(self.ledger.report(contents=request.query.get("contents") == "1") | batches)
 
     async def reset(self, request: web.Request) -> web.Response:
         """POST /account/reset: the account and the faults' memory start from nothing; answers with the old account."""
-        before = self.ledger.report()
+        before = self.ledger.report() | {"batches": await self.batches.account()}
+        await self.batches.reset()
         self.ledger.reset()
         self.faults.reset()
         return json_response(before)
@@ -223,19 +253,3 @@ class Simulator:
         """Everything that is not simulated."""
         message = f"Unknown request URL: {request.method} {request.path}. The simulator does not serve it."
         return self.error_response(ApiError(404, message, code="unknown_url"), 0)
-
-
-def model_object(name: str) -> dict[str, object]:
-    """A model as the API lists it."""
-    return {"id": name, "object": "model", "created": CREATED, "owned_by": FINGERPRINT}
-
-
-def key_of(request: web.Request) -> str:
-    """The key that came with a request."""
-    return request.headers.get("authorization", "").removeprefix("Bearer ")
-
-
-def json_response(data: object, status: int = 200) -> web.Response:
-    """Any JSON, marked as simulated."""
-    body = json.dumps(data).encode()
-    return web.Response(status=status, body=body, content_type="application/json", headers=MARK)

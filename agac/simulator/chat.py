@@ -45,7 +45,11 @@ KINDS = {
 
 def read_ask(body: bytes, seed: int) -> Ask:
     """Reads a request body; raises ApiError as OpenAI would answer it."""
-    data = read_object(body)
+    return ask_of(read_object(body), seed)
+
+
+def ask_of(data: dict[str, Any], seed: int) -> Ask:
+    """What a request's JSON asks."""
     check_values(data)
     messages = tuple(read_message(index, message) for index, message in enumerate(read_list(data, "messages")))
     stream = data.pop("stream", None) or False
@@ -120,9 +124,14 @@ def usage_of(ask: Ask, answer: Answer) -> dict[str, Any]:
 
 def completion_body(ask: Ask, answer: Answer) -> bytes:
     """A whole completion."""
+    return json.dumps(completion(ask, answer)).encode()
+
+
+def completion(ask: Ask, answer: Answer) -> dict[str, Any]:
+    """The completion object of an answer."""
     message = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}
-    return json.dumps(frame(ask, "chat.completion") | {"choices": [choice], "usage": usage_of(ask, answer)}).encode()
+    return frame(ask, "chat.completion") | {"choices": [choice], "usage": usage_of(ask, answer)}
 
 
 def frame(ask: Ask, kind: str) -> dict[str, Any]:

@@ -44,6 +44,8 @@ async def start_process(settings: Settings, errors: IO[bytes]) -> asyncio.subpro
     """The child, its input and output in our hands; what it says on standard error goes to a file."""
     if settings.faults is not None:
         settings = replace(settings, faults=settings.faults.absolute())
+    if settings.state is not None:
+        settings = replace(settings, state=settings.state.absolute())
     command = ["-P", "-m", "agac.simulator", *settings.arguments(), "--ready-line", "--exit-with-stdin"]
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -127,15 +127,20 @@ class RateLimits:
                 bucket.level -= amount
         return None
 
-    def headers(self, now: float) -> dict[str, str]:
-        """The headers in which OpenAI tells of limits; empty when there are none."""
-        told = {}
+    def told(self, now: float) -> Iterator[tuple[str, int, int, float]]:
+        """Of each limit: its unit, how many a minute, how many are left, and seconds until all of them are."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
                 bucket.refill(now)
-                told[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)
-                told[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining)
-                told[f"x-ratelimit-reset-{unit}"] = clock_text(bucket.reset)
+                yield unit, bucket.per_minute, bucket.remaining, bucket.reset
+
+    def headers(self, now: float) -> dict[str, str]:
+        """The headers in which OpenAI tells of limits; empty when there are none."""
+        told = {}
+        for unit, limit, remaining, reset in self.told(now):
+            told[f"x-ratelimit-limit-{unit}"] = str(limit)
+            told[f"x-ratelimit-remaining-{unit}"] = str(remaining)
+            told[f"x-ratelimit-reset-{unit}"] = clock_text(reset)
         return told
 
 

@@ -6,6 +6,7 @@ In memory, for one process; contents are kept as digests, so that a million requ
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LISTED_CONTENTS = 10_000
@@ -14,7 +15,10 @@ LISTED_CONTENTS = 10_000
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts by what a provider would bill. Times are epoch seconds; contents are kept as 16-byte digests only."""
+    """Counts by what a provider would bill. Times are epoch seconds; contents are kept as 16-byte digests only.
+
+    `elsewhere` says whether a content was charged in a batch, which keeps its own account.
+    """
 
     requests: int = 0
     answered: int = 0
@@ -31,6 +35,7 @@ class Ledger:
     last_request_at: float | None = None
     faults: Counter[str] = field(default_factory=Counter)
     contents: dict[bytes, int] = field(default_factory=dict)
+    elsewhere: Callable[[bytes], bool] = field(default=lambda digest: False)
 
     def receive(self, now: float) -> int:
         """A request came in: its number, from 1."""
@@ -52,13 +57,13 @@ class Ledger:
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         before = self.contents.get(digest, 0)
-        self.duplicates += before > 0
+        self.duplicates += before > 0 or self.elsewhere(digest)
         self.contents[digest] = before + 1
 
     def reset(self) -> None:
         """Starts from nothing; requests that are in flight stay so."""
         open_requests = self.in_flight
-        fresh = Ledger(in_flight=open_requests, max_in_flight=open_requests)
+        fresh = Ledger(in_flight=open_requests, max_in_flight=open_requests, elsewhere=self.elsewhere)
         for name in Ledger.__slots__:
             setattr(self, name, getattr(fresh, name))
 

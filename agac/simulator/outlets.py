@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Protocol
 
 from aiohttp import web
 
-from agac.simulator import chat, responses
+from agac.simulator import anthropicwire, chat, messageevents, messages, responses
 from agac.simulator.asks import Answer, ApiError, Ask
 from agac.simulator.faults import Rule
+from agac.simulator.latency import RateLimits
 from agac.simulator.openaiwire import error_body
 from agac.simulator.responseevents import Event, as_sse, events, failing_events, socket_error
 
@@ -24,15 +26,23 @@ HANG_LOOKS = 0.1
 GARBAGE = b"<html><body>upstream sent too much</body></html>"
 
 
+def openai_headers(number: int, limits: RateLimits) -> dict[str, str]:
+    """A reply's own headers: its number, and what is left of the limits."""
+    return {"x-request-id": f"req-sim-{number}"} | limits.headers(time.monotonic())
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API of a provider: how it reads a body, how it writes an answer and a failure, whole or piece by piece."""
+    """One API of a provider: how it reads a body, how it writes an answer and a failure, whole or piece by piece, and
+    how it says no; `headers` of the n-th reply."""
 
     read: Callable[[bytes, int], Ask]
     body: Callable[[Ask, Answer], bytes]
     chunks: Callable[[Ask, Answer], Iterator[bytes]]
     failed_body: Callable[[Ask, ApiError], bytes]
     failing_chunks: Callable[[Ask, Answer, ApiError, Rule], Iterator[bytes]]
+    error: Callable[[ApiError], bytes] = error_body
+    headers: Callable[[int, RateLimits], dict[str, str]] = openai_headers
 
 
 CHAT = Api(
@@ -50,6 +60,15 @@ RESPONSES = Api(
     failing_chunks=lambda ask, answer, error, rule: map(
         as_sse, failing_events(ask, answer, error, as_response=rule.failed)
     ),
+)
+MESSAGES = Api(
+    read=messages.read_ask,
+    body=messages.message_body,
+    chunks=messageevents.message_chunks,
+    failed_body=lambda _, error: anthropicwire.error_body(error),
+    failing_chunks=lambda ask, answer, error, rule: messageevents.failing_chunks(ask, answer, error),
+    error=anthropicwire.error_body,
+    headers=anthropicwire.headers,
 )
 
 
@@ -121,7 +140,7 @@ class HttpOutlet:
 
     async def refuse(self, error: ApiError) -> None:
         """An error in the provider's form."""
-        self._whole(error_body(error), error.status, error.headers)
+        self._whole(self._api.error(error), error.status, error.headers)
 
     def _whole(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         told = self._headers() | (headers or {})

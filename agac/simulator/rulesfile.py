@@ -10,13 +10,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from agac.simulator.batches import rules as batches
+from agac.simulator.batches.rules import BatchRule
 from agac.simulator.faults import KINDS, Rule
 from agac.simulator.settings import SimulatorError
 
 SELECTORS = ("rate", "at", "match", "first", "attempts", "always")
+CHOOSING = ("rate", "at", "match", "first", "lines")
 
 
-def load_rules(path: Path) -> list[Rule]:
+ALL_KINDS = KINDS | batches.KINDS
+
+
+def load_rules(path: Path) -> list[Rule | BatchRule]:
     """Reads a faults file; raises SimulatorError with all that is wrong in it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -52,7 +58,7 @@ def read_data(path: Path, text: str) -> Any:
         raise SimulatorError([f"{path}: not valid YAML: {error}"]) from error
 
 
-def parse_rules(data: Any, source: str) -> list[Rule]:
+def parse_rules(data: Any, source: str) -> list[Rule | BatchRule]:
     """Rules from a list, or from a mapping whose only key is `faults`; raises SimulatorError with every problem."""
     if isinstance(data, dict) and set(data) == {"faults"}:
         data = data["faults"]
@@ -65,7 +71,7 @@ def parse_rules(data: Any, source: str) -> list[Rule]:
     problems: list[str] = []
     rules = []
     for index, item in enumerate(data):
-        reading = Reading(f"{source}: faults[{index}]", problems)
+        reading = Reading(f"{source}: faults[{index}]", index, problems)
         rule = reading.rule(item)
         if rule is not None:
             rules.append(rule)
@@ -79,10 +85,11 @@ class Reading:
     """One rule being read: where it stands, and the list that its problems join."""
 
     where: str
+    index: int
     problems: list[str]
     values: dict[str, Any] = field(default_factory=dict)
 
-    def rule(self, item: Any) -> Rule | None:
+    def rule(self, item: Any) -> Rule | BatchRule | None:
         """The rule, or None when something is wrong with it."""
         before = len(self.problems)
         if not isinstance(item, dict):
@@ -98,33 +105,43 @@ class Reading:
             self.problems.append(f"{self.where}.in_ms: says how `retry_after` is told, which is missing; add it")
         if len(self.problems) > before or kind is None:
             return None
+        if kind in batches.KINDS:
+            chosen = {name: self.values.pop(name) for name in CHOOSING if name in self.values}
+            return BatchRule(kind, self.index, values=batches.DEFAULTS.get(kind, {}) | self.values, **chosen)
         return Rule(kind, **self.values)
 
     def kind(self, value: Any) -> str | None:
         """The rule's kind, None when there is no such kind."""
-        if isinstance(value, str) and value in KINDS:
+        if isinstance(value, str) and value in ALL_KINDS:
             return value
-        what = "`kind` is missing" if value is None else f"unknown kind {shown(value)}{guess(value, KINDS)}"
-        self.problems.append(f"{self.where}: {what}; known: {', '.join(KINDS)}")
+        what = "`kind` is missing" if value is None else f"unknown kind {shown(value)}{guess(value, ALL_KINDS)}"
+        self.problems.append(f"{self.where}: {what}; known: {', '.join(ALL_KINDS)}")
         return None
 
     def take(self, key: Any, value: Any, kind: str | None) -> None:
         """Checks one key and keeps its value."""
-        if key not in CHECKS:
-            known = [*SELECTORS, *(KINDS[kind] if kind else ())]
-            self.problems.append(f"{self.where}: unknown key {key!r}{guess(key, CHECKS)}; known: {', '.join(known)}")
+        if key not in CHECKS and key not in BATCH_CHECKS:
+            known = keys_of(kind) if kind else SELECTORS
+            near = guess(key, known if kind else CHECKS | BATCH_CHECKS)
+            self.problems.append(f"{self.where}: unknown key {key!r}{near}; known: {', '.join(known)}")
             return
-        if kind is not None and key not in SELECTORS and key not in KINDS[kind]:
-            takers = ", ".join(name for name, keys in KINDS.items() if key in keys)
+        if kind is not None and key not in keys_of(kind):
+            takers = ", ".join(name for name in ALL_KINDS if key in keys_of(name))
             self.problems.append(f"{self.where}: {kind!r} takes no key {key!r}; it is for: {takers}")
             return
-        check, wanted = CHECKS[key]
+        checks = CHECKS | BATCH_CHECKS if kind in batches.KINDS else BATCH_CHECKS | CHECKS
+        check, wanted = checks[key]
         if not check(value):
             self.problems.append(f"{self.where}.{key}: must be {wanted}, not {shown(value)}")
-        elif key == "at":
-            self.values["at"] = frozenset(value if isinstance(value, list) else [value])
+        elif key in ("at", "lines"):
+            self.values[key] = frozenset(value if isinstance(value, list) else [value])
         elif key != "always":
             self.values["first" if key == "attempts" else key] = value
+
+
+def keys_of(kind: str) -> tuple[str, ...]:
+    """Every key that a rule of a kind takes."""
+    return (*batches.SELECTORS.get(kind, SELECTORS), *ALL_KINDS[kind])
 
 
 def shown(value: Any) -> str:
@@ -172,3 +189,21 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "failed": (lambda value: isinstance(value, bool), "true or false"),
 }
 """What each key takes, and the words for it."""
+
+BATCH_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "at": (is_numbers_of_requests, "a list of numbers of calls, counted from 1 for each operation"),
+    "match": (is_text, "a text to look for in the requests"),
+    "status": (lambda value: is_count(value) and 400 <= value <= 599, "a status from 400 to 599"),
+    "lines": (is_numbers_of_requests, "a list of numbers of a batch's requests, counted from 1"),
+    "op": (lambda value: value in batches.OPERATIONS, f"one of {', '.join(batches.OPERATIONS)}"),
+    "when": (lambda value: value in ("before", "after"), "before or after"),
+    "type": (is_text, "a text"),
+    "times": (is_count, "a count of 1 or more"),
+    "line": (is_count, "the number of a line, from 1"),
+    "tokens": (lambda value: is_count(value, 0), "a count of tokens"),
+    "after": (lambda value: is_count(value, 0), "a count of requests"),
+    "word": (is_text, "a text"),
+    "form": (lambda value: value in batches.FORMS, f"one of {', '.join(batches.FORMS)}"),
+    "size": (is_count, "a count of 1 or more"),
+}
+"""What keys take in rules about batches, where that is something else, or they are for batches alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Settings:
     requests are served at once (the others queue), `rpm` and `tpm` are requests and tokens a minute; None is no limit.
     `burst` is how many requests may come at once, None a minute's worth.
     Without `websocket` no upgrade is accepted, as by the many servers that speak HTTP alone.
+    `batch_seconds` is how long a batch takes from its creation until all of it is done; `state` is the file that keeps
+    files and batches, None for one that ends with the simulator.
     `faults` names a file of rules. `model_ids` are the models that are listed; every other name is answered too.
     """
 
@@ -41,6 +44,8 @@ class Settings:
     model_ids: tuple[str, ...] = ("small", "large", "echo")
     burst: int | None = None
     websocket: bool = True
+    batch_seconds: float = 0.0
+    state: Path | None = None
 
     def problems(self) -> list[str]:
         """What is wrong with the numbers and the host, all at once; files and latency are read elsewhere."""
@@ -55,12 +60,15 @@ class Settings:
         for name, value in (("slots", self.slots), ("rpm", self.rpm), ("tpm", self.tpm), ("burst", self.burst)):
             if value is not None and value < 1:
                 found.append(f"{name} is {value}; use 1 or more, or leave it out for no limit")
+        if not (math.isfinite(self.batch_seconds) and self.batch_seconds >= 0):
+            found.append(f"batch seconds are {self.batch_seconds:g}; use 0 (at once) or more")
         return found
 
     def arguments(self) -> list[str]:
         """The flags with which `python -m agac.simulator` gets these settings."""
         flags = ["--host", self.host, "--port", str(self.port), "--seed", str(self.seed), f"--latency={self.latency}"]
-        for name in ("slots", "rpm", "tpm", "burst", "faults"):
+        flags += [f"--batch-seconds={self.batch_seconds!r}"] if self.batch_seconds else []
+        for name in ("slots", "rpm", "tpm", "burst", "faults", "state"):
             if (value := getattr(self, name)) is not None:
                 flags += [f"--{name}", str(value)]
         return flags if self.websocket else [*flags, "--no-websocket"]

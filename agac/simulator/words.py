@@ -69,8 +69,8 @@ class Draft:
     def mood(self) -> int:
         """1 for a glad text, -1 for a cross one, 0 for neither."""
         if self._mood is None:
-            lowered = [word.lower().replace("’", "'") for word in self.words]
-            score = sum((word in GLAD) - (word in CROSS) for word in lowered)
+            lowered = "\n".join(self.words).lower().replace("’", "'").split("\n")
+            score = sum(map(GLAD.__contains__, lowered)) - sum(map(CROSS.__contains__, lowered))
             self._mood = (score > 0) - (score < 0)
         return self._mood
 

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from support.batchclient import BatchClient
 
 from agac.simulator.app import Simulator
 from agac.simulator.settings import Settings
@@ -26,6 +27,10 @@ class Client:
     @property
     def root(self) -> str:
         return self.base_url.removesuffix("/v1")
+
+    @property
+    def batches(self) -> BatchClient:
+        return BatchClient(self.session, self.root)
 
     async def post(self, body: Any, **headers: str) -> tuple[int, Any, bytes]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

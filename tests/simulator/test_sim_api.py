@@ -279,7 +279,7 @@ def test_strict_mode_refuses_open_schemas(served: Any, with_schema: Any, schema:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/batches"), ("GET", "/")])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")])
 def test_what_is_not_simulated_is_said(served: Any, method: str, path: str) -> None:
     async def scenario() -> None:
         async with served() as client, client.session.request(method, client.root + path) as response:

@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from agac.simulator.asks import Ask
-from agac.simulator.faults import ERROR_KINDS, KINDS, FaultPlan, Rule
-from agac.simulator.rulesfile import load_rules, parse_rules
+from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
+from agac.simulator.rulesfile import ALL_KINDS, load_rules, parse_rules
 from agac.simulator.settings import SimulatorError
 
 OPEN_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -362,11 +362,11 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
     ]
     with pytest.raises(SimulatorError) as caught:
         parse_rules(rules, "f.yml")
-    known, selectors = ", ".join(KINDS), "rate, at, match, first, attempts, always"
+    known, selectors = ", ".join(ALL_KINDS), "rate, at, match, first, attempts, always"
     assert caught.value.problems == [
         f"f.yml: faults[0]: unknown kind 'rate_limt'; did you mean 'rate_limit'?; known: {known}",
         f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",
-        "f.yml: faults[2]: 'quota' takes no key 'retry_after'; it is for: rate_limit, server_error",
+        "f.yml: faults[2]: 'quota' takes no key 'retry_after'; it is for: rate_limit, server_error, batch_status",
         "f.yml: faults[3].rate: must be a share from 0 to 1, not 1.5",
         "f.yml: faults[4].at: must be a list of request numbers, counted from 1, not [0]",
         "f.yml: faults[5].status: must be a status from 500 to 599, not 404",

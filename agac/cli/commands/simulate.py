@@ -11,7 +11,20 @@ from agac.cli import garbage, render
 from agac.core.errors import AgacError, UsageError
 
 
-@click.command(help="Serve a simulated provider on this machine, until Ctrl-C. GET /account says what it was asked.")
+class WithKinds(click.Command):
+    """A command whose help names every kind of fault."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The kinds, from where they are read."""
+        from agac.simulator.rulesfile import ALL_KINDS
+
+        with formatter.section("Kinds of faults (what each does: the guide's page on the simulator)"):
+            formatter.write_text(text=", ".join(ALL_KINDS))
+
+
+@click.command(
+    cls=WithKinds, help="Serve a simulated provider on this machine, until Ctrl-C. GET /account says what it was asked."
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="N", default=8088, show_default=True, help="Port; 0: any free one."
 )
@@ -31,6 +44,13 @@ from agac.core.errors import AgacError, UsageError
 @click.option(
     "--burst", type=click.IntRange(1), metavar="N", help="Requests that may come at once; a minute's worth by default."
 )
+@click.option(
+    "--batch-seconds", type=click.FloatRange(0), metavar="S", default=0.0, show_default=True,
+    help="A batch takes so long from its creation; 0: no time at all.",
+)  # fmt: skip
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="Keep batches and files here, for the next time."
+)
 @click.option("--no-websocket", is_flag=True, help="Accept no WebSockets, as a server that speaks HTTP alone.")
 @click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
@@ -42,6 +62,8 @@ def command(
     rpm: int | None,
     tpm: int | None,
     burst: int | None,
+    batch_seconds: float,
+    state: Path | None,
     no_websocket: bool,
     faults: Path | None,
     as_json: bool,
@@ -62,6 +84,8 @@ def command(
         rpm=rpm,
         tpm=tpm,
         burst=burst,
+        batch_seconds=batch_seconds,
+        state=state,
         faults=faults,
         websocket=not no_websocket,
     )

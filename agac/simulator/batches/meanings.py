@@ -1,0 +1,37 @@
+"""What each fault of batches does, in a sentence: the words of the guide."""
+
+from __future__ import annotations
+
+MEANINGS: dict[str, str] = {
+    "batch_drop_before": "the connection closes, and nothing happened",
+    "batch_drop_after": "it happens, and the connection closes without an answer",
+    "batch_status": "an error, before the call has its effect or after (`when`); 500 by default",
+    "batch_slow": "the call waits so many seconds before it does anything",
+    "batch_truncate": "a download ends with the connection, after half of it or `after_bytes`",
+    "batch_file_lag": "creates do not find an uploaded file, so many `times`",
+    "batch_list_lag": "the list leaves the batch out for so many seconds after its creation",
+    "batch_get_404": "the batch is not found for so many seconds after its creation",
+    "batch_no_metadata": "its metadata is not echoed",
+    "batch_reject": "it fails its validation, with this code, line and message",
+    "batch_enqueued_cap": "it is refused where more than so many tokens of its model would wait then",
+    "batch_expire": "it expires with half of it done, or `after` so many requests",
+    "batch_stuck": "it stays finalizing, or at another `word`, until it is cancelled; `after` so many requests",
+    "batch_unknown_status": "its status is a `word` that nobody knows, for so many seconds after its creation",
+    "batch_counts_lie": "its counts say that all went well",
+    "batch_null_output": "it is done and names no output file",
+    "batch_empty_output_id": "the id of its output file is an empty text",
+    "batch_zero_error_file": "it has an error file with nothing in it",
+    "batch_gone": "its results are deleted before anyone fetches them",
+    "batch_shuffle": "its results come in another order",
+    "batch_bom": "its results begin with a byte order mark",
+    "batch_blank_lines": "an empty line follows each of its results",
+    "batch_foreign_line": "among its results is a line that is none: of a request that nobody made, or another `form`",
+    "batch_line_status": "the request gets this status instead of an answer, 500 by default",
+    "batch_line_zero": "the request gets status 0, an empty body, and no error",
+    "batch_line_error": "the request gets no response but an error code, `request_timeout` by default",
+    "batch_omit": "the request is answered and charged, and its line is missing",
+    "batch_dup_line": "its line comes twice",
+    "batch_corrupt_line": "its line is cut in the middle",
+    "batch_body_text": "the body of its answer is JSON within a text",
+    "batch_paged": "a page of a list holds no more than `size`, one by default, whatever is asked for",
+}

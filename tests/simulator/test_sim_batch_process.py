@@ -1,0 +1,303 @@
+"""What a simulator keeps in its state file: over restarts, kills and several processes; Azure's address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from support.batchclient import BatchClient, as_jsonl, rows, statuses
+
+from agac.simulator.embedded import embedded_simulator
+from agac.simulator.settings import Settings
+
+COMMAND = [sys.executable, "-m", "agac.simulator", "--ready-line"]
+Scenario = Callable[[BatchClient], Awaitable[Any]]
+
+
+@contextmanager
+def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A simulator as a process, and where it is served."""
+    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            yield child, json.loads(child.stdout.readline())["base_url"].removesuffix("/v1")
+        finally:
+            child.terminate()
+            child.wait(30)
+
+
+@asynccontextmanager
+async def client_of(root: str) -> AsyncIterator[BatchClient]:
+    async with aiohttp.ClientSession() as session:
+        yield BatchClient(session, root)
+
+
+def ask(root: str, scenario: Scenario) -> Any:
+    """What a scenario gives, asked of a running simulator."""
+
+    async def asked() -> Any:
+        async with client_of(root) as api:
+            return await scenario(api)
+
+    return asyncio.run(asked())
+
+
+def test_a_batch_goes_on_while_no_process_runs(tmp_path: Path) -> None:
+    flags = ["--state", str(tmp_path / "state" / "sim.db"), "--batch-seconds", "1000"]
+
+    async def begin(api: BatchClient) -> Any:
+        batch = await api.create(10, metadata={"agac_intent": "key"})
+        await api.advance(300)
+        assert (await api.look(batch))["request_counts"]["completed"] == 3
+        return batch
+
+    async def go_on(api: BatchClient) -> None:
+        assert (await api.ok("GET", "/batches"))["data"][0]["id"] == batch["id"]
+        await api.advance(800)
+        ended = await api.look(batch)
+        assert (ended["status"], ended["metadata"]) == ("completed", {"agac_intent": "key"})
+        assert statuses(await api.results(ended)) == {f"r-{n}": 200 for n in range(1, 11)}
+        counted = await api.counted()
+        assert (counted["created"], counted["charged"], counted["duplicates"], counted["posts"]) == (1, 10, 0, 1)
+        assert counted["requests"] == 10
+
+    with process(*flags) as (_, root):
+        batch = ask(root, begin)
+    with process(*flags) as (_, root):
+        ask(root, go_on)
+
+
+def test_a_kill_in_the_middle_charges_nothing_twice(tmp_path: Path) -> None:
+    flags = ["--state", str(tmp_path / "sim.db")]
+    count = 8000
+
+    async def begin(api: BatchClient) -> str:
+        return str((await api.create(as_jsonl(rows(count))))["id"])
+
+    async def finish(api: BatchClient) -> None:
+        batch = await api.look(batch_id)
+        while batch["status"] in ("validating", "in_progress", "finalizing"):
+            batch = await api.look(batch_id)
+        assert len(await api.results(batch)) == count
+        counted = await api.counted()
+        assert (counted["charged"], counted["duplicates"], counted["requests"]) == (count, 0, count)
+
+    with process(*flags) as (child, root):
+        batch_id = ask(root, begin)
+        done = 0
+        while not done:
+            done = executed(tmp_path / "sim.db")
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(30)
+    with process(*flags) as (_, root):
+        ask(root, finish)
+
+
+def executed(path: Path) -> int:
+    """How much of the only batch is done, by the state file."""
+    with sqlite3.connect(path) as db:
+        (told,) = db.execute("SELECT told FROM batch").fetchone()
+    db.close()
+    return int(json.loads(told)["executed"])
+
+
+def test_two_processes_share_a_state_file(tmp_path: Path) -> None:
+    flags = ["--state", str(tmp_path / "sim.db")]
+    count = 5000
+
+    async def look(api: BatchClient, batch_id: str) -> Any:
+        batch = await api.look(batch_id)
+        while batch["status"] != "completed":
+            batch = await api.look(batch_id)
+        return batch
+
+    async def both(first: str, second: str) -> None:
+        async with client_of(first) as one, client_of(second) as other:
+            made = await one.create(as_jsonl(rows(count)))
+            seen = await asyncio.gather(*(look(api, made["id"]) for api in (one, other, one, other)))
+            assert all(batch == seen[0] for batch in seen)
+            assert len(await other.results(seen[0])) == count
+            assert (await one.counted())["charged"] == (await other.counted())["charged"] == count
+
+    with process(*flags) as (_, first), process(*flags) as (_, second):
+        asyncio.run(both(first, second))
+
+
+def test_single_requests_are_answered_while_a_batch_is_worked_at(tmp_path: Path) -> None:
+    asked = {"model": "small", "messages": [{"role": "user", "content": "Are you there?"}]}
+
+    async def scenario(api: BatchClient) -> None:
+        batch = await api.create(as_jsonl(rows(8000)))
+        look = asyncio.create_task(api.look(batch))
+        answered = 0
+        while not look.done():
+            await api.ok("POST", "/chat/completions", asked)
+            answered += 1
+        assert (await look)["status"] in ("completed", "in_progress")
+        assert answered >= 5
+
+    with process() as (_, root):
+        ask(root, scenario)
+
+
+def test_what_is_temporary_is_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    async def scenario(api: BatchClient) -> None:
+        await api.ok("GET", "/batches")
+        assert list(tmp_path.iterdir()) == []
+        await api.run(2)
+        assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["agac"]
+
+    with process() as (_, root):
+        ask(root, scenario)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_creates_no_state_file(tmp_path: Path) -> None:
+    path = tmp_path / "sim.db"
+
+    async def scenario(api: BatchClient) -> None:
+        assert (await api.ok("GET", "/batches"))["data"] == []
+        assert (await api.ok("GET", "/files"))["data"] == []
+        assert (await api.call("GET", "/batches/batch_x"))[0] == 404
+        assert (await api.call("GET", "/files/file-x"))[0] == 404
+        counted = await api.counted()
+        assert (counted["created"], counted["calls"]) == (0, {"files": 2, "list": 1, "poll": 1})
+        await api.ok("POST", "/chat/completions", {"model": "small", "messages": [{"role": "user", "content": "x"}]})
+
+    with process("--state", str(path)) as (_, root):
+        ask(root, scenario)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_simulator_keeps_its_state_where_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "simulator.db"
+
+    async def scenario(do: Scenario) -> Any:
+        settings = Settings(state=path, batch_seconds=0.5)
+        async with embedded_simulator(settings) as base_url, client_of(base_url.removesuffix("/v1")) as api:
+            return await do(api)
+
+    batch_id = asyncio.run(scenario(lambda api: api.create(2)))["id"]
+    assert path.is_file()
+    asyncio.run(scenario(lambda api: api.advance(10)))
+    assert asyncio.run(scenario(lambda api: api.look(batch_id)))["status"] == "completed"
+
+
+def other_program(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE theirs (a)")
+    db.close()
+
+
+def newer(path: Path) -> None:
+    with process("--state", str(path)) as (_, root):
+        ask(root, lambda api: api.upload(rows(1)))
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (lambda path: path.write_text("not a database, but long enough to be taken for one" * 20), "not a database"),
+        (Path.mkdir, "unable to open"),
+        (other_program, "another program"),
+        (newer, "another version"),
+    ],
+)
+def test_state_files_that_are_none_are_said_at_the_start(
+    tmp_path: Path, prepare: Callable[[Path], Any], words: str
+) -> None:
+    path = tmp_path / "sim.db"
+    prepare(path)
+    flags = ["--state", str(path), "--batch-seconds", "-1"]
+    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == "error: batch seconds are -1; use 0 (at once) or more"
+    assert words in lines[1]
+    assert str(path) in lines[1]
+    assert "name another one" in lines[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_cannot_be_written_to_is_said_at_the_start(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    flags = ["--state", str(tmp_path / "sub" / "sim.db")]
+    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
+    tmp_path.chmod(0o700)
+    assert ended.returncode == 2
+    assert "cannot be created in" in ended.stderr
+
+
+def test_azure_is_served_at_its_own_address(tmp_path: Path) -> None:
+    async def scenario(api: BatchClient) -> None:
+        azure = BatchClient(api.session, api.root, "/openai/v1")
+        lines = [one | {"url": "/chat/completions"} for one in rows(3)]
+        batch = await azure.run(lines, endpoint="/chat/completions")
+        assert batch["status"] == "completed"
+        assert await azure.content(batch["error_file_id"]) == b""
+        assert len(await azure.results(batch)) == 3
+        assert (await azure.run(2))["status"] == "completed"
+        failed = await azure.run(b"{}\n")
+        assert failed["request_counts"] == {"total": None, "completed": None, "failed": None}
+        assert failed["status"] == "failed"
+        assert [len((await one.ok("GET", "/batches"))["data"]) for one in (api, azure)] == [0, 3]
+        asked = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
+        await azure.ok("POST", "/chat/completions", asked)
+        classic = BatchClient(api.session, api.root, "/openai")
+        assert len((await classic.ok("GET", "/batches?api-version=2024-10-21"))["data"]) == 3
+
+    with process() as (_, root):
+        ask(root, scenario)
+
+
+def test_azures_own_client_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "agac-key.jsonl"
+    path.write_bytes(as_jsonl(rows(2)))
+
+    async def scenario(api: BatchClient) -> None:
+        async with openai.AsyncAzureOpenAI(
+            azure_endpoint=api.root, api_version="2024-10-21", api_key="k", max_retries=0
+        ) as sdk:
+            with path.open("rb") as file:
+                made = await sdk.files.create(file=(path.name, file), purpose="batch")
+            batch = await sdk.batches.create(
+                input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            batch = await sdk.batches.retrieve(batch.id)
+            assert (batch.status, batch.error_file_id is None) == ("completed", False)
+            assert len((await sdk.files.content(batch.output_file_id or "")).text.splitlines()) == 2
+            assert [one.id async for one in sdk.batches.list()] == [batch.id]
+
+    with process() as (_, root):
+        ask(root, scenario)
+
+
+def test_azure_gives_no_batch_up(tmp_path: Path) -> None:
+    async def scenario(api: BatchClient) -> None:
+        azure = BatchClient(api.session, api.root, "/openai/v1")
+        batch = await azure.create(10)
+        await azure.advance(86_400 * 1.5)
+        assert (await azure.look(batch))["request_counts"]["completed"] == 7
+        await azure.advance(86_400)
+        assert (await azure.look(batch))["status"] == "completed"
+
+    with process("--batch-seconds", str(2 * 86_400)) as (_, root):
+        ask(root, scenario)

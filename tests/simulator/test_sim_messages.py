@@ -1,0 +1,276 @@
+"""Anthropic's Messages as the simulator speaks it, held against Anthropic's own SDK: its client, types and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from agac.simulator.anthropicwire import error_object
+from agac.simulator.asks import ApiError
+from agac.simulator.messages import ask_of
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+OLD = {"anthropic-version": "2023-06-01"}
+VERDICT = {
+    "type": "object",
+    "properties": {"sentiment": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}},
+    "required": ["sentiment", "why"],
+    "additionalProperties": False,
+}
+FORMAT = {"format": {"type": "json_schema", "schema": VERDICT}}
+
+
+def body(said: str = "It works", **more: Any) -> dict[str, Any]:
+    return {"model": "small", "max_tokens": 200, "messages": [{"role": "user", "content": said}], **more}
+
+
+def sdk(client: Any, key: str = "sk-ant-test") -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(api_key=key, base_url=client.root, max_retries=0)
+
+
+async def post(client: Any, data: Any, **headers: str) -> tuple[int, Any, Any]:
+    url = f"{client.base_url}/messages"
+    async with client.session.post(url, json=data, headers=headers or OLD) as response:
+        return response.status, response.headers, await response.json()
+
+
+def with_sdk(
+    served: Any, scenario: Callable[[Any, anthropic.AsyncAnthropic], Awaitable[None]], key: str = "k", **settings: Any
+) -> None:
+    async def run() -> None:
+        async with served(**settings) as client, sdk(client, key) as api:
+            await scenario(client, api)
+
+    asyncio.run(run())
+
+
+def test_the_sdk_reads_a_message(served: Any) -> None:
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        message = await api.messages.create(
+            **body("Great!"), system="You judge.", output_config=FORMAT, stop_sequences=["END"], service_tier="auto"
+        )
+        Message.model_validate(message.to_dict())
+        assert (message.stop_reason, message.type, message.role) == ("end_turn", "message", "assistant")
+        [block] = message.content
+        assert block.type == "text"
+        assert json.loads(block.text)["sentiment"] in ("good", "bad")
+        assert message.usage.service_tier == "standard"
+        assert message.to_dict()["system_fingerprint"] == "agac-simulator"
+        account = await client.account()
+        assert (account["prompt_tokens"], account["completion_tokens"]) == (
+            message.usage.input_tokens,
+            message.usage.output_tokens,
+        )
+
+    with_sdk(served, scenario)
+
+
+def test_the_sdk_reads_a_stream(served: Any) -> None:
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        whole = await api.messages.create(**body("Tell me more."))
+        events = [event async for event in await api.messages.create(**body("Tell me more."), stream=True)]
+        for event in events:
+            EVENT.validate_python(event.to_dict())
+        kinds = [event.type for event in events]
+        assert kinds[:2] == ["message_start", "content_block_start"]
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+        async with api.messages.stream(**body("Tell me more.")) as stream:
+            final = await stream.get_final_message()
+        assert [block.to_dict()["text"] for block in final.content] == [
+            block.to_dict()["text"] for block in whole.content
+        ]
+        assert (final.id, final.stop_reason) == (whole.id, whole.stop_reason)
+        assert final.usage.output_tokens == whole.usage.output_tokens
+
+    with_sdk(served, scenario)
+
+
+def test_texts_may_come_in_blocks_and_the_same_body_gets_the_same_answer(served: Any) -> None:
+    blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "works"}]
+
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        one = await api.messages.create(**body(), system="You judge.")
+        other = await api.messages.create(
+            model="small",
+            max_tokens=200,
+            system=[{"type": "text", "text": "You judge.", "cache_control": {"type": "ephemeral"}}],
+            messages=[{"role": "user", "content": blocks}],
+        )
+        assert one.usage.input_tokens == other.usage.input_tokens
+        again = await api.messages.create(**body(), system="You judge.")
+        assert again == one
+
+    with_sdk(served, scenario)
+
+
+ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str, str | None]] = [
+    ({"kind": "rate_limit", "retry_after": 3}, anthropic.RateLimitError, "rate_limit_error", None),
+    ({"kind": "quota"}, anthropic.RateLimitError, "rate_limit_error", "enforced_spend_limit_reached"),
+    ({"kind": "server_error", "status": 500}, anthropic.InternalServerError, "api_error", None),
+    ({"kind": "server_error", "status": 503}, anthropic.ServiceUnavailableError, "overloaded_error", None),
+    ({"kind": "server_error", "status": 529}, anthropic.OverloadedError, "overloaded_error", None),
+    ({"kind": "server_error", "status": 504}, anthropic.GatewayTimeoutError, "timeout_error", None),
+    ({"kind": "unauthorized"}, anthropic.AuthenticationError, "authentication_error", None),
+    ({"kind": "not_found"}, anthropic.NotFoundError, "not_found_error", None),
+    ({"kind": "bad_request"}, anthropic.BadRequestError, "invalid_request_error", None),
+    (
+        {"kind": "bad_request", "code": "organization_on_hold"},
+        anthropic.BadRequestError,
+        "invalid_request_error",
+        "organization_on_hold",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "kind", "name", "code"), ERRORS, ids=[str(rule) for rule, *_ in ERRORS])
+def test_the_sdk_knows_each_error(served: Any, rule: dict[str, Any], kind: type, name: str, code: str | None) -> None:
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        with pytest.raises(kind) as caught:
+            await api.messages.create(**body())
+        error = caught.value
+        assert isinstance(error, anthropic.APIStatusError)
+        assert (error.type, error.error_code, error.request_id) == (name, code, "req_sim_1")
+        assert isinstance(error.body, dict)
+        assert error.body["type"] == "error"
+        if "retry_after" in rule:
+            assert error.response.headers["retry-after"] == "3"
+
+    with_sdk(served, scenario, faults=[{**rule, "always": True}])
+
+
+def test_a_key_is_taken_in_both_headers(served: Any) -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
+                status, _, data = await post(client, body(), **OLD, **headers)
+                assert (status, data["error"]["type"]) == (401, "authentication_error")
+            assert (await post(client, body(), **OLD))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            async for _ in await api.messages.create(**body(), stream=True):
+                pass
+        assert (caught.value.status_code, caught.value.type) == (200, "overloaded_error")
+
+    with_sdk(served, scenario, faults=[{"kind": "stream_error", "code": "overloaded_error", "always": True}])
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"kind": "length"}, ("max_tokens", 1, None)),
+        ({"kind": "refusal", "message": "No."}, ("refusal", 0, "No.")),
+        ({"kind": "filter"}, ("refusal", 0, None)),
+        ({"kind": "empty"}, ("end_turn", 0, None)),
+    ],
+)
+def test_why_the_model_stopped(served: Any, fault: dict[str, Any], expected: tuple[str, int, str | None]) -> None:
+    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+        message = await api.messages.create(**body())
+        words = message.stop_details.explanation if message.stop_details else None
+        assert (message.stop_reason, len(message.content), words) == expected
+
+    with_sdk(served, scenario, faults=[{**fault, "always": True}])
+
+
+def test_the_limits_are_told_with_the_moment_of_their_reset(served: Any) -> None:
+    async def scenario() -> None:
+        async with served(rpm=60, burst=2) as client:
+            _, headers, _ = await post(client, body())
+            assert headers["anthropic-ratelimit-requests-limit"] == "60"
+            assert headers["anthropic-ratelimit-requests-remaining"] == "1"
+            assert datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"]).tzinfo is not None
+            assert "x-ratelimit-limit-requests" not in headers
+            await post(client, body())
+            status, headers, data = await post(client, body())
+            assert (status, data["error"]["type"]) == (429, "rate_limit_error")
+            assert float(headers["retry-after"]) > 0
+
+    asyncio.run(scenario())
+
+
+OPEN = {"type": "object", "properties": {}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temprature": 1}, "temprature: Extra inputs are not permitted"),
+    ({"max_tokens": None}, "max_tokens: Field required"),
+    ({"max_tokens": 0}, "max_tokens: Input should be an integer of at least 1"),
+    ({"model": ""}, "model: Input should be a string that is not empty"),
+    ({"messages": []}, "messages: at least one message is required"),
+    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role: Input should be 'user' or 'assistant'"),
+    ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content: text content blocks must be non-empty"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content: Input should be a string"),
+    ({"system": ""}, "system: text content blocks must be non-empty"),
+    ({"temperature": 1.5}, "temperature: Input should be a number from 0 to 1"),
+    ({"stop_sequences": [" "]}, "stop_sequences: Input should be a list of strings that are not blank"),
+    ({"service_tier": "flex"}, "service_tier: Input should be 'auto' or 'standard_only'"),
+    ({"tools": [{}]}, "tools: not supported by the simulator: leave it out"),
+    ({"thinking": {"type": "so"}}, "thinking.type: Input should be 'adaptive', 'enabled', 'disabled'"),
+    ({"thinking": {"type": "adaptive", "budget_tokens": 1}}, "thinking.adaptive.budget_tokens: Extra inputs"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.enabled.budget_tokens: Input should be greater"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "`max_tokens` must be greater than"),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort: Input should be one of low, medium"),
+    ({"output_config": {"efort": "low"}}, "output_config.efort: Extra inputs are not permitted"),
+    (
+        {"output_config": {"format": {"type": "json_object"}}},
+        "output_config.format.type: Input should be 'json_schema'",
+    ),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: Input should be an object with"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": OPEN}}},
+        "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=[words[:40] for _, words in REFUSED])
+def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> None:
+    asked = {name: value for name, value in {**body(), **change}.items() if value is not None}
+    with pytest.raises(ApiError) as caught:
+        ask_of(asked, 0)
+    assert caught.value.message.startswith(words)
+    told = error_object(caught.value)
+    assert (told["type"], told["error"]["type"], caught.value.status) == ("error", "invalid_request_error", 400)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"type": "integer", "minimum": 1}, "For 'integer' type, properties minimum are not supported"),
+        ({"type": "string", "maxLength": 1}, "For 'string' type, properties maxLength are not supported"),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 2}, "'minItems' values other than 0 or 1"),
+        ({"oneOf": [{"type": "null"}]}, "'oneOf' is not supported"),
+        ({}, "Schema must have a 'type'"),
+        ({"anyOf": [OPEN]}, "'additionalProperties' must be explicitly set to false"),
+    ],
+)
+def test_which_schemas_are_refused(node: dict[str, Any], words: str) -> None:
+    schema = {"type": "object", "properties": {"a": node}, "required": ["a"], "additionalProperties": False}
+    with pytest.raises(ApiError) as caught:
+        ask_of(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
+    assert words in caught.value.message
+
+
+def test_the_version_is_wanted_and_decides_what_may_be_asked(served: Any) -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            status, _, data = await post(client, body(), **{"x-api-key": "k"})
+            assert (status, data["error"]["message"]) == (400, "anthropic-version: header is required")
+            sampled = body(temperature=1.0)
+            assert (await post(client, sampled, **OLD))[0] == 200
+            status, _, data = await post(client, sampled, **{"anthropic-version": "2026-10-21"})
+            assert (status, data["error"]["message"]) == (400, "temperature: Extra inputs are not permitted")
+            assert (await post(client, body(), **{"anthropic-version": "2026-10-21"}))[0] == 200
+
+    asyncio.run(scenario())
