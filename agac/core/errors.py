@@ -49,6 +49,7 @@ class ErrorType(StrEnum):
     EMPTY_RESPONSE = "EmptyResponse"
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
+    BATCH_LOST = "BatchLost"
     BUDGET_EXCEEDED = "BudgetExceeded"
     GUARD_ERROR = "GuardError"
     PYTHON_ERROR = "PythonError"

@@ -7,6 +7,7 @@ and half the index of a 32-byte digest.
 from __future__ import annotations
 
 import json
+from base64 import b32encode
 from collections.abc import Sequence
 from dataclasses import fields
 from hashlib import blake2b
@@ -106,3 +107,30 @@ class Fingerprinter:
         content = [[m.role, *((p.kind, p.text) for p in m.parts)] for m in messages]
         hasher.update(_in_order([content, replica, salt]).encode("utf-8", "surrogatepass"))
         return hasher.digest()
+
+
+def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:
+    """The name of a batch before it exists: 16 characters of a-z and 2-7. `project` is the database's own token,
+    `first` the fingerprint of its first task, so that a restored database names no other content alike."""
+    made = digest(canonical(["batch", project, run, batch, first.hex()]))
+    return b32encode(made)[:16].decode().lower()
+
+
+def custom_id(intent: str, place: int, fingerprint: bytes) -> str:
+    """The name of a task in a batch: which batch, which line from 0, which question. At most 40 characters of
+    [a-z0-9-], as every provider takes them."""
+    return f"{intent}-{place}-{fingerprint[:6].hex()}"
+
+
+def read_custom_id(text: str) -> tuple[str, int, str] | None:
+    """Intent, place and the beginning of the fingerprint (hex) of a custom id; None where it is none of ours."""
+    intent, _, rest = text.partition("-")
+    place, _, mark = rest.partition("-")
+    if len(intent) != 16 or len(mark) != 12 or len(place) > 10 or not place.isascii() or not place.isdigit():
+        return None
+    return intent, int(place), mark
+
+
+def account_mark(base_url: str, api_key: str | None) -> str:
+    """Tells accounts apart without holding anything of the key."""
+    return digest(canonical(["account", base_url, api_key])).hex()[:16]

@@ -156,7 +156,8 @@ class Fault:
 
     `delay` is what the server asked for, in seconds, None when it asked for nothing. `status` is the HTTP status, None
     when no response came. `ambiguous`: the provider may have done (and billed) the work although nothing came back.
-    `retries`: how often at most this fault is worth another try, None for the policy's default.
+    `retries`: how often at most this fault is worth another try, None for the policy's default. `code` is the
+    provider's own name for the error, empty where it has none.
     """
 
     kind: FaultKind
@@ -166,6 +167,7 @@ class Fault:
     status: int | None = None
     ambiguous: bool = False
     retries: int | None = None
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agac.providers.dialects import DIALECTS
-from agac.providers.provider import Provider
+from agac.providers.provider import Provider, Switch
 
 EXTRAS = ("top_k", "min_p", "repetition_penalty")
 """Parameters that OpenAI's API does not have and some look-alikes do."""
+
+SAMPLING = ("temperature", "top_p", "top_k")
 
 _SWITCHES = ("on", "off")
 
@@ -17,15 +19,15 @@ _SWITCHES = ("on", "off")
 def objections(model: str, params: Mapping[str, Any], transport: str | None, provider: Provider) -> list[str]:
     """Why a model cannot be asked so; `params` by field name of `Params`, None where nothing is to be sent."""
     return [
-        *unsendable((name for name, value in params.items() if value is not None), provider),
+        *unsendable((name for name, value in params.items() if value is not None), provider, model),
         *_of_reasoning(model, params.get("reasoning"), provider),
         *of_tier(params.get("service_tier"), provider),
         *_of_transport(transport, provider),
     ]
 
 
-def unsendable(names: Iterable[str], provider: Provider) -> Iterator[str]:
-    """Parameters for which the provider's API has no word."""
+def unsendable(names: Iterable[str], provider: Provider, model: str = "") -> Iterator[str]:
+    """Parameters for which the provider's API has no word, or which the model refuses, where one is named."""
     refused = DIALECTS[provider.dialect].refused
     for name in names:
         if name in refused:
@@ -34,19 +36,46 @@ def unsendable(names: Iterable[str], provider: Provider) -> Iterator[str]:
             yield f"seed: {provider.name} has no such parameter; leave it out"
         elif name in EXTRAS and provider.extras is not None and name not in provider.extras:
             yield f"{name}: {provider.name} has no such parameter; leave it out"
+        elif name in SAMPLING and model.startswith(provider.unsampled):
+            yield f"{name}: {provider.name}/{model} refuses it, as newer models do; leave it out"
 
 
 def _of_reasoning(model: str, value: str | None, provider: Provider) -> Iterator[str]:
+    """Why a model cannot be told to think so."""
     if value is None:
         return
-    switch = provider.switch_of(model)
-    if value in _SWITCHES and switch is None:
-        yield (
-            f"reasoning={value}: {provider.name}/{model} has no such switch that agac knows; "
-            "write an effort: none, minimal, low, medium, high"
-        )
-    elif value not in _SWITCHES and switch is not None and not switch.efforts:
-        yield f"reasoning={value}: {provider.name}/{model} thinks or does not; write reasoning=on or reasoning=off"
+    switch, name = provider.switch_of(model), f"reasoning={value}: {provider.name}/{model}"
+    if value.isdigit():
+        if switch is None or not switch.tokens:
+            yield f"{name} takes no number of tokens; write an effort: {_efforts(provider)}"
+    elif value in _SWITCHES and switch is None:
+        yield f"{name} has no such switch that agac knows; write an effort: none, minimal, low, medium, high"
+    elif switch is not None and value in _SWITCHES and (switch.on if value == "on" else switch.off) is None:
+        yield f"{name} {_only_else(value, switch, provider)}"
+    elif switch is not None and value not in _SWITCHES:
+        if not switch.efforts and not switch.tokens:
+            yield f"{name} thinks or does not; write reasoning=on or reasoning=off"
+        elif not switch.efforts:
+            yield f"{name} takes no effort; write how many tokens it may think for, as reasoning=2048"
+        elif provider.efforts is not None and value not in provider.efforts:
+            yield f"{name} has no such effort; its efforts are {_efforts(provider)}"
+
+
+def _only_else(value: str, switch: Switch, provider: Provider) -> str:
+    """What to write where thinking cannot be turned on, or off, alone."""
+    if value == "on" and switch.tokens:
+        return "is told how many tokens it may think for; write reasoning=2048"
+    return f"always thinks; write an effort: {_efforts(provider)}"
+
+
+def _efforts(provider: Provider) -> str:
+    return ", ".join(provider.efforts or ("none", "minimal", "low", "medium", "high"))
+
+
+def of_budget(reasoning: str | None, max_tokens: int | None) -> Iterator[str]:
+    """Why so many tokens cannot be thought with: they are a part of the reply's."""
+    if reasoning is not None and reasoning.isdigit() and max_tokens is not None and int(reasoning) >= max_tokens:
+        yield f"reasoning={reasoning}: it is a part of max_tokens, {max_tokens}; raise max_tokens above it"
 
 
 def of_tier(value: str | None, provider: Provider) -> Iterator[str]:

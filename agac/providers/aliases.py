@@ -75,8 +75,9 @@ MODELS: dict[str, str] = {
     **_all("responses", "gpt-5 gpt-5-mini gpt-5-nano gpt-5.1 gpt-5.2 gpt-5.3-codex gpt-5.4-nano o3 o4-mini"),
     **_all(
         "anthropic",
-        """claude-haiku-4-5 claude-sonnet-4-5 claude-sonnet-4-6 claude-sonnet-5 claude-opus-4-5 claude-opus-4-6
-        claude-opus-4-7 claude-opus-4-8 claude-opus-5""",
+        """claude-haiku-4-5 claude-haiku-5-5 claude-sonnet-4-5 claude-sonnet-4-6 claude-sonnet-5 claude-sonnet-5-5
+        claude-opus-4-5 claude-opus-4-6 claude-opus-4-7 claude-opus-4-8 claude-opus-5 claude-opus-5-5 claude-fable-5
+        claude-fable-5-1 claude-fable-5-2""",
     ),
     **_all("gemini", "gemini-2.5-flash gemini-2.5-pro gemini-3-flash-preview gemini-3.5-flash gemini-3.7-flash"),
     **_all("xai", "grok-4.3 grok-4.5 grok-4.6"),

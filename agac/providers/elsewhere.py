@@ -6,11 +6,10 @@ An entry of agac.yml's `providers` with such a name makes it an ordinary provide
 from __future__ import annotations
 
 _SUBSCRIPTION = "signs in with a person's subscription, which a run cannot do; use responses/{model} with an API key"
-_ANTHROPIC = "is not supported yet: Anthropic's API comes in a later version; openrouter/anthropic/… reaches its models"
 
 ELSEWHERE: dict[str, str] = {
-    "anthropic": _ANTHROPIC,
-    "anthropic-vertex": _ANTHROPIC,
+    "anthropic-vertex": "is not supported: it signs in with Google's credentials; write anthropic/{model}, with a key "
+    "of Anthropic's own",
     "bedrock": "is not supported: it signs requests in a way of its own; put an OpenAI-compatible gateway before it "
     "and name that under providers in agac.yml",
     "codexresponses": _SUBSCRIPTION,

@@ -17,12 +17,15 @@ from agac.providers.ratelimits import asked_delay
 MESSAGE_LENGTH = 500
 """Characters of a provider's own words that a Fault quotes at most."""
 
+CODE_LENGTH = 80
+"""Characters of an error's own name that a Fault keeps at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What an error means. `codes` are compared with an error's code and type; none: any. `remedy` has `{…}` fields.
 
-    A dialect's table ends with a rule that every error meets.
+    A dialect's table ends with BY_STATUS, whose last rule every error meets.
     """
 
     statuses: range | tuple[int, ...]
@@ -54,6 +57,29 @@ ACCESS = "{key} may not use this: check the model, and the project and region of
 MODEL = "Check the model name `{model}` and the address {base_url}."
 REQUEST = "Every row would meet it: change the model's parameters or the schema."
 TOO_LONG = "Shorten the prompt or the row's fields, or use a model with a larger context."
+
+BY_STATUS: tuple[Rule, ...] = (
+    Rule((401,), NOTHING, FaultKind.FATAL, remedy=KEY),
+    Rule((402,), NOTHING, FaultKind.FATAL, remedy=MONEY),
+    Rule((403,), NOTHING, FaultKind.FATAL, remedy=ACCESS),
+    Rule((404, 405, 410), NOTHING, FaultKind.FATAL, remedy=MODEL),
+    Rule((407,), NOTHING, FaultKind.FATAL, remedy="The proxy wants credentials: write http://user:password@host."),
+    Rule((408,), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
+    Rule((409, 425), NOTHING, FaultKind.RETRY),
+    Rule((413,), NOTHING, FaultKind.TASK, remedy=TOO_LONG),
+    Rule((424,), NOTHING, FaultKind.RETRY, retries=2),
+    Rule((429,), NOTHING, FaultKind.PAUSE, ErrorType.RATE_LIMITED),
+    # 498: Groq's flex tier is full; 529: overloaded
+    Rule((498, 503, 529), NOTHING, FaultKind.PAUSE),
+    # a gateway gave up on a call that may have gone on behind it; 520 to 530 are Cloudflare's
+    Rule((504, 522, 524), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
+    Rule((502, *range(520, 531)), NOTHING, FaultKind.RETRY, ambiguous=True),
+    Rule(range(400, 500), NOTHING, FaultKind.TASK),
+    Rule(range(500, 600), NOTHING, FaultKind.RETRY),
+    # a 2xx that says error without saying which, and statuses that HTTP does not know
+    Rule(ANY, NOTHING, FaultKind.RETRY, ambiguous=True),
+)
+"""What HTTP itself says, where no code says more: the end of every dialect's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +116,7 @@ def fault_of(
         status=status,
         ambiguous=rule.ambiguous,
         retries=rule.retries,
+        code=redactor.clean(error.code or error.type)[:CODE_LENGTH],
     )
     return _advised(fault, headers.get("x-should-retry"))
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp
+from yarl import URL
 
 from agac.core.errors import ErrorType
-from agac.core.types import FaultKind
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers.provider import Provider
 from agac.providers.sse import GarbledStream
 
 
@@ -86,6 +90,13 @@ NO_WEBSOCKET = Trouble(
 )
 """An upgrade that was refused, where nothing else was allowed."""
 
+_REDIRECTED = Trouble(
+    _FATAL,
+    _ERROR,
+    "{provider} ({base_url}) answered {status} and points to {target}; a key is not carried on to another address",
+    "Write the address that serves the API as base_url of {provider}.",
+)
+
 TROUBLES: dict[type[BaseException], Trouble] = {
     # before anything is sent
     aiohttp.ConnectionTimeoutError: _SLOW_CONNECT,
@@ -148,3 +159,26 @@ def reason_of(problem: BaseException) -> str:
     if number and "Connect call failed" in strerror:  # asyncio puts an address there, or one for each try
         return os.strerror(int(number)).lower()
     return strerror if getattr(problem, "strerror", None) else type(problem).__name__
+
+
+def named(trouble: Trouble, words: Mapping[str, object], redactor: Redactor, status: int | None = None) -> Fault:
+    """The Fault of a trouble, in the words that it has fields for."""
+    message = trouble.sentence.format(**words)
+    if trouble.remedy:
+        message = f"{message}. {trouble.remedy.format(**words)}"
+    return Fault(trouble.kind, trouble.type, redactor.clean(message), status=status, ambiguous=trouble.ambiguous)
+
+
+def redirected(provider: Provider, status: int, location: str, redactor: Redactor) -> Fault:
+    """An answer that points elsewhere, which is not followed."""
+    try:
+        target = URL(location).host
+    except ValueError:
+        target = None
+    words = {
+        "provider": provider.name,
+        "base_url": provider.base_url,
+        "status": status,
+        "target": target or "another address",
+    }
+    return named(_REDIRECTED, words, redactor, status)

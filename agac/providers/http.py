@@ -15,14 +15,12 @@ from typing import Self
 
 import aiohttp
 from multidict import CIMultiDict
-from yarl import URL
 
-from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind
+from agac.core.types import Fault
 from agac.providers.base import encode
 from agac.providers.dialects import DIALECTS
-from agac.providers.faults import Trouble, reason_of, trouble_of
+from agac.providers.faults import Trouble, named, reason_of, redirected, trouble_of
 from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply, streamed_reply
 from agac.providers.sse import read_events
@@ -189,41 +187,12 @@ class Sender:
             "first_byte": _seconds(bounds.sock_read),
             "total": _seconds(bounds.total),
         }
-        return self._named(trouble, words, None)
-
-    def _named(self, trouble: Trouble, words: Mapping[str, object], status: int | None) -> Fault:
-        message = trouble.sentence.format(**words)
-        if trouble.remedy:
-            message = f"{message}. {trouble.remedy.format(**words)}"
-        return Fault(
-            kind=trouble.kind,
-            type=trouble.type,
-            message=self._redactor.clean(message),
-            status=status,
-            ambiguous=trouble.ambiguous,
-        )
+        return named(trouble, words, self._redactor)
 
     def redirected(self, response: aiohttp.ClientResponse) -> Fault:
         """An answer that points elsewhere, which is not followed."""
-        try:
-            target = URL(response.headers.get("location", "")).host
-        except ValueError:
-            target = None
-        words = {
-            "provider": self._provider.name,
-            "base_url": self._provider.base_url,
-            "status": response.status,
-            "target": target or "another address",
-        }
-        return self._named(_REDIRECTED, words, response.status)
-
-
-_REDIRECTED = Trouble(
-    FaultKind.FATAL,
-    ErrorType.PROVIDER_ERROR,
-    "{provider} ({base_url}) answered {status} and points to {target}; a key is not carried on to another address",
-    "Write the address that serves the API as base_url of {provider}.",
-)
+        location = response.headers.get("location", "")
+        return redirected(self._provider, response.status, location, self._redactor)
 
 
 def _asks(streaming: Streaming, provider: Provider) -> bytes:

@@ -12,7 +12,9 @@ from urllib.parse import unquote
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model may think."""
 
-SERVICE_TIERS = ("auto", "default", "flex", "priority")
+SERVICE_TIERS = ("auto", "default", "flex", "priority", "standard_only")
+LEAST_THINKING = 1024
+"""Tokens: Anthropic's least `budget_tokens`, and nobody else counts thinking so."""
 SCHEMA_MODES = ("json_schema", "json_object", "none")
 TRANSPORTS = ("sse", "ws", "auto")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
@@ -66,15 +68,15 @@ def _one_of(values: tuple[str, ...], **others: str) -> Callable[[str], str]:
 
 
 def _reasoning(text: str) -> str | None:
-    """one of none, minimal, low, medium, high, xhigh, max, or auto (nothing is sent), or on, off"""
+    """one of none, minimal, low, medium, high, xhigh, max, or auto (nothing is sent), on, off, tokens from 1024"""
     if text == "auto":
         return None
     if text in EFFORTS:
         return text
     if text not in ("0", "1") and text.isascii() and text.isdigit():
-        raise Refused(
-            f"reasoning={text}: no provider that agac speaks to takes a number of tokens; write {', '.join(EFFORTS)}"
-        )
+        if len(text) < 10 and int(text) >= LEAST_THINKING:
+            return str(int(text))
+        raise Refused(f"reasoning={text}: a number of tokens to think with is at least {LEAST_THINKING}")
     return "on" if _SWITCH[text.lower()] else "off"
 
 
@@ -133,7 +135,7 @@ FIELDS = ("transport", "idle_timeout", "schema_mode")
 """Keys that are fields of ModelRef: how a model is asked, not what. The others are fields of `Params`."""
 
 _TOOLS = "tools that a provider runs are not supported yet; leave it out"
-_LONG = "a long context window is Anthropic's, whose API comes in a later version; leave it out"
+_LONG = "models with a long context window have it without being asked; leave it out"
 
 NOT_HERE: dict[str, Callable[[str], None]] = {
     "schema_tools": _schema_tools,

@@ -10,10 +10,10 @@ from typing import Any
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Finish, JSONValue, Reply, Request, Usage
-from agac.providers.openai_wire import body_of, headers, messages_with, reply_of, said, told
+from agac.providers.openai_wire import body_of, headers, messages_with, said, told
 from agac.providers.provider import Provider
 from agac.providers.ratelimits import rate_state
-from agac.providers.reading import count, unreadable
+from agac.providers.reading import count, reply_of, unreadable
 from agac.providers.structured import shape_of
 
 __all__ = ["build", "headers", "parse", "path", "rates", "refused", "websocket"]
@@ -78,7 +78,7 @@ def _reasoning(value: str | None, model: str, provider: Provider) -> Mapping[str
         return {}
     switch = provider.switch_of(model)
     if switch is not None and value in ("on", "off"):
-        return switch.on if value == "on" else switch.off
+        return (switch.on if value == "on" else switch.off) or {}
     return {provider.renames.get("reasoning", "reasoning_effort"): value}
 
 

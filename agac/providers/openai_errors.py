@@ -11,8 +11,8 @@ from typing import Any
 from agac.core.errors import ErrorType
 from agac.core.types import FaultKind
 from agac.providers.errorrules import (
-    ACCESS,
     ANY,
+    BY_STATUS,
     KEY,
     MODEL,
     MONEY,
@@ -80,25 +80,7 @@ RULES: tuple[Rule, ...] = (
     # by their words, for want of a code: OpenAI says it of valid bodies now and then, xAI of a wrong key
     Rule((400,), NOTHING, FaultKind.RETRY, retries=1, says="could not parse the JSON body"),
     Rule((400,), NOTHING, FaultKind.FATAL, remedy=KEY, says="Incorrect API key"),
-    Rule((401,), NOTHING, FaultKind.FATAL, remedy=KEY),
-    Rule((402,), NOTHING, FaultKind.FATAL, remedy=MONEY),
-    Rule((403,), NOTHING, FaultKind.FATAL, remedy=ACCESS),
-    Rule((404, 405, 410), NOTHING, FaultKind.FATAL, remedy=MODEL),
-    Rule((407,), NOTHING, FaultKind.FATAL, remedy="The proxy wants credentials: write http://user:password@host."),
-    Rule((408,), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
-    Rule((409, 425), NOTHING, FaultKind.RETRY),
-    Rule((413,), NOTHING, FaultKind.TASK, remedy=TOO_LONG),
-    Rule((424,), NOTHING, FaultKind.RETRY, retries=2),
-    Rule((429,), NOTHING, FaultKind.PAUSE, ErrorType.RATE_LIMITED),
-    # 498: Groq's flex tier is full; 529: overloaded
-    Rule((498, 503, 529), NOTHING, FaultKind.PAUSE),
-    # a gateway gave up on a call that may have gone on behind it; 520 to 530 are Cloudflare's
-    Rule((504, 522, 524), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
-    Rule((502, *range(520, 531)), NOTHING, FaultKind.RETRY, ambiguous=True),
-    Rule(range(400, 500), NOTHING, FaultKind.TASK),
-    Rule(range(500, 600), NOTHING, FaultKind.RETRY),
-    # a 2xx that says error without saying which, and statuses that HTTP does not know
-    Rule(ANY, NOTHING, FaultKind.RETRY, ambiguous=True),
+    *BY_STATUS,
 )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, Usage
-from agac.providers.openai_wire import body_of, headers, messages_with, reply_of, said, told
+from agac.providers.openai_wire import body_of, headers, messages_with, said, told
 from agac.providers.provider import Provider
 from agac.providers.ratelimits import rate_state
-from agac.providers.reading import count, unreadable
+from agac.providers.reading import count, reply_of, unreadable
 from agac.providers.structured import Shape, shape_of
 
 __all__ = ["build", "headers", "parse", "path", "rates", "refused", "websocket"]

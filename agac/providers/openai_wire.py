@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Finish, JSONValue, Message, Params, Reply, Usage
+from agac.core.types import Fault, JSONValue, Message, Params
 from agac.providers.errorrules import fault_of
 from agac.providers.openai_errors import RULES, is_error, read_error
 from agac.providers.provider import Provider
 from agac.providers.reading import json_of
-
-SIMULATOR_MARK = "agac-simulator"
-"""The `system_fingerprint` by which the simulator marks what it answers."""
 
 
 def headers(provider: Provider) -> dict[str, str]:
@@ -65,27 +62,3 @@ def said(parts: Any, kind: str) -> tuple[str, str | None]:
         elif part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
             refusal = refusal or part["refusal"] or None
     return "".join(texts), refusal
-
-
-def reply_of(
-    data: Mapping[str, Any],
-    texts: list[str],
-    finish: Finish,
-    *,
-    usage: Usage,
-    refusal: str | None,
-    provider: Provider,
-    model: str,
-) -> Reply:
-    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off."""
-    named, tier = data.get("model"), data.get("service_tier")
-    return Reply(
-        text=texts[0] if texts else "",
-        finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
-        usage=usage,
-        model=named if isinstance(named, str) and named else model,
-        refusal=refusal,
-        simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
-        service_tier=tier if isinstance(tier, str) else None,
-        others=tuple(texts[1:]),
-    )

@@ -13,12 +13,34 @@ ANY_MODEL = "*"
 """In a provider's `prices`: the price of every model that is not named."""
 
 
+BATCH = "batch"
+"""In the place of a service tier: what requests cost in batches."""
+
+
 def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
     """A model's price: agac.yml's, else the price library's of today, else None.
 
     `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
-    factor for the tier where it has one. The first look-up in the library imports it, which takes a third of a second.
+    factor for the tier where it has one. `BATCH` is the ordinary price times the factor that agac.yml names, else the
+    provider's own, unless the library has a price for it. The first look-up in the library imports it, which takes a
+    third of a second.
     """
+    if service_tier == BATCH:
+        return _in_batches(provider, model)
+    return _by_tier(provider, model, service_tier)
+
+
+def _in_batches(provider: Provider, model: str) -> Price | None:
+    ordinary, known = _by_tier(provider, model, None), _own(provider, model)
+    if known is None and (listed := _by_tier(provider, model, BATCH)) != ordinary:
+        return listed
+    factor = known.batch if known else None
+    if factor is None:
+        factor = provider.batch.price_factor if provider.batch else 1.0
+    return None if ordinary is None else _times(ordinary, factor)
+
+
+def _by_tier(provider: Provider, model: str, service_tier: str | None) -> Price | None:
     known = _own(provider, model)
     if known is not None:
         factor = {"flex": known.flex, "priority": known.priority}.get(service_tier or "")
@@ -59,7 +81,8 @@ def cost(usage: Usage, price: Price | None) -> float | None:
 
 def _times(price: Price, factor: float) -> Price:
     cached = None if price.cached_input is None else price.cached_input * factor
-    return Price(input=price.input * factor, output=price.output * factor, cached_input=cached)
+    above = tuple((start, _times(step, factor)) for start, step in price.above)
+    return Price(input=price.input * factor, output=price.output * factor, cached_input=cached, above=above)
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agac.core.keys import account_mark
+from agac.providers.batches import BatchTraits
+
 Structured = Literal["json_schema", "json_object", "none"]
 """How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""
 
@@ -17,6 +20,8 @@ class Limits:
     concurrency: int | None = None
     rpm: int | None = None
     tpm: int | None = None
+    enqueued_tokens: int | None = None
+    """Prompt tokens that may wait in batches of one model at once; None: not known, what a lane shows is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,13 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """How a model's thinking is turned on and off: what is added to the request. `efforts`: it takes those too."""
+    """How a model's thinking is turned on and off: what is added to the request; None: it cannot be. `efforts`: it
+    takes those too; `tokens`: it takes a number of tokens to think with."""
 
-    on: Mapping[str, Any]
-    off: Mapping[str, Any]
+    on: Mapping[str, Any] | None
+    off: Mapping[str, Any] | None
     efforts: bool = False
+    tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class Provider:
     """Knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The wire name of `max_tokens`."""
+    max_tokens: int = 4096
+    """The `max_tokens` that is sent where nothing is said, by a dialect that cannot do without."""
     renames: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Wire names of other parameters where they differ from OpenAI's."""
     extras: tuple[str, ...] | None = None
@@ -80,6 +89,10 @@ class Provider:
     """Can be told a seed; False: it refuses to be told. (Where the dialect has no word for it nothing is told.)"""
     service_tiers: tuple[str, ...] | None = None
     """The service tiers that it has; None: not known, any is sent."""
+    efforts: tuple[str, ...] | None = None
+    """The efforts of thinking that it knows; None: not known, any is sent."""
+    unsampled: tuple[str, ...] = ()
+    """How the names of models begin that refuse `temperature`, `top_p` and `top_k`."""
     routed: bool = False
     """Hands calls on to whoever is named after a colon: `model:route`."""
     switches: Mapping[str, Switch] = field(default_factory=dict, hash=False)
@@ -98,12 +111,17 @@ class Provider:
     """Its replies come from no model: shown as simulated, and its costs as `simulated $`."""
     embedded: bool = False
     """agac starts it by itself for the time of a run."""
-    batch: str | None = None
-    """The batch API it speaks; None: sync only."""
+    batch: BatchTraits | None = None
+    """Its batch API; None: sync only."""
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must never be shown: the key, and whatever came from the environment into a header or the URL."""
+
+    @property
+    def account(self) -> str:
+        """Tells its accounts apart and holds nothing secret. The port of an embedded one is another each time."""
+        return account_mark("" if self.embedded else self.base_url, self.api_key)
 
     def switch_of(self, model: str) -> Switch | None:
         """How a model's thinking is turned on and off, None when it has no switch. `model` may hold a route."""
@@ -115,4 +133,5 @@ class Provider:
         switch = self.switch_of(model)
         if value == "off" and switch is None:
             return "none"
-        return "off" if value == "none" and switch is not None and not switch.efforts else value
+        knows_none = switch is None or (switch.efforts and (self.efforts is None or "none" in self.efforts))
+        return "off" if value == "none" and not knows_none else value

@@ -1,4 +1,4 @@
-"""What response headers say about waiting and about limits: `retry-after*` and `x-ratelimit-*`.
+"""What response headers say about waiting and about limits: `retry-after*`, `x-ratelimit-*`, `anthropic-ratelimit-*`.
 
 Names are looked up in lower case: aiohttp's header mapping does not mind, a plain dict must be made so.
 """
@@ -51,6 +51,20 @@ def rate_state(headers: Mapping[str, str]) -> RateState | None:
     )
 
 
+def dated_rate_state(headers: Mapping[str, str]) -> RateState | None:
+    """Anthropic's `anthropic-ratelimit-*` headers, which name the moment of a reset (RFC 3339); None when the response
+    has none of them. `tokens` is whichever of its limits on tokens is the nearest."""
+    requests = headers.get("anthropic-ratelimit-requests-remaining")
+    unit = "tokens" if "anthropic-ratelimit-tokens-remaining" in headers else "input-tokens"
+    tokens = headers.get(f"anthropic-ratelimit-{unit}-remaining")
+    if requests is None and tokens is None:
+        return None
+    now = headers.get("date")
+    resets = (headers.get(f"anthropic-ratelimit-{name}-reset") for name in ("requests", unit))
+    reset_requests, reset_tokens = (_until(text, now) if text else None for text in resets)
+    return RateState(_whole(requests), reset_requests, _whole(tokens), reset_tokens)
+
+
 def _number(text: str | None) -> float | None:
     if text is None:
         return None
@@ -67,10 +81,11 @@ def _whole(text: str | None) -> int | None:
 
 
 def _moment(text: str) -> float | None:
-    from email.utils import parsedate_to_datetime  # 12 ms that only a dated Retry-After is worth
+    """A date of HTTP or of RFC 3339, in seconds since 1970."""
+    from email.utils import parsedate_to_datetime  # 12 ms that only a date in a header is worth
 
     try:
-        moment: datetime = parsedate_to_datetime(text)
+        moment: datetime = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
     except ValueError:
         return None
     # a date without a zone is UTC in HTTP
@@ -78,7 +93,7 @@ def _moment(text: str) -> float | None:
 
 
 def _until(text: str, server_now: str | None) -> float | None:
-    """Seconds until an HTTP date, by the server's own clock where it gave one: ours may be wrong."""
+    """Seconds until a moment, by the server's own clock where it gave one: ours may be wrong."""
     then = _moment(text)
     if then is None:
         return None

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
+from agac.providers.batches import BatchTraits
+from agac.providers.batchtraits import GENERIC
 from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Limits, Price, Provider
-from agac.providers.table import SHIPPED
+from agac.providers.table import LOOK_ALIKES, SHIPPED
 
 if TYPE_CHECKING:  # pydantic is loaded by whoever reads agac.yml, not by the table
-    from agac.spec.projectmodels import LimitsFile, PriceFile, ProviderSpec
+    from agac.spec.projectmodels import BatchApiFile, LimitsFile, PriceFile, ProviderSpec
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Locate = Callable[[tuple[str, ...]], Where]
 """Where a key of agac.yml stands, by its path (`("providers", "local", "base_url")`)."""
+
+
+_PLAIN = Provider(name="", dialect="", base_url="", structured="json_object")
+"""What a row of agac.yml begins with whose dialect has no other beginning."""
 
 
 class _Environment:
@@ -83,7 +89,27 @@ def _check(name: str, spec: ProviderSpec, locate: Locate) -> list[Problem]:
         )
     if spec.base_url is not None and (trouble := _url_trouble(spec.base_url)):
         problems.append(problem("base_url", trouble))
+    if spec.batch is not None:
+        dialect = spec.dialect or SHIPPED[name].dialect if name in SHIPPED else spec.dialect
+        problems += [problem(f"batch {key}".strip(), trouble) for key, trouble in _batch_troubles(spec.batch, dialect)]
     return problems
+
+
+def _batch_troubles(spec: BatchApiFile, dialect: str | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with `batch`: the key that it is about, and the words."""
+    if spec.api == "anthropic" and dialect not in (None, "anthropic"):
+        yield "", f"Anthropic's batches hold messages, but the dialect is {dialect}; write batch: openai"
+    if spec.api == "openai":
+        if spec.finds_by == "count":
+            yield "finds_by", "OpenAI's batches are found by their key or their file; write key or file"
+        return
+    useless = spec.model_fields_set - {"api", *(_INLINE if spec.api == "anthropic" else ())}
+    for key in sorted(useless):
+        yield key, f"means nothing where api is {spec.api}; remove it"
+
+
+_INLINE = ("max_requests", "max_bytes", "pages", "grace", "results_kept")
+"""What can differ between those who take requests inline, as Anthropic does."""
 
 
 def _listed(names: Mapping[str, object]) -> str:
@@ -107,15 +133,16 @@ def _url_trouble(text: str) -> str | None:
 
 def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
     """The row of agac.yml, over the shipped one of that name if there is one."""
-    base = SHIPPED.get(name) or Provider(name=name, dialect="", base_url="", structured="json_object")
+    base = SHIPPED.get(name) or LOOK_ALIKES.get(spec.dialect or "") or _PLAIN
     row = replace(
         base,
+        name=name,
         dialect=spec.dialect or base.dialect,
         structured=spec.structured or base.structured,
         seeds=base.seeds if spec.seeds is None else spec.seeds,
         limits=_limits(spec.limits),
         prices={**base.prices, **{model: _price(price) for model, price in spec.prices.items()}},
-        batch=spec.batch or base.batch,
+        batch=_batch(spec, base),
         # an embedded provider that is given an address is somebody's own server
         embedded=base.embedded and spec.base_url is None,
     )
@@ -157,7 +184,26 @@ def _has_key(row: Provider, env: Mapping[str, str]) -> bool:
 
 
 def _limits(spec: LimitsFile) -> Limits:
-    return Limits(spec.concurrency, spec.rpm, spec.tpm)
+    return Limits(spec.concurrency, spec.rpm, spec.tpm, spec.enqueued_tokens)
+
+
+def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
+    """The batch API as agac.yml tells it: over what the provider's own row says of the same API, else over what is
+    known of all that speak it."""
+    known = base.batch
+    if known is not None and spec.base_url is not None and not base.simulated:
+        # somebody's gateway: whether it hands our key through, and how late its list is, nobody has said
+        known = replace(known, grace=max(known.grace, GENERIC[known.api].grace))
+    said = spec.batch
+    if said is None:
+        return known
+    if said.api == "none":
+        return None
+    traits = known if known is not None and known.api == said.api else GENERIC[said.api]
+    told: dict[str, Any] = {name: getattr(said, name) for name in said.model_fields_set - {"api"}}
+    if said.windows is not None:
+        told["windows"] = tuple(said.windows)
+    return replace(traits, **told)
 
 
 def _price(spec: PriceFile) -> Price:

@@ -1,6 +1,6 @@
 """Server-sent events: bytes as they come, to the JSON of each event.
 
-Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: both dialects say an event's kind within its JSON.
+Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: all dialects say an event's kind within its JSON.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agac.core.types import JSONValue
-from agac.providers import openai_chat_stream, openai_responses_stream
+from agac.providers import anthropic_stream, openai_chat_stream, openai_responses_stream
 
 
 class Assembly(Protocol):
@@ -81,6 +81,7 @@ STREAMS: dict[str, Streaming] = {
         assembly=openai_responses_stream.ResponseAssembly,
         socket_asks=b'"type":"response.create",',
     ),
+    "anthropic": Streaming(asks=b'"stream":true,', assembly=anthropic_stream.MessageAssembly),
 }
 """How each dialect streams, by its name in `DIALECTS`."""
 

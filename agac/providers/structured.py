@@ -6,7 +6,7 @@ Whatever is sent, the answer is validated here afterwards; this only decides how
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,35 +65,45 @@ class Shape:
 
 _PLAIN = Shape()
 _KEPT = 256
-_shapes: dict[tuple[int, str, bool], tuple[Schema, Shape]] = {}
+
+Shaping = Callable[[Schema, Provider], dict[str, JSONValue] | None]
+"""A schema as a dialect's `response_format`, for a provider that is held to schemas; None: it takes another form."""
+
+_shapes: dict[tuple[int, str, bool, Shaping], tuple[Schema, Shape]] = {}
 
 
-def shape_of(schema: Schema | None, provider: Provider) -> Shape:
+def openai_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
+    """OpenAI's `response_format`. Both of its modes give objects only."""
+    if not _object_root(schema.body):
+        return None
+    if provider.structured == "json_object":
+        return {"type": "json_object"}
+    described: dict[str, JSONValue] = {"name": schema.name, "schema": schema.body}
+    if provider.strict_schema and not strict_obstacles(schema.body):
+        described["strict"] = True
+    return {"type": "json_schema", "json_schema": described}
+
+
+def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping = openai_format) -> Shape:
     """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value."""
     if schema is None:
         return _PLAIN
-    key = (id(schema), provider.structured, provider.strict_schema)
+    key = (id(schema), provider.structured, provider.strict_schema, shaping)
     if (kept := _shapes.get(key)) is not None:
         return kept[1]
     if len(_shapes) >= _KEPT:
         _shapes.clear()
-    shape = _shape(schema, provider)
+    shape = _shape(schema, provider, shaping)
     # the schema is kept beside its shape, so that its id cannot be given to another one
     _shapes[key] = (schema, shape)
     return shape
 
 
-def _shape(schema: Schema, provider: Provider) -> Shape:
-    instruction = INSTRUCTION + json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
-    # both of OpenAI's modes give objects only
-    if provider.structured == "none" or not _object_root(schema.body):
-        return Shape(None, instruction)
-    if provider.structured == "json_object":
-        return Shape({"type": "json_object"}, instruction)
-    described: dict[str, JSONValue] = {"name": schema.name, "schema": schema.body}
-    if provider.strict_schema and not strict_obstacles(schema.body):
-        described["strict"] = True
-    return Shape({"type": "json_schema", "json_schema": described}, None)
+def _shape(schema: Schema, provider: Provider, shaping: Shaping) -> Shape:
+    form = None if provider.structured == "none" else shaping(schema, provider)
+    if form is not None and form["type"] == "json_schema":
+        return Shape(form, None)
+    return Shape(form, INSTRUCTION + json.dumps(schema.body, ensure_ascii=False, separators=(",", ":")))
 
 
 def _object_root(body: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from agac.providers import batchtraits
 from agac.providers.provider import Price, Provider, Switch
 
 _chat = partial(Provider, dialect="openai-chat")
@@ -27,6 +28,7 @@ SIMULATOR = _chat(
     prices={"*": SIMULATOR_PRICE},
     simulated=True,
     embedded=True,
+    batch=batchtraits.SIMULATOR,
 )
 
 OPENAI = _chat(
@@ -40,6 +42,7 @@ OPENAI = _chat(
     service_tiers=("auto", "default", "flex", "priority"),
     price_id="openai",
     tiers_priced=True,
+    batch=batchtraits.OPENAI,
 )
 
 GENERIC = _chat(
@@ -57,15 +60,98 @@ _IN_TEMPLATE = Switch(
     on={"chat_template_kwargs": {"enable_thinking": True}}, off={"chat_template_kwargs": {"enable_thinking": False}}
 )
 
+_ADAPTIVE = {"thinking": {"type": "adaptive"}}
+_DISABLED = {"thinking": {"type": "disabled"}}
+_COUNTED = Switch(on=None, off=_DISABLED, tokens=True)
+"""A model that thinks when it is told for how many tokens."""
+
+_ALWAYS = Switch(on=_ADAPTIVE, off=None, efforts=True)
+"""A model that cannot be kept from thinking."""
+
+ANTHROPIC = Provider(
+    # platform.claude.com/docs/en/api/messages; which model takes what: build-with-claude/thinking-troubleshooting,
+    # build-with-claude/effort and the models' migration guides. Models from 4.7 on refuse sampling parameters
+    name="anthropic",
+    dialect="anthropic",
+    base_url="https://api.anthropic.com/v1",
+    key_variable="ANTHROPIC_API_KEY",
+    # what can be answered without a stream within the time that the API allows for it
+    max_tokens=16_384,
+    seeds=False,
+    service_tiers=("auto", "standard_only"),
+    efforts=("low", "medium", "high", "xhigh", "max"),
+    unsampled=(
+        "claude-opus-4-7",
+        "claude-opus-4-8",
+        "claude-opus-5",
+        "claude-sonnet-5",
+        "claude-haiku-5",
+        "claude-fable",
+        "claude-mythos",
+    ),
+    switches={
+        **dict.fromkeys(
+            ("claude-haiku-4-5", "claude-haiku-4-5-20251001", "claude-sonnet-4-5", "claude-sonnet-4-5-20250929"),
+            _COUNTED,
+        ),
+        **dict.fromkeys(("claude-opus-4-5", "claude-opus-4-5-20251101"), replace(_COUNTED, efforts=True)),
+        **dict.fromkeys(
+            (
+                "claude-opus-5-5",
+                "claude-fable-5",
+                "claude-fable-5-1",
+                "claude-fable-5-2",
+                "claude-mythos-5",
+                "claude-mythos-5-1",
+                "claude-mythos-5-2",
+                "claude-mythos-preview",
+            ),
+            _ALWAYS,
+        ),
+        "claude-sonnet-5-5": Switch(on=_ADAPTIVE, off={"thinking": {"type": "between_tools"}}, efforts=True),
+        "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True),
+    },
+    price_id="anthropic",
+    batch=batchtraits.ANTHROPIC,
+)
+
+LOOK_ALIKES: dict[str, Provider] = {
+    "anthropic": replace(
+        ANTHROPIC,
+        name="",
+        base_url="",
+        key_variable=None,
+        structured="json_object",
+        max_tokens=4096,
+        service_tiers=None,
+        switches={**ANTHROPIC.switches, "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True, tokens=True)},
+        price_id=None,
+        batch=None,
+    )
+}
+"""What a row of agac.yml begins with, by its dialect, where it is not that of an ordinary look-alike."""
+
 SHIPPED: dict[str, Provider] = {
     row.name: row
     for row in (
         SIMULATOR,
         # the same simulator, asked through the Responses API
         replace(SIMULATOR, name="simulator-responses", dialect="openai-responses"),
+        # and through Anthropic's
+        replace(
+            LOOK_ALIKES["anthropic"],
+            name="simulator-anthropic",
+            structured="json_schema",
+            service_tiers=("auto", "standard_only"),
+            prices={"*": SIMULATOR_PRICE},
+            simulated=True,
+            embedded=True,
+            batch=replace(batchtraits.ANTHROPIC, unsupported={}),
+        ),
         OPENAI,
         # the same models, account and prices by OpenAI's other API
         replace(OPENAI, name="responses", dialect="openai-responses"),
+        ANTHROPIC,
         _chat(
             # ai.google.dev/gemini-api/docs/openai: response_format takes json_schema; an error's body is a list of one
             name="gemini",
@@ -197,6 +283,7 @@ SHIPPED: dict[str, Provider] = {
             key_variable="AZURE_OPENAI_API_KEY",
             price_id="azure",
             tiers_priced=False,
+            batch=batchtraits.AZURE,
         ),
         Provider(
             # the address and the variable are those of fast-agent 0.10; what it is held to is not known

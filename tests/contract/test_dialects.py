@@ -26,7 +26,7 @@ from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, S
 from agac.providers.base import Dialect, encode
 from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Provider
-from agac.providers.table import OPENAI, SHIPPED
+from agac.providers.table import ANTHROPIC, OPENAI, SHIPPED
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
@@ -49,6 +49,17 @@ async def openai_sdk(base_url: str, body: dict[str, Any]) -> None:
         await client.chat.completions.create(**body)
 
 
+async def anthropic_sdk(base_url: str, body: dict[str, Any]) -> None:
+    """The same for Anthropic. Sampling is no argument of its SDK any more."""
+    import anthropic
+
+    sampling = {name: body[name] for name in ("temperature", "top_p", "top_k") if name in body}
+    named = {name: value for name, value in body.items() if name not in sampling}
+    place = base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(api_key="sk-test", base_url=place, max_retries=0) as client:
+        await client.messages.create(**named, extra_body=sampling)
+
+
 @dataclass(frozen=True)
 class Member:
     name: str
@@ -59,6 +70,8 @@ class Member:
     """Where a built body has its messages."""
     errors: tuple[str, ...]
     """Files, as patterns, of errors that its servers answer with."""
+    always: tuple[str, ...] = ()
+    """Headers that go with every request, key or no key."""
 
     @property
     def dialect(self) -> Dialect:
@@ -80,6 +93,7 @@ MEMBERS = [
         "input",
         ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),
     ),
+    Member("anthropic", ANTHROPIC, anthropic_sdk, "messages", ("anthropic/*.json",), ("anthropic-version",)),
 ]
 
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
@@ -279,6 +293,8 @@ UNREADABLE = [
     b"{}",
     b'{"choices": 3}',
     b'{"output": 3}',
+    b'{"content": 3}',
+    b'{"type": "message", "content": null}',
     b'{"output": [], "status": "in_progress"}',
     b"\xff\xfe",
     b"[" * 100_000,
@@ -314,6 +330,9 @@ json_values = st.recursive(
                     "output",
                     "status",
                     "incomplete_details",
+                    "stop_reason",
+                    "stop_details",
+                    "error_code",
                 ]
             )
             | st.text(max_size=3),
@@ -330,6 +349,8 @@ header_names = [
     "date",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-tokens",
+    "anthropic-ratelimit-tokens-remaining",
+    "anthropic-ratelimit-tokens-reset",
 ]
 any_headers = st.dictionaries(
     st.sampled_from(header_names), st.text() | st.sampled_from(["-1", "nan", "1e999", "1h2m"])
@@ -357,7 +378,7 @@ def test_no_bytes_raise(member: Member, status: int, body: bytes) -> None:
 @members
 def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
     keyless = Provider(name="local", dialect=member.name, base_url="http://127.0.0.1/v1")
-    assert member.dialect.headers(keyless) == {}
+    assert set(member.dialect.headers(keyless)) == set(member.always)
     assert CANARY in str(member.dialect.headers(Provider("x", member.name, "http://127.0.0.1/v1", api_key=CANARY)))
 
 

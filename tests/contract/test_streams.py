@@ -19,15 +19,25 @@ from agac.providers.provider import Provider
 from agac.providers.sse import Events, GarbledStream
 from agac.providers.streams import STREAMS, Assembly, asking
 from agac.simulator.asks import Answer, Ask, Message
-from agac.simulator.outlets import CHAT, RESPONSES, Api
+from agac.simulator.outlets import CHAT, MESSAGES, RESPONSES, Api
 
 DELTAS: dict[str, Callable[[str], Any]] = {
     "openai-chat": lambda text: {"choices": [{"index": 0, "delta": {"content": text}}]},
     "openai-responses": lambda text: {"type": "response.output_text.delta", "delta": text},
+    "anthropic": lambda text: {
+        "type": "content_block_delta",
+        "index": 1,
+        "delta": {"type": "text_delta", "text": text},
+    },
 }
 THOUGHTS: dict[str, Callable[[str], Any]] = {
     "openai-chat": lambda text: {"choices": [{"index": 0, "delta": {"reasoning_content": text}}]},
     "openai-responses": lambda text: {"type": "response.reasoning_summary_text.delta", "delta": text},
+    "anthropic": lambda text: {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "thinking_delta", "thinking": text},
+    },
 }
 
 
@@ -44,7 +54,7 @@ class Member:
         return DIALECTS[self.name].parse(200, {}, body, provider=provider, model="small", redactor=Redactor([]))
 
 
-MEMBERS = [Member("openai-chat", CHAT), Member("openai-responses", RESPONSES)]
+MEMBERS = [Member("openai-chat", CHAT), Member("openai-responses", RESPONSES), Member("anthropic", MESSAGES)]
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 
 
@@ -84,7 +94,8 @@ def test_the_same_reply_streamed_or_not(member: Member, answer: Answer, sizes: l
     assert assembly.done
     assert member.parse(body) == whole
     told = answer.messages if member.name == "openai-responses" else answer.messages[-1:]
-    assert assembly.begun == assembly.answering == any(message.text or message.refusal for message in told)
+    refused = member.name == "anthropic" and answer.finish == "content_filter"  # it knows no other filter
+    assert assembly.begun == assembly.answering == (refused or any(m.text or m.refusal for m in told))
 
 
 @members
@@ -109,14 +120,23 @@ def test_the_first_token_may_be_one_of_thinking(member: Member) -> None:
     assert (assembly.begun, assembly.answering) == (True, True)
 
 
+# fmt: off
+NAMES = [
+    "type", "error", "response", "item", "choices", "delta", "index", "status", "headers", "message", "content_block",
+    "usage", "text", "thinking", "content",
+]
+EVENTS = [
+    "error", "response.completed", "response.output_item.done", "message_start", "message_delta", "message_stop",
+    "content_block_start", "content_block_delta", "text_delta", "thinking_delta",
+]
+# fmt: on
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["type", "error", "response", "item", "choices", "delta", "index", "status", "headers"])
-            | st.text(max_size=3),
-            inner | st.sampled_from(["error", "response.completed", "response.output_item.done"]),
+            st.sampled_from(NAMES) | st.text(max_size=3),
+            inner | st.sampled_from(EVENTS),
             max_size=5,
         )
     ),

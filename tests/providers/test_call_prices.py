@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
-from agac.providers.prices import cost, lacks_tier, price_of
+from agac.providers.batches import BatchTraits
+from agac.providers.prices import BATCH, cost, lacks_tier, price_of
 from agac.providers.provider import Price, Provider
 from agac.providers.table import OPENAI, SHIPPED, SIMULATOR
 
@@ -156,3 +157,42 @@ def test_a_tier_without_a_factor_costs_what_the_others_do(tier: str) -> None:
 def test_a_factor_holds_where_cached_input_has_no_price_of_its_own() -> None:
     provider = Provider("p", "openai-chat", "https://h/v1", prices={"*": Price(1.0, 10.0, flex=0.5)})
     assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price_of(provider, "m", "flex")) == pytest.approx(0.5)
+
+
+def batching(price: Price | None, traits: BatchTraits | None) -> Provider:
+    prices = {} if price is None else {"m": price}
+    return Provider("p", "openai-chat", "https://h/v1", prices=prices, batch=traits)
+
+
+def test_requests_in_batches_cost_agac_ymls_factor_else_the_providers() -> None:
+    half, none = BatchTraits("openai", price_factor=0.5), BatchTraits("openai", price_factor=1.0)
+    ordinary = Price(1.0, 4.0, 0.2)
+    assert price_of(batching(replace(ordinary, batch=0.75), half), "m", BATCH) == Price(0.75, 3.0, 0.2 * 0.75)
+    assert price_of(batching(ordinary, half), "m", BATCH) == Price(0.5, 2.0, 0.1)
+    assert price_of(batching(ordinary, none), "m", BATCH) == ordinary
+    assert price_of(batching(ordinary, None), "m", BATCH) == ordinary
+
+
+def test_the_price_of_batches_of_an_unknown_model_is_unknown() -> None:
+    assert price_of(batching(None, BatchTraits("openai")), "m", BATCH) is None
+
+
+def test_batches_of_long_prompts_keep_their_own_price() -> None:
+    gemini = replace(SHIPPED["gemini"], batch=BatchTraits("openai", price_factor=0.5))
+    found = price_of(gemini, "gemini-2.5-pro", BATCH)
+    assert found is not None
+    [(start, above)] = found.above
+    assert (start, found.input, above.input) == (200_001, 0.625, 1.25)
+
+
+def test_a_known_price_of_the_library_is_halved_with_that_of_cached_tokens() -> None:
+    openai = replace(OPENAI, batch=BatchTraits("openai", price_factor=0.5))
+    found = price_of(openai, "gpt-4o-mini-2024-07-18", BATCH)
+    assert found is not None
+    assert (found.input, found.cached_input, found.output) == (0.075, 0.0375, 0.3)
+
+
+def test_the_simulators_batches_cost_half() -> None:
+    found = price_of(SIMULATOR, "small", BATCH)
+    assert found is not None
+    assert (found.input, found.cached_input, found.output) == (0.125, 0.0125, 1.0)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from agac.core.errors import Where
+from agac.core.types import Params
+from agac.providers import batchtraits
+from agac.providers.batchapis import BATCH_APIS, LINES
 from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Limits, Price, Provider
 from agac.providers.rows import build_providers
@@ -84,7 +88,7 @@ def test_limits_prices_headers_and_batch_are_taken_over() -> None:
     assert local.limits == Limits(64, 5000, 2_000_000)
     assert local.prices == {"my-model": Price(0.25, 2.0, 0.025, 0.5)}
     assert local.headers == {"x-team": "data", "x-token": "Bearer token-secret-1"}
-    assert local.batch == "openai"
+    assert local.batch == batchtraits.GENERIC["openai"]
     assert "token-secret-1" in local.secrets
 
 
@@ -97,6 +101,68 @@ def test_a_shipped_row_keeps_what_agac_yml_does_not_say() -> None:
         True,
         "max_completion_tokens",
     )
+
+
+def test_batches_are_told_in_a_word_or_where_they_differ() -> None:
+    told = build(
+        none=spec("openai-chat", "http://h/v1"),
+        word=spec("openai-chat", "http://h/v1", batch="openai"),
+        mapping=spec(
+            "openai-chat",
+            "http://h/v1",
+            batch={"api": "openai", "max_requests": 1000, "max_bytes": "5MB", "windows": ["48h", "7d"], "grace": "2m"},
+            limits={"enqueued_tokens": 90_000},
+        ),
+        messages=spec("anthropic", "http://h/v1", batch="anthropic"),
+        quiet=spec("anthropic", "http://h/v1"),
+        groq=spec(batch="openai"),
+        azure=spec(batch={"api": "openai", "endpoint_prefix": ""}),
+        openai=spec(batch="none"),
+        responses=spec(base_url="https://gateway.example/v1"),
+        simulator=spec(base_url="http://127.0.0.1:9/v1"),
+    )
+    generic = batchtraits.GENERIC["openai"]
+    assert told["none"].batch is told["quiet"].batch is told["openai"].batch is None
+    assert told["word"].batch == told["groq"].batch == generic
+    mapping = replace(generic, max_requests=1000, max_bytes=5_000_000, windows=("48h", "7d"), grace=120.0)
+    assert told["mapping"].batch == mapping
+    assert told["mapping"].limits.enqueued_tokens == 90_000
+    assert told["messages"].batch == batchtraits.GENERIC["anthropic"]
+    # what a shipped row knows stays where the same API is said again
+    assert told["azure"].batch == replace(batchtraits.AZURE, endpoint_prefix="")
+    # a gateway may be later than the provider itself, a simulator is what it is
+    assert told["responses"].batch == replace(batchtraits.OPENAI, grace=600.0)
+    assert told["simulator"].batch == batchtraits.SIMULATOR
+
+
+@pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
+def test_the_batches_of_a_shipped_row_can_be_made(row: Provider) -> None:
+    if row.batch is None:
+        return
+    assert row.batch.api in BATCH_APIS.keys() & LINES.keys()
+    assert (row.batch.api == "anthropic") == (row.dialect == "anthropic")
+    assert row.batch.max_requests >= 50_000
+    assert row.batch.windows
+    assert row.batch.unsupported.keys() <= {field.name for field in fields(Params)}
+
+
+def test_which_shipped_rows_have_batches() -> None:
+    have = {name for name, row in SHIPPED.items() if row.batch is not None}
+    assert have == {
+        "openai",
+        "responses",
+        "azure",
+        "anthropic",
+        "simulator",
+        "simulator-responses",
+        "simulator-anthropic",
+    }
+
+
+def test_batch_apis_are_known_without_an_sdk() -> None:
+    code = "import sys, agac.providers.batchapis; print(sys.modules.keys() & {'openai', 'anthropic', 'httpx2'})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "set()\n"
 
 
 def test_a_simulator_with_an_address_is_not_started_but_still_simulated() -> None:
@@ -129,7 +195,7 @@ def test_no_secret_is_in_the_text_of_a_row() -> None:
 @pytest.mark.parametrize(
     ("given", "path", "message"),
     [
-        (spec(base_url="http://h/v1"), "providers.local", "dialect is missing; write one of openai-chat"),
+        (spec(base_url="http://h/v1"), "providers.local", "dialect is missing; write one of anthropic, openai-chat"),
         (spec("openai-chat"), "providers.local", "base_url is missing; write the address before"),
         (spec("openai-chat", "http:///v1"), "providers.local.base_url", "'http:///v1' is no address"),
         (
@@ -141,6 +207,26 @@ def test_no_secret_is_in_the_text_of_a_row() -> None:
             spec("openai-chat", "https://h/v1/chat/completions/"),
             "providers.local.base_url",
             "the dialect adds its path itself; write https://h/v1",
+        ),
+        (
+            spec("openai-chat", "https://h/v1", batch="anthropic"),
+            "providers.local.batch",
+            "Anthropic's batches hold messages, but the dialect is openai-chat; write batch: openai",
+        ),
+        (
+            spec("openai-chat", "https://h/v1", batch={"api": "openai", "finds_by": "count"}),
+            "providers.local.batch.finds_by",
+            "OpenAI's batches are found by their key or their file; write key or file",
+        ),
+        (
+            spec("anthropic", "https://h/v1", batch={"api": "anthropic", "windows": ["24h"]}),
+            "providers.local.batch.windows",
+            "means nothing where api is anthropic; remove it",
+        ),
+        (
+            spec("openai-chat", "https://h/v1", batch={"api": "none", "max_requests": 5}),
+            "providers.local.batch.max_requests",
+            "means nothing where api is none; remove it",
         ),
     ],
 )

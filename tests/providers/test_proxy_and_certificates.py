@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,12 @@ from yarl import URL
 from agac.core.errors import UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
+from agac.providers.batchapis import open_batch_api
+from agac.providers.batches import Seen
 from agac.providers.http import Sender
 from agac.providers.provider import Provider
 from agac.providers.sending import HttpReply
+from agac.providers.table import SHIPPED
 from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"
@@ -194,3 +197,69 @@ def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path, content: s
     with pytest.raises(UsageError, match=reason) as caught:
         tls_context({"REQUESTS_CA_BUNDLE": str(file)})
     assert caught.value.message.startswith(f"REQUESTS_CA_BUNDLE: {file}")
+
+
+def look(base_url: str) -> Awaitable[Seen | Fault]:
+    """How a batch stands, asked through the maker's SDK."""
+
+    async def asked() -> Seen | Fault:
+        api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key="sk-key-123456"), Redactor())
+        try:
+            return await api.look("b")
+        finally:
+            await api.close()
+
+    return asked()
+
+
+def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with serving(always(http(b'{"id": "b"}'))) as proxy:
+            monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}")
+            assert isinstance(await look("http://api.example.test/v1"), Seen)
+        [seen] = proxy.seen
+        assert seen.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
+        assert seen.headers["proxy-authorization"].startswith("Basic ")
+        async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
+            monkeypatch.setenv("https_proxy", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
+            monkeypatch.setenv("SSL_CERT_FILE", AUTHORITY)
+            assert isinstance(await look("https://api.example.test/v1"), Seen)
+            [asked] = tunnel.asked
+            assert "sk-key" not in asked
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ("407 Proxy Authentication Required", FaultKind.FATAL),
+        ("403 Forbidden", FaultKind.FATAL),
+        ("502 Bad Gateway", FaultKind.RETRY),
+    ],
+)
+def test_a_proxy_that_refuses_batches_is_named_too(
+    refusal: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with tunnelling(0, refusal) as tunnel:
+            monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
+            found = await look("https://api.example.test/v1")
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (kind, False)
+        assert PASSWORD not in found.message
+        assert "proxy" in found.message
+
+    asyncio.run(check())
+
+
+def test_batches_of_a_server_that_is_not_trusted() -> None:
+    async def check() -> None:
+        async with serving(always(http()), tls=server_tls()) as server:
+            found = await look(f"https://127.0.0.1:{server.port}/v1")
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
+        assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
+        assert "verif" in found.message
+
+    asyncio.run(check())

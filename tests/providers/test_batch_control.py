@@ -1,0 +1,650 @@
+"""Files and batches over an SDK: one request a call, what every answer means, and bodies that never fill the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from support.canned import Answer, Canned, canned
+
+from agac.core.errors import AgacError, ErrorType, UsageError
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers import anthropic_batch, batchtraits, controlplane, openai_batch
+from agac.providers.batchapis import open_batch_api
+from agac.providers.batches import BatchApi, BatchError, BatchState, Order, Remote, Seen
+from agac.providers.controlfaults import lost
+from agac.providers.provider import Provider
+from agac.providers.table import SHIPPED
+
+KEY = "sk-control-0123456789"
+REDACTOR = Redactor([KEY])
+NAMES = ("openai", "anthropic")
+BATCHES = {"openai": "/batches", "anthropic": "/messages/batches"}
+BATCH = {
+    "openai": {"id": "batch_1", "status": "validating", "metadata": {"agac_intent": "key"}},
+    "anthropic": {"id": "msgbatch_1", "processing_status": "in_progress", "request_counts": {"processing": 2}},
+}
+both = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture
+def server() -> Iterator[Canned]:
+    with canned() as told:
+        yield told
+
+
+def row(name: str, base_url: str) -> Provider:
+    return replace(SHIPPED[name], base_url=base_url, api_key=KEY, headers={"x-team": "data"})
+
+
+def talk(name: str, base_url: str, do: Callable[[BatchApi], Awaitable[Any]], **traits: Any) -> Any:
+    """What `do` gives with the batches of a provider at that address."""
+    provider = row(name, base_url)
+    assert provider.batch is not None
+    provider = replace(provider, batch=replace(provider.batch, **traits))
+
+    async def whole() -> Any:
+        api = open_batch_api(provider, REDACTOR)
+        try:
+            return await do(api)
+        finally:
+            await api.close()
+
+    return asyncio.run(whole())
+
+
+def order(folder: Path, lines: bytes = b'{"custom_id":"a"}\n{"custom_id":"b"}\n') -> Order:
+    path = folder / "key.jsonl"
+    path.write_bytes(lines)
+    return Order("key", path, "/v1/chat/completions", "the-model", 2, "file-1")
+
+
+def create(name: str, base_url: str, folder: Path) -> Any:
+    return talk(name, base_url, lambda api: api.create(order(folder)))
+
+
+def json_error(kind: str, code: str | None = None, message: str = "why") -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "code": code, "message": message}}
+
+
+FAILED = {"x-should-retry": "true"}
+ELSEWHERE = {"location": "http://127.0.0.1:9/v1/batches"}
+
+ANSWERS = [
+    # an answer, and what it means of a create: kind, type, ambiguous
+    (Answer(json_error("invalid_request_error"), 400), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(b"<html>bad request</html>", 400), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(json_error("authentication_error"), 401), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("billing_error"), 402), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("permission_error"), 403), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(b"<html>nginx</html>", 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer({"detail": "Not Found"}, 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("not_found_error"), 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("timeout_error"), 408), (FaultKind.RETRY, ErrorType.TIMEOUT, True)),
+    (Answer(json_error("conflict_error"), 409), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"<html>nginx</html>", 413), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("request_too_large"), 413), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
+    (Answer(json_error("invalid_request_error"), 422), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
+    (
+        Answer(json_error("rate_limit_error"), 429, {"retry-after": "3", "x-should-retry": "true"}),
+        (FaultKind.PAUSE, ErrorType.RATE_LIMITED, False),
+    ),
+    (Answer(json_error("token_limit_exceeded"), 400), (FaultKind.PAUSE, ErrorType.RATE_LIMITED, False)),
+    (Answer(json_error("api_error"), 500, FAILED), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"bad gateway", 502), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"", 503), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"", 504), (FaultKind.RETRY, ErrorType.TIMEOUT, True)),
+    (Answer(json_error("overloaded_error"), 529), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"ok"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b""), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer([1]), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer({"object": "batch"}), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(json_error("overloaded_error")), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(drop="unread"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(drop="unanswered"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(BATCH["openai"], drop="body"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(json_error("api_error"), 500, drop="body"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
+    (Answer(b"", 307, ELSEWHERE), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
+]
+
+
+@both
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS, ids=lambda value: repr(value)[:70])
+def test_what_an_answer_to_a_create_means(
+    name: str, answer: Answer, expected: Any, server: Canned, tmp_path: Path
+) -> None:
+    server.answers(f"POST {BATCHES[name]}", answer)
+    found = create(name, server.base_url, tmp_path)
+    assert isinstance(found, Fault)
+    assert (found.kind, found.type, found.ambiguous) == expected, found
+    assert len(server.asked) == 1, "an SDK sent it again"
+
+
+BAD = [answer for answer, _ in ANSWERS if answer.status >= 400 or answer.drop]
+
+
+@pytest.mark.parametrize("answer", BAD, ids=lambda answer: repr(answer)[:70])
+def test_every_call_is_sent_once(answer: Answer, server: Canned, tmp_path: Path) -> None:
+    """Test 45 of provider-batch.md: it fails when an SDK's retries are on again, whichever call they are for."""
+    path = order(tmp_path).path
+    calls: dict[str, Callable[[BatchApi], Awaitable[Any]]] = {
+        "POST /files": lambda api: api.upload(path, "agac-key.jsonl"),
+        "GET /files": lambda api: api.uploaded("agac-key.jsonl", 5),
+        "GET /batches/b": lambda api: api.look("b"),
+        "GET /files/f/content": lambda api: api.download(Remote("f", "output"), tmp_path / "loaded"),
+        "POST /batches/b/cancel": lambda api: api.cancel("b"),
+        "DELETE /files/f": lambda api: api.delete(file="f"),
+    }
+    for call, do in calls.items():
+        server.asked.clear()
+        server.answers(call, answer)
+        found = talk("openai", server.base_url, do)
+        assert len(server.asked) == 1, call
+        if found is not None:
+            assert isinstance(found, Fault)
+            assert not found.ambiguous or call == "POST /files"
+    others: dict[str, Callable[[BatchApi], Awaitable[Any]]] = {
+        "GET /messages/batches/b": lambda api: api.look("b"),
+        "GET /messages/batches/b/results": lambda api: api.download(Remote("b", "output"), tmp_path / "loaded"),
+        "POST /messages/batches/b/cancel": lambda api: api.cancel("b"),
+        "DELETE /messages/batches/b": lambda api: api.delete(batch="b"),
+    }
+    for call, do in others.items():
+        server.asked.clear()
+        server.answers(call, answer)
+        talk("anthropic", server.base_url, do)
+        method, path_ = call.split()
+        assert [one.method for one in server.asked if one.path == "/v1" + path_] == [method], call
+
+
+@both
+def test_silence_leaves_it_open(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controlplane, "CREATE", 0.2)
+    server.answers(f"POST {BATCHES[name]}", Answer(drop="never"))
+    found = create(name, server.base_url, tmp_path)
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
+    assert len(server.asked) == 1
+
+
+@both
+def test_a_request_that_never_left_created_nothing(name: str, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        found = create(name, address, tmp_path)
+    assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
+    assert "cannot be reached: connection refused" in found.message
+    assert address in found.message
+
+
+@both
+def test_the_name_of_an_error_is_kept_and_its_words_are_clean(name: str, server: Canned, tmp_path: Path) -> None:
+    told = json_error("insufficient_quota", "credit_balance_exhausted", f"no money for {KEY}")
+    server.answers(f"POST {BATCHES[name]}", Answer(told, 402))
+    found = create(name, server.base_url, tmp_path)
+    assert (found.kind, found.code, found.status) == (FaultKind.FATAL, "credit_balance_exhausted", 402)
+    assert "[redacted]" in found.message
+    assert KEY not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Cannot find file file-1, or the project does not have access to it.",
+        "File file-1 not found",
+        "No such File object: file-1 in file storage",
+        "The input file could not be found",
+    ],
+)
+def test_a_file_that_is_not_there_yet(message: str, server: Canned, tmp_path: Path) -> None:
+    server.answers("POST /batches", Answer(json_error("invalid_request_error", None, message), 400))
+    found = create("openai", server.base_url, tmp_path)
+    assert (found.kind, found.ambiguous, found.code) == (FaultKind.RETRY, False, "input_file_not_found")
+
+
+@both
+def test_only_our_headers_are_sent(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (
+        "OPENAI_ORG_ID",
+        "OPENAI_PROJECT_ID",
+        "OPENAI_API_KEY",
+        "ANTHROPIC_AUTH_TOKEN",
+        "ANTHROPIC_API_KEY",
+    ):
+        monkeypatch.setenv(variable, "sk-of-somebody-else")
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "x-else: sk-of-somebody-else")
+    for variable in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    server.answers(f"POST {BATCHES[name]}", Answer(BATCH[name]))
+    assert isinstance(create(name, server.base_url, tmp_path), Seen)
+    [asked] = server.asked
+    assert "somebody" not in repr(asked.headers)
+    sent = {header.lower(): value for header, value in asked.headers.items()}
+    assert sent["x-team"] == "data"
+    assert sent["user-agent"].startswith("agac/")
+    assert not [header for header in sent if header.startswith("x-stainless")]
+    if name == "anthropic":
+        assert (sent["x-api-key"], sent["anthropic-version"]) == (KEY, "2023-06-01")
+        assert "authorization" not in sent
+    else:
+        assert sent["authorization"] == f"Bearer {KEY}"
+
+
+def test_what_a_create_holds(server: Canned, tmp_path: Path) -> None:
+    for name in NAMES:
+        server.answers(f"POST {BATCHES[name]}", Answer(BATCH[name]))
+        create(name, server.base_url, tmp_path)
+    ours, theirs = (asked.body for asked in server.asked)
+    assert ours == (
+        b'{"input_file_id":"file-1","endpoint":"/v1/chat/completions","completion_window":"24h",'
+        b'"metadata":{"agac_intent":"key"}}'
+    )
+    assert theirs == b'{"requests":[{"custom_id":"a"},{"custom_id":"b"}]}'
+
+
+LINE = b'{"custom_id":"key-0-abc","text":"' + b"x" * 990 + b'"}\n'
+
+
+@both
+def test_a_large_body_is_never_held_and_never_blocks(name: str, server: Canned, tmp_path: Path) -> None:
+    """100 MB there, 50 MB back."""
+    path = tmp_path / "large.jsonl"
+    with path.open("wb") as file:
+        file.writelines(itertools.repeat(LINE * 100, 1000))
+    large = Order("key", path, "/v1/chat/completions", "m", 100_000, None)
+    content = LINE * 50_000
+    server.answers("POST /files", Answer({"id": "file-1", "bytes": path.stat().st_size}))
+    server.answers("POST /messages/batches", Answer(BATCH["anthropic"]))
+    where = {"openai": "/files/r/content", "anthropic": "/messages/batches/r/results"}[name]
+    server.answers(f"GET {where}", Answer(content))
+    turns = 0
+
+    async def turning() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def do(api: BatchApi) -> Any:
+        other = asyncio.create_task(turning())
+        tracemalloc.start()
+        sent = await (api.upload(path, "agac-key.jsonl") if api.uploads else api.create(large))
+        loaded = await api.download(Remote("r", "output"), tmp_path / "loaded")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        other.cancel()
+        return sent, loaded, peak
+
+    sent, loaded, peak = talk(name, server.base_url, do)
+    assert not isinstance(sent, Fault)
+    assert server.asked[0].size > path.stat().st_size
+    assert loaded == len(content)
+    assert (tmp_path / "loaded").read_bytes() == content
+    assert peak < 16 << 20, f"{peak:,} bytes held"
+    assert turns > 100
+
+
+@pytest.mark.parametrize(
+    ("answer", "size"),
+    [
+        (Answer(b"{}\n{}\n"), 6),
+        (Answer(b""), 0),
+        (Answer(b"{}\n{}"), 5),  # its last line is whole, though no break ends it
+        (Answer(b"{}\n{}\n", length="chunked"), 6),
+        (Answer(b"{}\n{}\n", length="end"), 6),
+        (Answer(b"{}\n{}\n" * 99, drop="body"), None),
+        (Answer(b"{}\n{}\n" * 99, drop="body", length="chunked"), None),
+        (Answer(b'{}\n{"a', length="end"), None),
+        (Answer(b'{}\n{"a'), None),
+        (Answer(b"<html>", 502), None),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+@both
+def test_a_download_is_whole_or_a_fault(
+    name: str, answer: Answer, size: int | None, server: Canned, tmp_path: Path
+) -> None:
+    where = {"openai": "/files/r/content", "anthropic": "/messages/batches/r/results"}[name]
+    server.answers(f"GET {where}", answer)
+    found = talk(name, server.base_url, lambda api: api.download(Remote("r", "output"), tmp_path / "loaded"))
+    if size is None:
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
+    else:
+        assert found == size == (tmp_path / "loaded").stat().st_size
+
+
+def test_a_file_of_which_more_is_kept_than_came(server: Canned, tmp_path: Path) -> None:
+    server.answers("GET /files/r/content", Answer(b"{}\n", length="chunked"))
+    server.answers("GET /files/r", Answer({"id": "r", "bytes": 6}))
+
+    async def do(api: BatchApi) -> list[Any]:
+        return [await api.download(Remote("r", "output"), tmp_path / "loaded") for _ in range(2)]
+
+    first, second = talk("openai", server.base_url, do)
+    assert isinstance(first, Fault)
+    assert first.kind is FaultKind.RETRY
+    assert second == 3, "what comes twice alike is all that there is"
+
+
+def test_results_that_are_kept_no_longer(server: Canned, tmp_path: Path) -> None:
+    ended = {"id": "b", "processing_status": "ended", "archived_at": "2026-11-01T00:00:00Z"}
+    server.answers("GET /messages/batches/b", Answer(ended))
+    found = talk("anthropic", server.base_url, lambda api: api.download(Remote("b", "output"), tmp_path / "loaded"))
+    assert (found.kind, found.code) == (FaultKind.TASK, "gone")
+    assert not (tmp_path / "loaded").exists()
+
+
+def test_a_disk_that_takes_no_more_is_no_fault_of_the_provider(server: Canned, tmp_path: Path) -> None:
+    server.answers("GET /files/r/content", Answer(b"{}\n"))
+    with pytest.raises(OSError, match="No such file"):
+        talk("openai", server.base_url, lambda api: api.download(Remote("r", "output"), tmp_path / "none" / "loaded"))
+
+
+@pytest.mark.parametrize(("status", "refused"), [(400, False), (409, False), (404, True), (500, True), (401, True)])
+@both
+def test_what_has_ended_cannot_be_cancelled_and_that_is_no_fault(
+    name: str, status: int, refused: bool, server: Canned
+) -> None:
+    server.answers(f"POST {BATCHES[name]}/b/cancel", Answer(json_error("invalid_request_error"), status))
+    found = talk(name, server.base_url, lambda api: api.cancel("b"))
+    assert isinstance(found, Fault) == refused
+
+
+def test_what_is_named_by_a_provider_stays_where_it_belongs(server: Canned) -> None:
+    talk("openai", server.base_url, lambda api: api.look("../admin?x=1"))
+    assert server.asked[0].path == "/v1/batches/..%2Fadmin%3Fx%3D1"
+
+
+async def listing(found: AsyncIterator[Any]) -> list[Any]:
+    return [one async for one in found]
+
+
+def pages(times: list[int | None], size: int) -> dict[str | None, dict[str, Any]]:
+    """Pages of batches that were created then, by the id after which they come."""
+    batches = [{"id": f"b{place}", "created_at": at, "input_file_id": "file-1"} for place, at in enumerate(times)]
+    found: dict[str | None, dict[str, Any]] = {}
+    for start in range(0, len(batches), size):
+        page = batches[start : start + size]
+        found[f"b{start - 1}" if start else None] = {"data": page, "has_more": start + size < len(batches)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("times", "read"),
+    [
+        ([9000, 8000, 7000, 6000, 5000, 4000], 4),  # from new to old: past 8000 - 5 minutes, and a page more
+        ([4000, 5000, 6000, 7000, 8000, 9000], 6),
+        ([9000, 4000, 8000, 5000, 4000, 9000], 6),
+        ([5000, 5000, 5000, 5000, 5000, 9000], 6),
+        ([None, None, None, None, None, None], 6),
+        ([9000, 8000, None, 6000, 5000, 9000], 6),
+    ],
+)
+def test_a_list_is_read_until_what_is_sought_is_surely_past(
+    times: list[int | None], read: int, server: Canned, tmp_path: Path
+) -> None:
+    found = pages(times, 1)
+    server.answers("GET /batches", *map(Answer, found.values()))
+    got = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
+    assert [one.id for one in got] == [f"b{place}" for place in range(read)]
+    assert len(server.asked) == read
+    assert [one.path.partition("after=")[2] for one in server.asked] == ["", *(f"b{n}" for n in range(read - 1))]
+    assert all("limit=100" in one.path for one in server.asked)
+
+
+def test_a_list_that_turns_in_a_circle_ends(server: Canned, tmp_path: Path) -> None:
+    server.answers("GET /batches", Answer(pages([9000], 1)[None] | {"has_more": True}))
+    got = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
+    assert [one.id for one in got] == ["b0"]
+    assert len(server.asked) == 2
+
+
+def test_a_fault_ends_a_list(server: Canned, tmp_path: Path) -> None:
+    first = Answer(pages([9000, 8900], 1)[None])
+    server.answers("GET /batches", first, Answer(b"", 500))
+    got = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
+    assert [type(one) for one in got] == [Seen, Fault]
+    server.answers("GET /batches", Answer({"data": None}))
+    [odd] = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
+    assert isinstance(odd, Fault)
+
+
+def test_a_list_without_pages_is_asked_without_them(server: Canned, tmp_path: Path) -> None:
+    server.answers("GET /batches", Answer({"data": [{"id": "b0", "metadata": {"agac_intent": "key"}}]}))
+    traits = {"pages": False, "filters": "metadata[agac_intent]"}
+    [found] = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)), **traits)
+    assert found.key == "key"
+    [asked] = server.asked
+    assert httpx2.URL(asked.path).params == httpx2.QueryParams({"metadata[agac_intent]": "key"})
+
+
+def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Canned, tmp_path: Path) -> None:
+    def batch(name: str, at: str, requests: int) -> dict[str, Any]:
+        return {"id": name, "created_at": at, "request_counts": {"processing": requests, "succeeded": 0}}
+
+    page = [
+        batch("new", "2026-11-20T12:00:00Z", 2),
+        batch("other", "2026-11-20T11:59:59.5+00:00", 3),
+        batch("late", "2026-11-20T11:56:00Z", 2),
+        batch("old", "2026-11-20T11:50:00Z", 2),
+    ]
+    server.answers("GET /messages/batches", Answer({"data": page, "has_more": True, "last_id": "old"}))
+    got = talk("anthropic", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 1_795_175_700.0)))
+    assert [one.id for one in got] == ["new", "late"]
+    paths = ["/v1/messages/batches?limit=1000", "/v1/messages/batches?limit=1000&after_id=old"]
+    assert [one.path for one in server.asked] == paths
+
+
+def seen(**told: Any) -> Seen:
+    found = openai_batch.seen_of({"id": "b", **told}, batchtraits.OPENAI, REDACTOR)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "known"),
+    [
+        *((state.value, state, True) for state in BatchState),
+        ("COMPLETED", BatchState.COMPLETED, True),
+        ("canceled", BatchState.CANCELLED, True),
+        ("canceling", BatchState.CANCELLING, True),
+        ("paused", BatchState.IN_PROGRESS, False),
+        ("", BatchState.IN_PROGRESS, False),
+        (None, BatchState.IN_PROGRESS, False),
+        (5, BatchState.IN_PROGRESS, False),
+    ],
+)
+def test_the_words_of_a_state(word: Any, state: BatchState, known: bool) -> None:
+    found = seen(status=word)
+    assert (found.state, found.known, found.word) == (state, known, word if isinstance(word, str) else "")
+
+
+OUTPUT, ERRORS = Remote("o", "output"), Remote("e", "errors")
+
+
+@pytest.mark.parametrize(
+    ("told", "results"),
+    [
+        ({"output_file_id": "o", "error_file_id": "e"}, (OUTPUT, ERRORS)),
+        ({"output_file_id": None, "error_file_id": "e"}, (ERRORS,)),
+        ({"output_file_id": "", "error_file_id": "e"}, (ERRORS,)),
+        ({"output_file_id": "o"}, (OUTPUT,)),
+        ({"output_file_id": "o", "error_file_id": "o"}, (OUTPUT,)),
+        ({"output_file_id": ["o"]}, ()),
+        ({}, ()),
+    ],
+)
+def test_either_file_may_be_missing(told: dict[str, Any], results: tuple[Remote, ...]) -> None:
+    for word in ("completed", "failed", "expired", "cancelled"):
+        assert seen(status=word, **told).results == results
+    assert seen(status="in_progress", **told).results == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "errors"),
+    [
+        (
+            {"object": "list", "data": [{"code": "invalid_json_line", "line": 3, "message": "why", "param": None}]},
+            (BatchError("invalid_json_line", "why", 3),),
+        ),
+        ([{"code": "empty_file", "message": f"of {KEY}"}], (BatchError("empty_file", "of [redacted]"),)),
+        ("no space", (BatchError("", "no space"),)),
+        ({"type": "quota", "message": ""}, (BatchError("quota", "quota"),)),
+        ({"data": [{"code": "x", "line": "3", "message": "why"}]}, (BatchError("x", "why"),)),
+        ({"data": None}, ()),
+        ({"data": []}, ()),
+        ([None, "a"], (BatchError("", "a"),)),
+        (None, ()),
+    ],
+)
+def test_why_a_batch_was_refused(told: Any, errors: tuple[BatchError, ...]) -> None:
+    assert seen(status="failed", errors=told).errors == errors
+    assert seen(status="completed", errors=told).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "at"),
+    [
+        (1_795_176_000, 1_795_176_000.0),
+        (1_795_176_000_123, 1_795_176_000.123),
+        ("1795176000", 1_795_176_000.0),
+        ("2026-11-20T12:00:00Z", 1_795_176_000.0),
+        ("2026-11-20T12:00:00", 1_795_176_000.0),
+        (0, None),
+        (-1, None),
+        (True, None),
+        ("soon", None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (None, None),
+        ({}, None),
+    ],
+)
+def test_a_moment_however_it_is_written(told: Any, at: float | None) -> None:
+    assert seen(created_at=told).created_at == at
+
+
+def test_counts_that_are_not_told() -> None:
+    full = seen(request_counts={"total": 5, "completed": 2, "failed": 1})
+    assert (full.total, full.done, full.failed) == (5, 2, 1)
+    for counts in (None, {}, {"total": None}, {"total": "5"}, {"total": -1}, [5], {"total": True}):
+        assert (seen(request_counts=counts).total, seen(request_counts=counts).done) == (None, None)
+
+
+def test_when_it_ended_and_until_when_it_is_kept() -> None:
+    # some fill in the end from the start
+    told = {"created_at": 100, "expired_at": 200, "completed_at": 150, "expires_at": 900}
+    running, done = seen(status="in_progress", **told), seen(status="completed", **told)
+    assert (running.ended_at, done.ended_at, done.expires_at) == (None, 150.0, 900.0)
+    assert done.results_until == 100 + 30 * 86_400
+    azure = openai_batch.seen_of({"id": "b", **told}, batchtraits.AZURE, REDACTOR)
+    assert azure is not None
+    assert azure.expires_at is None, "it goes on after that"
+
+
+@pytest.mark.parametrize("told", [None, [], {}, {"id": None}, {"id": ""}, {"id": 5}, "b"])
+def test_a_batch_without_an_id_is_none(told: Any) -> None:
+    assert openai_batch.seen_of(told, batchtraits.OPENAI, REDACTOR) is None
+    assert anthropic_batch.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
+
+
+def message_batch(word: str, **told: Any) -> Seen:
+    found = anthropic_batch.seen_of({"id": "b", "processing_status": word, **told}, batchtraits.ANTHROPIC, REDACTOR)
+    assert found is not None
+    return found
+
+
+def counts(**more: int) -> dict[str, int]:
+    return {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0} | more
+
+
+def test_how_a_message_batch_stands() -> None:
+    running = message_batch("in_progress", request_counts=counts(processing=5), created_at="2026-11-20T12:00:00Z")
+    assert (running.state, running.total, running.done, running.failed) == (BatchState.IN_PROGRESS, 5, None, None)
+    assert running.results == ()
+    assert message_batch("canceling").state is BatchState.CANCELLING
+    assert (message_batch("paused").state, message_batch("paused").known) == (BatchState.IN_PROGRESS, False)
+    done = message_batch("ended", request_counts=counts(succeeded=3, errored=2))
+    assert (done.state, done.total, done.done, done.failed) == (BatchState.COMPLETED, 5, 3, 2)
+    assert done.results == (Remote("b", "output"),)
+    expired = message_batch("ended", request_counts=counts(succeeded=3, expired=2))
+    assert (expired.state, expired.done, expired.failed) == (BatchState.EXPIRED, 3, 2)
+    halted = message_batch("ended", request_counts=counts(canceled=2), cancel_initiated_at="2026-11-20T12:00:00Z")
+    assert halted.state is BatchState.CANCELLED
+    assert running.results_until == 1_795_176_000 + 29 * 86_400
+    archived = message_batch("ended", archived_at="2026-11-20T12:00:00Z")
+    assert (archived.results, archived.results_until) == ((), 1_795_176_000)
+
+
+def test_an_sdk_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "anthropic", None)
+    with pytest.raises(AgacError) as raised:
+        open_batch_api(row("anthropic", "http://127.0.0.1:9/v1"), REDACTOR)
+    assert raised.value.message == "Anthropic's batches need the anthropic package, which is not installed"
+    assert raised.value.remedy == "Run `pip install 'agac[anthropic]'`, or write run_mode: sync."
+
+
+def test_a_provider_without_batches_is_refused() -> None:
+    with pytest.raises(UsageError) as raised:
+        open_batch_api(SHIPPED["ollama"], REDACTOR)
+    assert raised.value.message == "ollama has no batches"
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="the base_url of openai is no address"):
+        open_batch_api(row("openai", "nowhere"), REDACTOR)
+
+
+def exceptions(of: type[BaseException]) -> list[type[BaseException]]:
+    return [of, *(deeper for kind in of.__subclasses__() for deeper in exceptions(kind))]
+
+
+UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
+
+
+@pytest.mark.parametrize("kind", exceptions(httpx2.RequestError), ids=lambda kind: kind.__name__)
+def test_every_way_of_losing_a_request_is_told(kind: type[BaseException]) -> None:
+    """A class that is new is ambiguous: it fails here when it means that nothing was sent."""
+    found = lost(kind("why"), row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=True)
+    assert found.ambiguous == (kind.__name__ not in UNSENT), found
+    assert not lost(kind("why"), row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=False).ambiguous
+    assert found.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), FaultKind.RETRY, "the host 127.0.0.1 cannot be found"),
+        (ConnectionRefusedError(111, "Connection refused"), FaultKind.RETRY, "openai (127.0.0.1) cannot be reached"),
+    ],
+)
+def test_why_no_connection_came_about(reason: OSError, kind: FaultKind, words: str) -> None:
+    problem = httpx2.ConnectError("no")
+    problem.__cause__ = reason
+    found = lost(problem, row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=True)
+    assert (found.kind, found.ambiguous) == (kind, False)
+    assert words in found.message
+
+
+def test_what_went_wrong_before_says_nothing_of_this_request(server: Canned, tmp_path: Path) -> None:
+    """An exception knows which other was being handled when it was raised: that one's request is another."""
+    server.answers("POST /batches", Answer(drop="unanswered"))
+
+    async def do(api: BatchApi) -> Any:
+        try:
+            raise httpx2.ConnectError("nobody listens")
+        except httpx2.ConnectError:
+            return await api.create(order(tmp_path))
+
+    assert talk("openai", server.base_url, do).ambiguous
