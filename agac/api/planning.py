@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from agac.api.checking import Checked
 from agac.api.options import RunOptions
 from agac.api.piping import ready_workflow
+from agac.api.planbatches import PlannedBatches, planned_batches
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.api.selecting import selected_rows
@@ -33,7 +34,10 @@ from agac.plan.estimate import LOCAL, Estimate, estimate, history
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.reasons import OTHER_TEXT
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.spec.workflow import RunMode
 from agac.store import runs
+from agac.store.batches import batches_of_run
+from agac.store.batchviews import CLOSED
 from agac.store.db import Database, open_for_reading
 
 HISTORY_RUNS = 5
@@ -45,19 +49,21 @@ class PlannedTasks:
     """One stage of a plan: how many of its tasks would be asked, reused, blocked, why, and what that takes.
 
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
-    the run compared with, where that is something else.
+    the run compared with, where that is something else. `batches` are those of a stage that is asked in batches.
     """
 
     stage: AnyStage
     forecast: StageForecast
     estimate: Estimate
     aliases: tuple[dict[str, str | None], ...] = ()
+    batches: PlannedBatches | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
         return {
             "name": self.stage.name,
             "model": self.stage.lane,
+            "run_mode": self.run_mode,
             "aliases": list(self.aliases),
             "run": self.forecast.run,
             "reuse": self.forecast.reuse,
@@ -65,6 +71,7 @@ class PlannedTasks:
             "skipped": self.forecast.skipped,
             "dropped": self.forecast.dropped,
             "undecided": self.forecast.undecided,
+            "in_flight": self.forecast.in_flight,
             "reasons": _reasons(self.forecast.reasons),
             "blocked_reasons": _reasons(self.forecast.blocked_reasons),
             "collapsed": self.forecast.collapsed,
@@ -73,7 +80,13 @@ class PlannedTasks:
             "guess": self.forecast.guess._asdict() if self.forecast.guess else None,
             "estimate": self.estimate.as_json(),
             "simulated": self.simulated,
+            "batches": self.batches.as_json() if self.batches else None,
         }
+
+    @property
+    def run_mode(self) -> RunMode | None:
+        """How it is asked; None: it asks no model."""
+        return self.stage.run_mode if isinstance(self.stage, PlannedStage) else None
 
     @property
     def simulated(self) -> bool:
@@ -90,8 +103,9 @@ def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
 class PlanReport:
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
 
-    `segments` are stages that a row walks through in one go, by name. `budgets`: each with what this run has spent of
-    it, and in `enough` whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first.
+    `segments` are stages that a row walks through in one go, by name: it waits at one that is asked in batches.
+    `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
+    in dollars, None: a run asks no question first.
     """
 
     workflow: str
@@ -203,13 +217,25 @@ async def _report(
     forecaster = Forecaster(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
     found = await forecaster.forecast(lambda: selected_rows(checked, made.selection))
     counts = await _history(database, made.workflow)
-    stages = [_planned(stage, one, counts, before) for stage, one in zip(made.stages, found.stages, strict=True)]
+    stages = [
+        await _planned(database, stage, one, counts, before)
+        for stage, one in zip(made.stages, found.stages, strict=True)
+    ]
     continues = before.record.id if before and before.continued and not fresh else None
     compared = before.record.id if before else None
-    segments = [[stage.name for stage in made.stages]]
     budgets = await _budgets(database, made, continues, stages)
     bound = made.rules.confirm_above
+    segments = _segments(made.stages)
     return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings, budgets, bound)
+
+
+def _segments(stages: Sequence[AnyStage]) -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for stage in stages:
+        found[-1].append(stage.name)
+        if isinstance(stage, PlannedStage) and stage.run_mode == "batch":
+            found.append([])
+    return [names for names in found if names]
 
 
 async def _budgets(
@@ -222,6 +248,10 @@ async def _budgets(
     counts = await runs.counters(database, run) if database and run else []
     lost = await runs.lost_calls(database, run) if database and run else 0
     whole, own = budgets.pots(counts, lost)
+    for batch in await batches_of_run(database, run) if database and run else []:
+        if batch.state not in CLOSED:
+            for pot in (*whole, *([own[batch.stage]] if batch.stage in own else [])):
+                pot.hold(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
     found = []
     for pot in [*whole, *own.values()]:
         need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
@@ -237,7 +267,13 @@ def _needed(stages: list[PlannedTasks]) -> Amount:
     return total
 
 
-def _planned(stage: AnyStage, found: StageForecast, counts: list[runs.Count], before: Before | None) -> PlannedTasks:
+async def _planned(
+    database: Database | None,
+    stage: AnyStage,
+    found: StageForecast,
+    counts: list[runs.Count],
+    before: Before | None,
+) -> PlannedTasks:
     if isinstance(stage, LocalStage):
         return PlannedTasks(stage, found, LOCAL)
     characters = found.characters / found.sampled if found.sampled else None
@@ -246,7 +282,8 @@ def _planned(stage: AnyStage, found: StageForecast, counts: list[runs.Count], be
     same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
     past = history(counts, stage.name, stage.lane)
     expected = estimate(stage, found.questions, characters, past, same_prompt=same)
-    return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)))
+    batches = await planned_batches(database, stage, found.questions, characters)
+    return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)), batches)
 
 
 def _aliases(stage: PlannedStage, before: Before | None) -> Iterator[dict[str, str | None]]:

@@ -35,7 +35,8 @@ class Guess(NamedTuple):
 class StageForecast:
     """What would become of a stage's tasks. `run` are asked, at most: one after a new answer may turn out the same, and
     `undecided` of them have a guard that looks at an answer which is not there yet. `further` counts the questions
-    beyond one for each of them: replicas, and `parts` of groups that one call does not hold.
+    beyond one for each of them: replicas, and `parts` of groups that one call does not hold. Of those `in_flight` the
+    question is in a batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
     """
@@ -57,6 +58,7 @@ class StageForecast:
     parts: int = 0
     exact: bool = True
     guess: Guess | None = None
+    in_flight: int = 0
 
     def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1) -> None:
         """As many more as `times` says that would be asked, each with so many questions."""

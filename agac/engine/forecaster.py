@@ -31,6 +31,7 @@ from agac.plan.prepare import Preparer
 from agac.plan.steps import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.store.batch import NewRow
+from agac.store.batchviews import open_batches
 from agac.store.db import Database
 from agac.store.made import made_by_id
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, prior_tasks, rows_by_id
@@ -62,7 +63,7 @@ class Forecaster:
         past = await read_past(self._db, self._before, self._plan)
         tasks = TaskForecaster(
             self._plan, self._db, self._comparison, self._preparer,
-            scope=self._scope, fresh=self._fresh, show=self._show, listing=past.listing,
+            scope=self._scope, fresh=self._fresh, show=self._show, listing=past.listing, flies=await self._flies(),
         )  # fmt: skip
         levels = levels_of(self._plan.stages)
         made = Made(levels, tasks.found.stages, past)
@@ -81,6 +82,10 @@ class Forecaster:
                     await walk.through(await self._begun(usable, levels, found))
             await walk.through_groups()
         return found
+
+    async def _flies(self) -> bool:
+        """Whether a question may be in a batch already."""
+        return self._db is not None and not self._fresh and bool(await open_batches(self._db))
 
     async def _begun(self, chunk: list[NewRow], levels: Levels[AnyStage], found: Forecast) -> list[WalkedRow]:
         """One chunk of the input: rows that stand as they are need no look, the others go through the stages."""

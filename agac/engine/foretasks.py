@@ -20,13 +20,14 @@ from agac.plan.standin import stand_in
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 from agac.spec.guardvalues import GuardFailed
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
+from agac.store.batches import live_tasks
 from agac.store.db import Database
 from agac.store.results import EarlierResult, earlier_results
 
 
 class TaskForecaster:
     """Forecasts the tasks of a plan. `show` rendered prompts are kept; `listing` are the positions of
-    stages whose functions gave lists of rows before."""
+    stages whose functions gave lists of rows before; `flies`: batches of the project are open."""
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class TaskForecaster:
         fresh: bool,
         show: int,
         listing: frozenset[int],
+        flies: bool,
     ) -> None:
-        self._listing = listing
+        self._listing, self._flies, self._workflow = listing, flies, plan.workflow
         self._db, self._comparison = database, comparison
         self._scope, self._fresh = scope, fresh
         self._guards, self._filters = guards(plan.stages), filters(plan.stages)
@@ -118,6 +120,7 @@ class TaskForecaster:
         elif row.lot.reason is not None and isinstance(stage, PlannedStage) and self._may_ask(stage, row):
             found.asked(row.lot.reason, row.id, stage.replicas + row.lot.parts, row.times)
             found.parts += row.lot.parts * row.times
+            found.in_flight += row.lot.in_flight * row.times
             row.pending[stage.name] = row.lot.reason
             self.prompts.measure(stage, row.sight, row.id, row.lot.characters)
 
@@ -176,11 +179,15 @@ class TaskForecaster:
     ) -> None:
         """The tasks whose prompt is known: one look-up for all of them."""
         earlier = await self.earlier(stage, [one for _, task in wanted for one in task.asked])
+        flying = await self.in_flight([one for _, task in wanted for one in task.asked if one not in earlier])
         for row, task in wanted:
             there = [earlier[one].value for one in task.asked if one in earlier]
-            lacking = len(task.asked) - len(there)
-            if not lacking:
+            lacking = sum(one not in earlier and one not in flying for one in task.asked)
+            if len(there) == len(task.asked):
                 self._reuse(stage, row, made_of(stage, there), found)
+            elif not lacking:
+                found.in_flight += row.times
+                row.pending[stage.name] = why.NOT_YET
             elif self._comparison.never_began(stage, row):
                 row.never_began.add(stage.name)
             elif self._may_ask(stage, row):
@@ -200,6 +207,14 @@ class TaskForecaster:
             since = self._comparison.since(stage)
             for start in range(0, len(prints), MOST):
                 found |= await earlier_results(self._db, prints[start : start + MOST], since)
+        return found
+
+    async def in_flight(self, prints: Sequence[bytes]) -> set[bytes]:
+        """Those of these fingerprints that are in a batch, or wait for one."""
+        found: set[bytes] = set()
+        if self._db is not None and self._flies:
+            for start in range(0, len(prints), MOST):
+                found |= await live_tasks(self._db, prints[start : start + MOST], self._workflow)
         return found
 
     def _reuse(self, stage: AnyStage, row: WalkedRow, value: str, found: StageForecast) -> None:

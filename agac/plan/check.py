@@ -11,7 +11,7 @@ from typing import Any
 from agac.core.errors import Problem, Where
 from agac.core.types import Params
 from agac.plan.plan import ResolvedModel
-from agac.providers.abilities import of_tier, unsendable
+from agac.providers.abilities import of_budget, of_tier, unsendable
 from agac.providers.modelref import ModelRef, parse_model
 from agac.providers.prices import lacks_tier
 from agac.providers.provider import Provider
@@ -65,7 +65,8 @@ def _held(provider: Provider, ref: ModelRef) -> Provider:
 def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, path: str) -> list[Problem]:
     """What the stage's keys ask of a model that its provider cannot be told, and what its string says in vain."""
     set_by_keys = [f.name for f in fields(params) if getattr(params, f.name) is not None and f.name not in ref.params]
-    messages = [f"{ref} cannot be asked with {message}" for message in unsendable(set_by_keys, provider)]
+    messages = [f"{ref} cannot be asked with {message}" for message in unsendable(set_by_keys, provider, ref.model)]
+    messages += of_budget(params.reasoning, params.max_tokens)
     tier = params.service_tier
     if "service_tier" not in ref.params:  # a card's: what stands in the string is checked with it
         messages += of_tier(tier, provider)
@@ -132,9 +133,8 @@ def _keys_alone(stage: Stage, params: Params) -> Params:
 
 
 def _model_key(stage: Stage) -> str:
-    """The stage's model as a key of the file that names it; empty for the command line, which is a place by itself."""
-    keys = {"project": "defaults.model", "defaults": "defaults.model", "card": "model", "override": ""}
-    return keys.get(str(stage.model_level), f"{stage.path}.model")
+    """The stage's model as a key of the file that names it."""
+    return stage.key("model", stage.model_level)
 
 
 def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agac.core.types import Usage
 from agac.plan.steps import PlannedModel, PlannedStage
-from agac.providers.prices import cost, price_of
+from agac.providers.prices import BATCH, cost, price_of
 from agac.store.runs import Count
 
 CHARACTERS_A_TOKEN = 4
@@ -100,7 +100,7 @@ def estimate(
         calls=calls,
         input_tokens=round(calls * given),
         output_tokens=round(calls * made),
-        usd=_dollars(stage.models[0], calls, given, made),
+        usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
         usd_at_most=_at_most(stage, tasks, given),
         basis=basis,
     )
@@ -121,20 +121,25 @@ def _tokens_of_shape(body: dict[str, Any]) -> int:
 
 
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
-    """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be."""
+    """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be. Where calls
+    take over what batches leave, they cost what calls do."""
     costs = []
-    for model in stage.models:
+    rules = stage.batch
+    batch = stage.run_mode == "batch" and (rules.deadline is None or rules.on_deadline == "wait")
+    again = batch and rules.retry != "sync"
+    for position, model in enumerate(stage.models):
         most = model.params.max_tokens
         if most is not None:
-            costs.append(_dollars(model, tasks, given, most))
-            costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most))
+            costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
+            costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most, batch=again))
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == 2 * len(stage.models) else None
 
 
-def _dollars(model: PlannedModel, calls: int, given: float, made: float) -> float | None:
+def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batch: bool) -> float | None:
     if not calls:
         return 0.0
-    price = price_of(model.provider, model.model, model.params.service_tier)
+    tier = BATCH if batch and model.provider.batch is not None else model.params.service_tier
+    price = price_of(model.provider, model.model, tier)
     one = cost(Usage(round(given), round(made)), price)
     return None if one is None else one * calls

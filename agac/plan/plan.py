@@ -21,6 +21,7 @@ from agac.spec.votes import lacks_field
 from agac.spec.workflow import (
     InputSpec,
     OutputSpec,
+    PythonSchema,
     RunRules,
     Stage,
     Timeout,
@@ -211,6 +212,9 @@ def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
         explode=stage.explode,
         group=stage.group,
         on_empty=stage.on_empty,
+        python_schema=stage.schema if isinstance(stage.schema, PythonSchema) else None,
+        run_mode=stage.run_mode,
+        batch=stage.batch,
     )
 
 

@@ -15,13 +15,16 @@ from agac.spec.grouping import Group
 from agac.spec.guards import Guard
 from agac.spec.levels import Makes
 from agac.spec.operations import CHANGING, Dedupe, Fields, Filter, Operation, Python, formed, made_by
+from agac.spec.rounds import DEFAULT_BATCH, BatchRules
 from agac.spec.template import Template
 from agac.spec.workflow import (
     Budget,
     Example,
     OnEmpty,
     Otherwise,
+    PythonSchema,
     ReusePolicy,
+    RunMode,
     Timeout,
     Visibility,
     field_shape,
@@ -151,7 +154,9 @@ class PlannedStage(Step):
 
     `repair` is how often a reply of the wrong form is asked again; `max_age` is in seconds; `messages` stand between
     `system` and `prompt`; `ref` is what the string of `model` said. It is asked `replicas` times; `vote` is the field
-    by whose most frequent value one answer is taken, None: the result is a list of all of them.
+    by whose most frequent value one answer is taken, None: the result is a list of all of them. `run_mode` is that of
+    its first model; `batch` says how its batches are made. `python_schema` is what `schema` and `extra_check` were
+    made of.
     """
 
     system: str | None
@@ -178,6 +183,9 @@ class PlannedStage(Step):
     output_field: str | None = None
     replicas: int = 1
     vote: str | None = None
+    run_mode: RunMode = "sync"
+    batch: BatchRules = DEFAULT_BATCH
+    python_schema: PythonSchema | None = None
 
     @property
     def asks(self) -> bool:

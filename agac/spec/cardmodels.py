@@ -32,7 +32,7 @@ class RequestParamsFile(FileModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written presencePenalty.")
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written frequencyPenalty.")
     stop_sequences: list[NonEmpty] | None = Field(default=None, min_length=1, description="Texts that end a reply.")
-    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = Field(
+    service_tier: Literal["auto", "default", "flex", "priority", "standard_only", "fast"] | None = Field(
         default=None, description="Service tier; `fast` means priority."
     )
 

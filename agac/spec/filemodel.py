@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from agac.spec import modelchecks as check
+
 NonEmpty = Annotated[str, Field(min_length=1)]
+TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
+Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
 
 
 class FileModel(BaseModel):

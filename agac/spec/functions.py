@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from agac.core.errors import Problem, Where
-from agac.spec.importing import source_hash
+from agac.core.errors import Problem, UsageError, Where
+from agac.spec.importing import EDITED, source_hash
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.pythonfile import in_file, module_parts, python_source, python_tree
 from agac.spec.suggest import did_you_mean
@@ -63,6 +63,12 @@ def parse_reference(text: str, where: Where, path: str, root: Path) -> tuple[Fun
     if problems:
         return None, problems
     return FunctionRef(file, shown, name, outline.functions[name], source), []
+
+
+def same_function(ref: FunctionRef, root: Path) -> None:
+    """Raises UsageError when the text of a recorded function is no longer what it was."""
+    if source_hash(ref.file, root)[0] != ref.source_hash:
+        raise UsageError(f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED)
 
 
 def _file(text: str, where: Where, path: str, root: Path) -> tuple[Path | None, Problem | None]:

@@ -22,6 +22,9 @@ from agac.spec.pythonfile import in_file, module_parts, python_source, python_tr
 
 Parts = tuple[str, ...]
 
+EDITED = "Put the text back as it was then, or begin anew with the edited one: `agac run` makes a new run of it."
+"""What to do when a run that is to go on needs a file that was edited since."""
+
 NEVER_OURS = frozenset({*sys.builtin_module_names, "agac"})
 """Top-level names that mean the same everywhere, whatever stands at a project's root."""
 

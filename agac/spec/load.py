@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue
+from agac.spec.batchrules import places
 from agac.spec.ends import output_stages
 from agac.spec.envtext import expand
 from agac.spec.graph import graph
@@ -44,6 +45,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     defaults, unset = _expanded_model(file.defaults, document, env)
     paths, outside = _paths(file.paths, root, document)
     where = {key: document.where(("defaults", key)) for key in file.defaults.model_fields_set}
+    where |= places(file.defaults, document, ("defaults",))
     where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
     for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
         where[f"project.{key}"] = document.where((key,))

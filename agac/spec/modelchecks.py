@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic_core import PydanticCustomError
+
+from agac.spec.rounds import DayTime
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 _STAGE_NAME = re.compile(rf"{_NAME}\Z")
@@ -23,9 +26,13 @@ _TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
 _DURATION = re.compile(rf"{_TIME}\Z")
+_DAY_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
+_SIZE = r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)"
+_SIZED = re.compile(rf"{_SIZE}\Z")
+_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
-DIALECTS_LATER = ("anthropic", "gemini", "mistral")
+DIALECTS_LATER = ("gemini", "mistral")
 
 # The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
 STAGE_NAME_FORM = {
@@ -33,6 +40,7 @@ STAGE_NAME_FORM = {
     "patternErrorMessage": "letters, digits, _ and -; starts with a letter or _; not vars and not row_json",
 }
 TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
+SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
 API_KEY_FORM = {"pattern": f"^(?!{_KEY_STARTS})(?!{_KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
@@ -108,7 +116,21 @@ def header_name(name: str) -> str:
 def dialect(value: Any) -> Any:
     """Known dialects that are not spoken yet get a sentence of their own."""
     if value in DIALECTS_LATER:
-        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat and openai-responses are")
+        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat, openai-responses and anthropic are")
+    return value
+
+
+def batch_api(value: Any) -> Any:
+    """The name of a batch API is short for a mapping that says no more."""
+    if not isinstance(value, (str, Mapping)):
+        raise _refuse("expected openai, anthropic, none, or a mapping with api")
+    return {"api": value} if isinstance(value, str) else value
+
+
+def endpoint_prefix(value: str) -> str:
+    """Empty, or a path to which another is added."""
+    if value and not (value.startswith("/") and not value.endswith("/")):
+        raise _refuse(f"{value!r} is no start of a path; write it as /v1, or as '' for none")
     return value
 
 
@@ -230,6 +252,31 @@ def duration(value: Any) -> Any:
             raise _refuse(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
         return float(match[1]) * _SECONDS[match[2]]
     return float(value)
+
+
+def size(value: Any) -> Any:
+    """Bytes, or a number with kB, MB, GB or their binary kin."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise _refuse("expected a size as 5000000, 500kB or 100MB")
+    if isinstance(value, str):
+        match = _SIZED.match(value)
+        if match is None:
+            raise _refuse(f"{value!r} is no size; write it as 500kB, 100MB, 1GB or 64MiB")
+        return int(float(match[1]) * _BYTES[match[2]])
+    return value
+
+
+def deadline(value: Any) -> float | DayTime:
+    """A time as `duration` reads it, or a time of day."""
+    if isinstance(value, str) and (match := _DAY_TIME.match(value)):
+        return DayTime(int(match[1]), int(match[2]))
+    try:
+        seconds: float = duration(value)
+    except PydanticCustomError:
+        raise _refuse(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
+    if not seconds > 0:
+        raise _refuse(f"must be more than 0, not {value!r}")
+    return seconds
 
 
 def schema_form(value: Any) -> Any:

@@ -18,14 +18,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from agac.spec import modelchecks as check
-from agac.spec.filemodel import FileModel, NonEmpty
+from agac.spec.batchmodels import BatchFile
+from agac.spec.filemodel import Duration, FileModel, NonEmpty
 from agac.spec.grouping import Incomplete
 from agac.spec.inoutmodels import InputFile, OutputFile
 from agac.spec.workflow import OnEmpty, ReusePolicy, RunMode
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
-Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
 
 
@@ -115,7 +114,14 @@ class DefaultsFile(FileModel):
             examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
         )
     )
-    run_mode: RunMode | None = Field(default=None, description="`sync` calls the model for each row as it comes.")
+    run_mode: RunMode | None = Field(
+        default=None,
+        description="`sync` calls the model for each row as it comes; `batch` hands the requests to the provider's "
+        "Batch API, which takes up to a day and costs less. `sync` when left out.",
+    )
+    batch: BatchFile | None = Field(
+        default=None, description="How batches are cut, waited for and ended, where `run_mode` is `batch`."
+    )
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
     timeout: Timeout | None = Field(default=None, description="Seconds for a call, or {connect, first_byte, total}.")

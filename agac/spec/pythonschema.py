@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.types import JSONValue, Schema
+from agac.spec.importing import EDITED, source_hash
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.projectmodules import as_written, import_file
 from agac.spec.pythonfile import in_file, python_source, python_tree
@@ -49,7 +50,7 @@ def python_schema(text: str, root: Path, where: Where, key: str) -> tuple[Python
         wanted = module.replace(".", "/") + ".py"
         return None, [Problem(where, f"no module {module!r} in the project; it would be the file {wanted}", key)]
     problem = _name_problem(path, path.relative_to(root.resolve()).as_posix(), cls, where, key)
-    return (None, [problem]) if problem else (PythonSchema(module, cls, cls[:64]), [])
+    return (None, [problem]) if problem else (PythonSchema(module, cls, cls[:64], source_hash(path, root)[0]), [])
 
 
 def _module_file(root: Path, module: str) -> Path | None:
@@ -86,6 +87,14 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
             yield "*"
+
+
+def same_schema(spec: PythonSchema, root: Path) -> None:
+    """Raises UsageError when the text of a recorded schema is no longer what it was."""
+    file = _module_file(root, spec.module)
+    if file is None or source_hash(file, root)[0] != spec.source:
+        name = f"{PREFIX}{spec.module}.{spec.cls}"
+        raise UsageError(f"{name}, or a file that it imports, was edited since the run was made", remedy=EDITED)
 
 
 def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, any_error
 from agac.core.types import JSONValue
+from agac.spec.batchrules import batch_rules, places, rule_problems
 from agac.spec.cards import Card, find_card, load_card
 from agac.spec.examples import stage_examples
 from agac.spec.graph import Link
@@ -25,7 +26,6 @@ from agac.spec.workflow import (
     Level,
     Overrides,
     ProjectSpec,
-    RunMode,
     SchemaSpec,
     Stage,
     Timeout,
@@ -34,6 +34,8 @@ from agac.spec.workflow import (
 from agac.spec.yamlfile import Document, Path_, key_path
 
 _PARAMS = ("temperature", "max_tokens")
+_TYPED = {"model": "--model", "run_mode": "--run-mode"}
+"""Keys of stages that the command line gives to all of them, with its flags."""
 _ORDER: tuple[Level, ...] = ("project", "defaults", "card", "stage", "override")
 
 
@@ -67,10 +69,10 @@ class StageBuilder:
         where = self._where(written, path, card)
         levels = self._levels(written, card)
         model_level, model = _strongest(levels, "model")
-        run_mode = self._run_mode(levels, where, path)
+        run_mode, batch, mode_levels = batch_rules(levels)
         if any_error(self.problems[before:]) or prompt is None:
             return None
-        return Stage(
+        stage = Stage(
             name=written.name,
             index=order,
             needs=link.needs,
@@ -104,7 +106,11 @@ class StageBuilder:
             explode=exploded(written),
             group=grouping(written),
             on_empty=written.on_empty,
+            batch=batch,
+            mode_levels=mode_levels,
         )
+        self.problems += rule_problems(stage)
+        return stage
 
     def _answers_before(self, written: StageFile, link: Link) -> tuple[str, ...]:
         """The stages that ask a model and that this one follows, perhaps by way of others."""
@@ -224,7 +230,7 @@ class StageBuilder:
             "defaults": _set_keys(self.file.defaults),
             "card": {key: value for key, value in from_card.items() if value is not None},
             "stage": _set_keys(written),
-            "override": {} if self.overrides.model is None else {"model": self.overrides.model},
+            "override": {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None},
         }
 
     def _where(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Where]:
@@ -234,19 +240,11 @@ class StageBuilder:
         of_card = {} if card is None else {key: place for key, place in card.where.items() if key}
         if card is not None and card.info.model is None:
             of_card.pop("model", None)
-        placed = {key: place for key, place in self.project.where.items() if "." not in key}
-        typed = {} if self.overrides.model is None else {"model": Where("--model")}
+        placed = {key: place for key, place in self.project.where.items() if "." not in key or key.startswith("batch.")}
+        typed = {key: Where(flag) for key, flag in _TYPED.items() if getattr(self.overrides, key) is not None}
+        defaults |= places(self.file.defaults, self.document, ("defaults",))
+        own |= places(written, self.document, path)
         return {**placed, **defaults, **of_card, **own, **typed, "": self.document.where(path)}
-
-    def _run_mode(self, levels: Mapping[Level, Mapping[str, Any]], where: Mapping[str, Where], path: Path_) -> RunMode:
-        level, mode = _strongest(levels, "run_mode")
-        if mode == "batch":
-            shown = {"project": "defaults.run_mode", "defaults": "defaults.run_mode"}.get(
-                str(level), key_path((*path, "run_mode"))
-            )
-            message = "batch mode is not available yet; write `run_mode: sync`"
-            self.problems.append(Problem(where["run_mode"], message, shown))
-        return "sync"
 
 
 def _sent(answers: tuple[str, ...], limits: VisibleFile | None) -> tuple[str, ...]:

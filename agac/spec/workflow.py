@@ -16,6 +16,7 @@ from agac.spec.grouping import Group
 from agac.spec.guards import Guard
 from agac.spec.levels import Makes
 from agac.spec.operations import CHANGING, Operation, made_by
+from agac.spec.rounds import DEFAULT_BATCH, BatchRules
 from agac.spec.template import NO_TEXT, Template
 
 if TYPE_CHECKING:
@@ -87,11 +88,13 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class PythonSchema:
-    """A pydantic model of the project, imported only when the workflow runs. `name` is what providers are told."""
+    """A pydantic model of the project, imported only when the workflow runs. `name` is what providers are told;
+    `source` (16 bytes) stands for the text of its module and of those of the project that it imports."""
 
     module: str
     cls: str
     name: str
+    source: bytes = b""
 
 
 SchemaSpec = JsonSchema | PythonSchema
@@ -224,6 +227,8 @@ class Stage:
     again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most frequent value
     decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of whose items it
     makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it.
+    `batch` says how its batches are made, whichever its `run_mode` is; `mode_levels` who said `run_mode` and each key
+    of `batch` (as `batch.deadline`), where anybody did.
     """
 
     name: str
@@ -260,6 +265,8 @@ class Stage:
     explode: tuple[str, ...] | None = None
     group: Group | None = None
     on_empty: OnEmpty | None = None
+    batch: BatchRules = DEFAULT_BATCH
+    mode_levels: Mapping[str, Level] = field(default_factory=dict)
 
     @property
     def makes(self) -> Makes | None:
@@ -288,6 +295,11 @@ class Stage:
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""
         return self.where.get(key) or self.where[""]
+
+    def key(self, key: str, level: Level | None) -> str:
+        """`key` as the file of that level has it; empty for the command line, which is a place by itself."""
+        keys = {"project": f"defaults.{key}", "defaults": f"defaults.{key}", "card": key, "override": ""}
+        return keys.get(str(level), f"{self.path}.{key}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,3 +373,4 @@ class Overrides:
     output: str | None = None
     budget: Budget | None = None
     max_errors: int | None = None
+    run_mode: RunMode | None = None

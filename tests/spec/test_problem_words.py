@@ -211,7 +211,51 @@ STAGE = [
     ),
     ("{name: a, timeout: {conect: 3}}", "stages[0].timeout.conect: unknown key; did you mean 'connect'?"),
     ("{name: a, run_mode: snyc}", "stages[0].run_mode: unknown value 'snyc'; did you mean 'sync'?"),
-    ("{name: a, run_mode: batch}", "stages[0].run_mode: batch mode is not available yet; write `run_mode: sync`"),
+    ("{name: a, batch: 5}", "stages[0].batch: expected a mapping, got the number 5"),
+    ("{name: a, batch: {max_request: 5}}", "stages[0].batch.max_request: unknown key; did you mean 'max_requests'?"),
+    ("{name: a, batch: {max_requests: 0}}", "stages[0].batch.max_requests: must be at least 1, not 0"),
+    ("{name: a, batch: {max_bytes: 10 MBytes}}", "'10 MBytes' is no size; write it as 500kB, 100MB, 1GB or 64MiB"),
+    ("{name: a, batch: {max_bytes: 0B}}", "stages[0].batch.max_bytes: must be at least 1, not '0B'"),
+    ("{name: a, batch: {max_bytes: 1.5}}", "stages[0].batch.max_bytes: expected a size as 5000000, 500kB or 100MB"),
+    ("{name: a, batch: {poll_interval: 0}}", "stages[0].batch.poll_interval: must be more than 0, not 0"),
+    ("{name: a, batch: {poll_interval: soon}}", "'soon' is no time; write it as 90s, 30m, 12h, 7d or 2w"),
+    ("{name: a, batch: {retry: again}}", "stages[0].batch.retry: unknown value 'again'; choose batch, sync, fail"),
+    ("{name: a, batch: {max_rounds: 0}}", "stages[0].batch.max_rounds: must be at least 1, not 0"),
+    (
+        "{name: a, batch: {deadline: tonight}}",
+        "stages[0].batch.deadline: 'tonight' is no deadline; write a time as 90m or 8h, or a time of day as 07:30",
+    ),
+    ("{name: a, batch: {deadline: 24:00}}", "'24:00' is no deadline; write a time as 90m or 8h"),
+    ("{name: a, batch: {deadline: true}}", "True is no deadline"),
+    ("{name: a, batch: {deadline: 0h}}", "stages[0].batch.deadline: must be more than 0, not '0h'"),
+    ("{name: a, batch: {on_deadline: stop}}", "stages[0].batch.on_deadline: unknown value 'stop'; choose wait, sync"),
+    (
+        "{name: a, run_mode: batch, batch: {on_deadline: wait}}",
+        "stages[0].batch.on_deadline: says what happens at the deadline; add deadline, or remove on_deadline",
+    ),
+    (
+        "{name: a, run_mode: batch, batch: {deadline: 5w}}",
+        "stages[0].batch.deadline: 35 days is longer than any provider keeps a batch",
+    ),
+    (
+        "{name: a, run_mode: batch, batch: {retry: fail, max_rounds: 2}}",
+        (
+            "warning: stages[0].batch.max_rounds: has no effect with retry: fail, which puts no request into a second "
+            "batch; remove one"
+        ),
+    ),
+    (
+        "{name: a, batch: {max_requests: 5}}",
+        "warning: stages[0].batch: has no effect: the stage runs in sync mode; add `run_mode: batch`, or remove batch",
+    ),
+    (
+        "{name: a, filter: 'true', run_mode: batch}",
+        "stages[0].run_mode: a stage with filter asks no model; remove run_mode, or make a stage of its own of it",
+    ),
+    (
+        "{name: a, python: tools/x.py:f, batch: {max_requests: 5}}",
+        "stages[0].batch: a stage with python asks no model; remove batch, or make a stage of its own of it",
+    ),
     ('{name: a, prompt: ""}', "stages[0].prompt: is empty; give a value or remove the key"),
     ("{name: a, prompt: x, template: y}", "stages[0].template: give either prompt or template, not both"),
     ("{name: a, prompt: prompts/x.md}", "stages[0].prompt: no such file: 'prompts/x.md'; files in ./: agac.yml"),
@@ -320,12 +364,8 @@ PROJECTS = [
         "providers.a.b: 'a.b' is no provider name; use letters, digits, _ and -, and start with a letter",
     ),
     (
-        "providers: {x: {dialect: anthropic}}\n",
-        "providers.x.dialect: dialect 'anthropic' is not supported yet; openai-chat and openai-responses are",
-    ),
-    (
         "providers: {x: {dialect: mistral}}\n",
-        "dialect 'mistral' is not supported yet; openai-chat and openai-responses are",
+        "providers.x.dialect: dialect 'mistral' is not supported yet; openai-chat, openai-responses and anthropic are",
     ),
     (
         "providers: {x: {dialect: openai-caht}}\n",
@@ -358,6 +398,17 @@ PROJECTS = [
         "headers.x-key: looks like a secret; write ${MY_KEY}",
     ),
     ("providers: {x: {headers: {a b: c}}}\n", "providers.x.headers.a b: 'a b' is no header name"),
+    ("providers: {x: {batch: opnai}}\n", "x.batch.api: unknown value 'opnai'; did you mean 'openai'?"),
+    ("providers: {x: {batch: true}}\n", "x.batch: expected openai, anthropic, none, or a mapping with api"),
+    ("providers: {x: {batch: {max_requests: 1}}}\n", "providers.x.batch: missing key 'api'"),
+    ("providers: {x: {batch: {api: openai, max_request: 1}}}\n", "x.batch.max_request: unknown key; did you mean"),
+    ("providers: {x: {batch: {api: openai, max_bytes: 5 cows}}}\n", "batch.max_bytes: '5 cows' is no size"),
+    ("providers: {x: {batch: {api: openai, windows: []}}}\n", "batch.windows: is empty; give a value"),
+    (
+        "providers: {x: {batch: {api: openai, endpoint_prefix: v1/}}}\n",
+        "batch.endpoint_prefix: 'v1/' is no start of a path; write it as /v1, or as '' for none",
+    ),
+    ("providers: {x: {limits: {enqueued_tokens: 0}}}\n", "limits.enqueued_tokens: must be at least 1, not 0"),
     ("providers: {x: {prices: {m: {input: 1}}}}\n", "providers.x.prices.m: missing key 'output'"),
     ("providers: {x: {prices: {m: {input: -1, output: 1}}}}\n", "prices.m.input: must be at least 0, not -1"),
     ("providers: {x: {structured: json}}\n", "structured: unknown value 'json'; choose json_schema, json_object, none"),
@@ -372,8 +423,8 @@ PROJECTS = [
     (
         "defaults: {stages: 1}\n",
         (
-            "defaults.stages: unknown key; known keys: model, run_mode, temperature, max_tokens, timeout, concurrency, "
-            "fallback, repair, json_repair, reuse, max_age"
+            "defaults.stages: unknown key; known keys: model, run_mode, batch, temperature, max_tokens, timeout, "
+            "concurrency, fallback, repair, json_repair, reuse, max_age"
         ),
     ),
 ]

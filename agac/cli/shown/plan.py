@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agac.cli.shown.layout import outcome_names, table
 from agac.cli.shown.limits import spent_line
-from agac.cli.shown.words import counted, plain
+from agac.cli.shown.words import counted, duration, plain
 
 if TYPE_CHECKING:
+    from agac.api.planbatches import PlannedBatches
     from agac.api.planning import PlannedTasks, PlanReport
 
-COUNTS = ("run", "reuse", "skipped", "dropped", "blocked")
+COUNTS = ("run", "in_flight", "reuse", "skipped", "dropped", "blocked")
 MOST_WAYS = 20
 """Lines of a graph's ways that are printed; a wider one is better looked at as a picture."""
 
@@ -20,14 +21,19 @@ MOST_WAYS = 20
 def plan_table(report: PlanReport) -> str:
     """A line a stage: what becomes of its tasks, and what that takes."""
     names = outcome_names(COUNTS, [{name: getattr(stage.forecast, name) for name in COUNTS} for stage in report.stages])
+    flies = any(stage.forecast.in_flight for stage in report.stages)
+    names = [name for name in names if name != "in_flight" or flies]
+    modes = any(stage.batches for stage in report.stages)
     rows = []
     for stage in report.stages:
         expected = stage.estimate
         numbers = [getattr(stage.forecast, name) for name in names]
         numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
         shown = numbers if stage.forecast.exact else [About(number) for number in numbers]
-        rows.append([stage.stage.name, stage.stage.lane, *shown, _dollars(stage)])
-    return table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], rows)
+        mode = [stage.run_mode or ""] if modes else []
+        rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, _dollars(stage)])
+    words = [name.replace("_", " ") for name in names]
+    return table(["stage", "model", *(["mode"] if modes else []), *words, "calls", "tokens in", "out", "cost"], rows)
 
 
 class About(int):
@@ -96,7 +102,7 @@ def reason_lines(report: PlanReport) -> list[str]:
                 f"  {stage.stage.name}: {reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
                 for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count)
             ]
-        lines += [f"  {stage.stage.name}: {line}" for line in _level_lines(stage)]
+        lines += [f"  {stage.stage.name}: {line}" for line in (*_batch_lines(stage), *_level_lines(stage))]
         if stage.forecast.undecided:
             otherwise = "leave" if stage.stage.otherwise == "drop" else "go on without it"
             lines.append(
@@ -108,6 +114,28 @@ def reason_lines(report: PlanReport) -> list[str]:
                 f"  {stage.stage.name}: {stage.forecast.collapsed:,} of them have the very prompt of another row"
             )
     return lines
+
+
+def _batch_lines(stage: PlannedTasks) -> Iterator[str]:
+    """What is in batches already, which batches would be made, and how long they may take."""
+    flying, found = stage.forecast.in_flight, stage.batches
+    if flying:
+        yield f"{flying:,} in batches that are under way: neither asked nor paid again"
+    if found is None or not found.cuts.batches:
+        return
+    count, most = found.cuts
+    about = "" if stage.forecast.exact else "~"
+    each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
+    yield f"{about}{count:,} {'batch' if count == 1 else 'batches'} of {each}, at batch price; {_times(found)}"
+
+
+def _times(found: PlannedBatches) -> str:
+    times = found.times
+    if times is None:
+        return f"none of this model has ended yet, and the provider takes up to {found.window}"
+    before = "the one before" if times.batches == 1 else f"of {times.batches:,} before, half"
+    last = "" if times.batches == 1 else f", 95 % within {duration(times.p95)}"
+    return f"{before} took {duration(times.p50)}{' or less' if last else ''}{last}"
 
 
 def _level_lines(stage: PlannedTasks) -> list[str]:
@@ -146,7 +174,9 @@ def alias_lines(report: PlanReport) -> list[str]:
 def total_lines(report: PlanReport, command: str) -> list[str]:
     """What all of it takes, how sure that is, and what to do next."""
     if not any(stage.forecast.run for stage in report.stages):
-        return ["Nothing has to be asked."]
+        flies = any(stage.forecast.in_flight for stage in report.stages)
+        more = " `agac batch retrieve` takes what is ready." if flies else ""
+        return [f"Nothing has to be asked.{more}"]
     simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
     mark = "simulated " if simulated else ""
     about = "" if report.exact else "~"

@@ -1,0 +1,167 @@
+"""What is said before anything is sent, when a stage is to be asked in batches and cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import yaml
+from support.project import ProjectFolder
+
+import agac
+
+STAGE: dict[str, Any] = {"name": "say", "prompt": "${text}", "run_mode": "batch"}
+LOCAL = {"dialect": "openai-chat", "base_url": "http://127.0.0.1:1/v1"}
+
+
+def found(project: ProjectFolder, stage: dict[str, Any] | None = None, **keys: Any) -> list[str]:
+    """What `agac validate` says of a workflow with this stage."""
+    project.numbered(1)
+    project.workflow(stages=[{**STAGE, **(stage or {})}], **keys)
+    return [str(problem) for problem in agac.validate("reviews", project=project.root).problems]
+
+
+def configure(project: ProjectFolder, **providers: Any) -> None:
+    body = {"providers": providers, "defaults": {"model": "local/small"}}
+    project.write("agac.yml", yaml.safe_dump(body, sort_keys=False))
+
+
+NO_BATCHES = (
+    "provider 'local' of stage 'say' has no batches that agac knows; write `run_mode: sync` there, or, if the endpoint "
+    "speaks OpenAI's Batch API, `providers: {local: {batch: openai}}` in agac.yml"
+)
+
+
+@pytest.mark.parametrize("batch", [{}, {"batch": "none"}])
+def test_a_provider_without_batches_is_named_with_both_ways_out(project: ProjectFolder, batch: dict[str, str]) -> None:
+    configure(project, local={**LOCAL, **batch})
+    assert found(project) == [f"workflows/reviews.yml:7:13: stages[0].run_mode: {NO_BATCHES}"]
+    assert found(project, {"run_mode": "sync"}) == []
+
+
+def test_stages_that_share_a_default_are_one_problem(project: ProjectFolder) -> None:
+    configure(project, local=LOCAL, other={**LOCAL, "batch": "openai"})
+    stages = [{"name": name, "prompt": "x"} for name in ("a", "b", "c")]
+    stages.append({"name": "d", "prompt": "x", "model": "other/m"})
+    project.numbered(1)
+    project.workflow(stages=stages, defaults={"run_mode": "batch"})
+    [problem] = agac.validate("reviews", project=project.root).problems
+    assert "provider 'local' of stages 'a', 'b' and 'c' has no batches" in problem.message
+
+
+def test_both_ways_out_work(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"})
+    assert found(project) == []
+
+
+def test_the_place_is_where_the_mode_is_written(project: ProjectFolder) -> None:
+    configure(project, local=LOCAL)
+    stage = {"name": "say", "prompt": "x"}
+    project.numbered(1)
+    project.workflow(stages=[stage], defaults={"run_mode": "batch"})
+    [problem] = agac.validate("reviews", project=project.root).problems
+    assert str(problem) == f"workflows/reviews.yml:5:13: defaults.run_mode: {NO_BATCHES}"
+    project.workflow(stages=[stage])
+    refused = project.agac("plan", "-a", "reviews", "--run-mode", "batch")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"--run-mode: {NO_BATCHES}" in refused.err
+    for words in (["run"], ["run", "--dry-run"]):
+        assert project.agac(*words, "-a", "reviews", "--run-mode", "batch").code == 2
+
+
+def test_a_mode_that_there_is_not_is_refused(project: ProjectFolder) -> None:
+    refused = project.agac("run", "-a", "reviews", "--run-mode", "later")
+    assert (refused.code, refused.out) == (2, "")
+    assert "'later' is not one of 'sync', 'batch'" in refused.err
+    project.numbered(1)
+    project.workflow()
+    with pytest.raises(agac.UsageError, match="--run-mode later: there are sync and batch"):
+        agac.plan_run("reviews", agac.RunOptions(run_mode="later"), project=project.root)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("batch", "key", "message"),
+    [
+        ({"max_requests": 50_001}, "max_requests", "local takes at most 50,000 requests in a batch"),
+        ({"max_bytes": "201MB"}, "max_bytes", "local takes at most 200,000,000 bytes in a batch"),
+        ({"completion_window": "2h"}, "completion_window", "local has no window '2h'; write 24h, or leave it out"),
+    ],
+)
+def test_more_than_the_provider_takes_is_refused(
+    project: ProjectFolder, batch: dict[str, Any], key: str, message: str
+) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"})
+    [problem] = found(project, {"batch": batch})
+    assert problem.endswith(f": stages[0].batch.{key}: {message}")
+    assert problem.startswith("workflows/reviews.yml:9:")
+
+
+def test_all_problems_come_at_once(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": {"api": "openai", "max_requests": 10}})
+    batch = {"max_requests": 11, "max_bytes": "1GB", "completion_window": "1h", "on_deadline": "wait"}
+    messages = found(project, {"batch": batch})
+    assert [message.split(": ")[1] for message in messages] == [
+        f"stages[0].batch.{key}" for key in ("max_requests", "max_bytes", "completion_window", "on_deadline")
+    ]
+
+
+def test_a_deadline_after_the_window_is_a_warning(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"})
+    assert found(project, {"batch": {"deadline": "23h"}}) == []
+    [problem] = found(project, {"batch": {"deadline": "24h"}})
+    assert "warning: stages[0].batch.deadline: local gives up after 24h by itself, which is sooner" in problem
+
+
+def test_a_service_tier_is_refused_where_a_batch_is_one(project: ProjectFolder) -> None:
+    [problem] = found(project, {"model": "openai/gpt-5.4-mini?service_tier=flex"})
+    assert (
+        "stages[0].model: service_tier cannot be asked for in batches of openai: a batch is a service tier" in problem
+    )
+    assert found(project, {"model": "openai/gpt-5.4-mini"}) == []
+
+
+def test_keys_of_calls_are_warned_of_where_no_call_is_made(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"})
+    model = {"model": "local/small?transport=sse&idle_timeout=5"}
+    messages = found(project, model)
+    assert [message.partition("warning: ")[2] for message in messages] == [
+        f"stages[0].model: {key} has no effect in batch mode, where no connection stays open; leave it out"
+        for key in ("transport", "idle_timeout")
+    ]
+    # what a batch leaves over is asked by calls
+    assert found(project, {**model, "batch": {"retry": "sync"}}) == []
+    assert found(project, {**model, "batch": {"deadline": "2h"}}) == []
+    assert len(found(project, {**model, "batch": {"deadline": "2h", "on_deadline": "wait"}})) == 2
+
+
+def test_the_time_to_the_first_token_is_warned_of_where_all_stages_are_asked_in_batches(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"})
+    [problem] = found(project, telemetry={"ttft": True})
+    assert "warning: telemetry.ttft: ttft has no effect in batch mode, in which no answer is streamed" in problem
+    project.workflow(stages=[STAGE, {"name": "more", "prompt": "x"}], telemetry={"ttft": True})
+    assert agac.validate("reviews", project=project.root).problems == []
+
+
+def test_a_fallback_without_batches_is_no_problem(project: ProjectFolder) -> None:
+    configure(project, local={**LOCAL, "batch": "openai"}, other=LOCAL)
+    assert found(project, {"model": ["local/small", "other/big"]}) == []
+
+
+def test_a_library_that_is_not_installed_is_named(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = importlib.util.find_spec
+    monkeypatch.setattr(
+        "agac.plan.batchcheck.find_spec", lambda name, *rest: None if name == "anthropic" else whole(name, *rest)
+    )
+    configure(project, local=LOCAL, claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"})
+    [problem] = found(project, {"model": "claude/big"})
+    words = "batches of claude want a library that is not installed: pip install 'agac[anthropic]'"
+    assert problem.endswith(f": stages[0].model: {words}")
+    configure(
+        project,
+        local={**LOCAL, "batch": "openai"},
+        claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"},
+    )
+    [problem] = found(project, {"model": ["local/small", "claude/big"]})
+    assert problem.endswith(f": stages[0].fallback: {words}")
+    assert found(project, {"model": "claude/big", "run_mode": "sync"}) == []

@@ -1,0 +1,399 @@
+"""A Plan made again of what the store keeps of a run: the same in everything that a run does with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import MISSING, fields, is_dataclass, replace
+from enum import Enum
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+from support.shipped import ROOT, shipped_project
+
+from agac.api.options import RunOptions
+from agac.api.piping import ready_workflow
+from agac.api.project import open_project
+from agac.core.errors import SpecError, UsageError, Where
+from agac.core.keys import Fingerprinter, canonical, snapshot
+from agac.core.types import Message
+from agac.plan.manner import manner_of, plan_of
+from agac.plan.plan import Plan, Selection, make_plan
+from agac.plan.prepare import Prepared, Preparer
+from agac.plan.steps import LocalStage, PlannedModel, PlannedStage
+from agac.providers.modelref import ModelRef
+from agac.providers.provider import Provider
+from agac.spec.functions import FunctionRef
+from agac.spec.grouping import Group
+from agac.spec.operations import Python, Rename
+from agac.spec.rounds import BatchRules
+from agac.spec.workflow import (
+    Budget,
+    Example,
+    InputSpec,
+    OutputSpec,
+    PythonSchema,
+    RunRules,
+    TableTarget,
+    Timeout,
+    Visibility,
+)
+
+SHIPPED = sorted(path.stem for path in (ROOT / "workflows").glob("*.yml"))
+
+PROJECT = """\
+providers:
+  local: {dialect: openai-chat, base_url: "http://127.0.0.1:1/v1", structured: json_object, batch: openai,
+          prices: {small: {input: 1, output: 2}}}
+  other: {dialect: openai-chat, base_url: "http://127.0.0.1:2/v1", batch: openai, prices: {big: {input: 1, output: 2}}}
+  hf: {prices: {"o/m:fast": {input: 1, output: 2}}}
+aliases: {quick: "local/small?reasoning=low"}
+budget: {usd: 9}
+defaults: {run_mode: batch, batch: {poll_interval: 5s}, max_tokens: 100}
+"""
+EVERYTHING = """\
+input: {path: data/rows.csv, id_field: id, on_duplicate_id: suffix}
+vars: {tone: {zeta: 1, alpha: [2, {y: 3, x: 4}]}, name: n}
+budget: {usd: 3, tokens: 100000, calls: 900}
+row_budget: {usd: 0.5}
+confirm_above: {usd: 2}
+stop_loss: false
+max_errors: 7
+row_timeout: 9m
+keep_replies: failed
+telemetry: {file: true, ttft: true}
+stages:
+  - {name: clean, python: "tools/clean.py:clean", processes: 2, on_empty: warn}
+  - {name: slow, python: "tools/clean.py:wait"}
+  - {name: old, filter: 'text != "x"', on_empty: error}
+  - {name: pick, select: [id, text, list]}
+  - {name: call, rename: {text: body, list: many}}
+  - {name: once, dedupe: [body, id]}
+  - name: classify
+    model:
+      - quick?max_tokens=50&idle_timeout=9&transport=sse&schema_mode=none
+      - other/big?temperature=0.1&transport=sse&idle_timeout=5
+    agent: card
+    timeout: {connect: 1, first_byte: 2, total: 3}
+    concurrency: 4
+    repair: 3
+    json_repair: false
+    reuse: row
+    max_age: 7d
+    when: 'body != ""'
+    otherwise: drop
+    instructions: "Be ${vars.tone}. $${no}"
+    prompt: "${vars.tone} $${a} ${body} ${vars.name}"
+    messages: [{role: user, content: "like ${body}"}, {role: assistant, content: {b: 1, a: 2}}]
+    output_schema: {zeta: "yes|no", alpha: "string?", middle: {b: integer, a: [number]}}
+    visible: {never: [id]}
+    replicas: 3
+    vote: zeta
+    budget: {calls: 500}
+    on_empty: error
+    batch: {max_requests: 10, max_bytes: 1MB, completion_window: 24h, grace: 3, retry: sync, max_rounds: 2,
+            deadline: "07:30", on_deadline: wait, stuck_after: 1h}
+  - {name: each, explode: many, model: other/big, prompt: "${item} ${index}", output_field: said, run_mode: sync,
+     visible: {only: [item, index]}}
+  - {name: checked, model: "local/small?idle_timeout=none&reasoning=auto", prompt: "${item}",
+     output_schema: "python:tools.models.Review", batch: {deadline: 8h}, needs: each}
+  - {name: all, model: other/big, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900}, incomplete: fail,
+     needs: [each, checked]}
+output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
+         merge: update, csv_safe: true, stages: [all]}
+"""
+PIPED = """\
+input: {path: "data/*.csv"}
+stages:
+  - {name: o, python: "tools/clean.py:clean"}
+  - {name: p, python: "tools/clean.py:clean", explode: list, when: 'text != ""', otherwise: drop}
+  - {name: a, model: other/big, json_repair: true, reuse: never}
+  - {name: b, model: "hf/o/m:fast", needs: [], run_mode: sync}
+output: {stages: [b]}
+"""
+FROM_DATABASE = """\
+input: {path: "sqlite://data/in.db?query=SELECT 1 AS id, 'x' AS text", id_field: id}
+stages: [{name: a, model: "other/big", prompt: "${text}"}]
+"""
+CARD = """\
+---
+name: card
+request_params: {stop_sequences: [END, HALT]}
+---
+Be kind.
+"""
+TOOLS = """\
+from tools.helper import HELP
+
+
+def clean(row):
+    return {**row, "list": [1, 2]}
+
+
+async def wait(row):
+    return row
+"""
+MODELS = """\
+from pydantic import BaseModel, field_validator
+
+
+class Review(BaseModel):
+    zeta: str
+    alpha: int
+
+    @field_validator("zeta")
+    @classmethod
+    def _short(cls, value: str) -> str:
+        if len(value) > 3:
+            raise ValueError("too long")
+        return value
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ProjectFolder:
+    """A project whose workflows use every key."""
+    made = ProjectFolder(tmp_path / "project")
+    made.write("agac.yml", PROJECT)
+    made.rows([{"id": "1", "text": "fine", "list": "x"}])
+    with closing(sqlite3.connect(made.root / "data/in.db")) as database:
+        database.execute("CREATE TABLE t (id)")
+    made.write("agentcards/card.md", CARD)
+    for name, text in {"clean": TOOLS, "helper": "HELP = 1\n", "models": MODELS, "__init__": ""}.items():
+        made.write(f"tools/{name}.py", text)
+    for name, text in {"everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE}.items():
+        made.write(f"workflows/{name}.yml", text)
+    return made
+
+
+def planned(root: Path, name: str, **options: Any) -> tuple[Plan, Mapping[str, Provider]]:
+    opened = open_project(root)
+    try:
+        checked, ready = ready_workflow(opened, name, RunOptions(**options))
+    except SpecError as error:
+        raise AssertionError([str(problem) for problem in error.problems]) from error
+    plan = make_plan(checked.workflow, checked.models, opened.root, ready.selection(), ready.concurrency)
+    return plan, opened.providers
+
+
+def again(
+    plan: Plan,
+    providers: Mapping[str, Provider],
+    root: Path,
+    write: Callable[[Any], str] = snapshot,
+    to: Path | None = None,
+) -> Plan:
+    """The plan by way of the store."""
+    definition, manner = json.loads(canonical(plan.body)), json.loads(write(manner_of(plan, root)))
+    return plan_of(plan.workflow, definition, manner, providers, to or root)
+
+
+def comparable(value: Any) -> Any:
+    """Everything of a value that a run could notice, in its order; where things stand in files is no part of it."""
+    if isinstance(value, Where):
+        return None
+    if isinstance(value, Fingerprinter):
+        return value.fingerprint((Message.of("user", "x"),)).hex()
+    if isinstance(value, Rename):
+        return dict(value.names)
+    if isinstance(value, Plan):
+        return {**_of_dataclass(value), "body": canonical(value.body)}
+    if isinstance(value, ModelRef):
+        return _of_dataclass(replace(value, warnings=())) | {"params": dict(value.params)}
+    if is_dataclass(value):
+        return _of_dataclass(value)
+    if isinstance(value, Mapping):
+        return [(comparable(key), comparable(inner)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [comparable(inner) for inner in value]
+    if isinstance(value, Enum) or value is None or isinstance(value, (str, int, float, bytes, Path)):
+        return value
+    return sorted(value) if isinstance(value, (set, frozenset)) else callable(value)
+
+
+def _of_dataclass(value: Any) -> dict[str, Any]:
+    left = ("where", "path") if isinstance(value, Example) else ("where",)
+    return {f.name: comparable(getattr(value, f.name)) for f in fields(value) if f.name not in left}
+
+
+def _named(text: Example | PlannedStage) -> list[str]:
+    template = text.content if isinstance(text, Example) else text.prompt
+    return [placeholder.name for placeholder in template.placeholders]
+
+
+class Anything(dict[str, Any]):
+    """A result that has every field."""
+
+    def __missing__(self, name: str) -> Anything:
+        return Anything()
+
+
+def prints(plan: Plan) -> list[Prepared]:
+    """Each stage's request for a row, with its fingerprints."""
+    preparer = Preparer(plan.stages, plan.vars, 7)
+    found = []
+    for stage in plan.asking:
+        texts: list[Example | PlannedStage] = [*stage.messages, stage]
+        names = [name.partition(".")[0] for text in texts for name in _named(text)]
+        sight = preparer.sight({name: Anything({"id": name}) for name in names})
+        for name in stage.ancestors:
+            sight.results[name] = Anything({"id": name})
+        sight.forms[stage.rows_of] = sight.forms[None]
+        made = preparer.prepare(stage, sight, "r-1")
+        assert isinstance(made, Prepared), made
+        found.append(made)
+    return found
+
+
+@pytest.mark.parametrize("write", [snapshot, canonical])
+@pytest.mark.parametrize("name", ["everything", "piped", "database"])
+def test_a_plan_with_every_key_is_the_same_again(folder: ProjectFolder, name: str, write: Callable[[Any], str]) -> None:
+    plan, providers = planned(folder.root, name, limit=5, sample=9, seed=3, offset=1, concurrency=3)
+    made = again(plan, providers, folder.root, write)
+    assert comparable(made) == comparable(plan)
+    assert made.hash == plan.hash
+    assert canonical(made.body) == canonical(plan.body)
+    assert prints(made) == prints(plan)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("mode", ["sync", "batch"])
+def test_a_shipped_workflow_is_the_same_again(tmp_path: Path, name: str, mode: Any) -> None:
+    root = shipped_project(tmp_path / "shipped").root
+    plan, providers = planned(root, name, run_mode=mode)
+    made = again(plan, providers, root)
+    assert comparable(made) == comparable(plan)
+    assert made.hash == plan.hash
+    assert {stage.run_mode for stage in made.asking} == {mode}
+    assert prints(made) == prints(plan)
+
+
+def test_what_a_python_schema_checks_is_checked_again(folder: ProjectFolder) -> None:
+    plan, providers = planned(folder.root, "everything")
+    made = again(plan, providers, folder.root)
+    check = next(stage.extra_check for stage in made.asking if stage.name == "checked")
+    assert check is not None
+    assert check({"zeta": "abc", "alpha": 1}) == []
+    assert check({"zeta": "abcd", "alpha": 1}) == ["zeta: Value error, too long"]
+
+
+def test_a_project_may_be_moved_meanwhile(folder: ProjectFolder, tmp_path: Path) -> None:
+    plan, providers = planned(folder.root, "everything")
+    moved = tmp_path / "moved"
+    shutil.copytree(folder.root, moved)
+    made = again(plan, providers, folder.root, to=moved)
+    assert made.output.dir == moved / "output/there"
+    assert made.output.to is not None
+    assert made.output.to.path == moved / "data/out.db"
+    assert made.input.path == moved / "data/rows.csv"
+    [clean, *_] = made.stages
+    assert isinstance(clean, LocalStage)
+    assert isinstance(clean.operation, Python)
+    assert clean.operation.function.file == moved / "tools/clean.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        ("tools/clean.py", "tools/clean.py:clean, or a file that it imports, was edited"),
+        ("tools/helper.py", "tools/clean.py:clean, or a file that it imports, was edited"),
+        ("tools/models.py", "python:tools.models.Review, or a file that it imports, was edited"),
+    ],
+)
+@pytest.mark.parametrize("remove", [False, True])
+def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder, file: str, named: str, remove: bool) -> None:
+    plan, providers = planned(folder.root, "everything")
+    path = folder.root / file
+    text = path.read_text("utf-8")
+    path.unlink() if remove else path.write_text(text + "\n# edited\n", "utf-8")
+    with pytest.raises(UsageError, match=named) as raised:
+        again(plan, providers, folder.root)
+    assert raised.value.remedy is not None
+    assert "Put the text back as it was" in raised.value.remedy
+    path.write_text(text, "utf-8")
+    assert comparable(again(plan, providers, folder.root)) == comparable(plan)
+
+
+def test_the_files_of_the_workflow_do_not_matter(folder: ProjectFolder) -> None:
+    plan, providers = planned(folder.root, "everything")
+    folder.write("workflows/everything.yml", PIPED)
+    (folder.root / "data/rows.csv").unlink()
+    assert comparable(again(plan, providers, folder.root)) == comparable(plan)
+
+
+def test_the_provider_of_today_is_asked(folder: ProjectFolder) -> None:
+    plan, providers = planned(folder.root, "everything")
+    moved = {**providers, "local": replace(providers["local"], base_url="http://127.0.0.1:9/v1")}
+    first = again(plan, moved, folder.root).asking[0]
+    assert (first.provider.base_url, first.provider.structured) == ("http://127.0.0.1:9/v1", "none")
+
+
+def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder) -> None:
+    plan, providers = planned(folder.root, "everything")
+    without = {name: row for name, row in providers.items() if name != "other"}
+    with pytest.raises(UsageError, match="asks other/big, and there is no provider 'other' any more") as raised:
+        again(plan, without, folder.root)
+    assert raised.value.remedy == "Put `providers: {other: …}` back into agac.yml."
+    changed = {**providers, "local": replace(providers["local"], dialect="openai-responses")}
+    with pytest.raises(UsageError, match="in the dialect openai-chat, and the provider's is openai-responses now"):
+        again(plan, changed, folder.root)
+
+
+def test_no_secret_is_kept(folder: ProjectFolder) -> None:
+    folder.write("agac.yml", PROJECT.replace("structured: json_object", "api_key: '${KEY}', headers: {x-a: '${KEY}'}"))
+    folder.write(".env", "KEY=canary-4711\n")
+    plan, providers = planned(folder.root, "everything")
+    assert providers["local"].api_key == "canary-4711"
+    assert "canary-4711" not in canonical(manner_of(plan, folder.root))
+
+
+HELD = (
+    *(Plan, PlannedStage, LocalStage, PlannedModel, ModelRef, Selection, Timeout, Budget, BatchRules, RunRules),
+    *(InputSpec, OutputSpec, TableTarget, Python, FunctionRef, Group, PythonSchema, Visibility),
+)
+"""What a Plan is made of. (A provider is that of today; guards and templates are read again from their texts.)"""
+
+NOT_HELD = {("ModelRef", "warnings"), ("InputSpec", "piped"), ("LocalStage", "group")}
+"""Warnings were told when the string was read. Standard input is a file by the time that a plan is made. A stage that
+asks no model makes no groups."""
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Every dataclass in a value."""
+    if is_dataclass(value):
+        yield value
+        value = [getattr(value, f.name) for f in fields(value) if f.name != "where"]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    for inner in value if isinstance(value, (list, tuple)) else ():
+        yield from _parts(inner)
+
+
+def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFolder) -> None:
+    """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
+    definition or the manner holds it."""
+    options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
+    plans = [planned(folder.root, name, **options)[0] for name in ("everything", "piped", "database")]
+    parts = [part for plan in plans for part in _parts(plan)]
+    unused = []
+    for kind in HELD:
+        found = [part for part in parts if type(part) is kind]
+        assert found, kind
+        for one in fields(kind):
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            values = {repr(getattr(part, one.name)) for part in found}
+            if default is not MISSING and values == {repr(default)} and one.name != "where":
+                unused.append((kind.__name__, one.name))
+    assert set(unused) == NOT_HELD
+
+
+def test_an_endless_time_out_is_kept(folder: ProjectFolder) -> None:
+    plan, providers = planned(folder.root, "everything")
+    endless = [stage.idle_timeout for stage in again(plan, providers, folder.root).asking]
+    assert endless == [9.0, None, inf, None]
