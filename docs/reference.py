@@ -21,6 +21,9 @@ from agac.providers.elsewhere import ELSEWHERE
 from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.table import SHIPPED
 from agac.simulator import faults, rulesfile
+from agac.simulator.batches import rules as batchrules
+from agac.simulator.batches.meanings import MEANINGS
+from agac.spec.batchmodels import BatchFile
 from agac.spec.cardmodels import CardFile, RequestParamsFile
 from agac.spec.filemodel import FileModel
 from agac.spec.inoutmodels import InputFile, OutputFile
@@ -37,7 +40,7 @@ from agac.spec.models import (
     VisibleFile,
     WorkflowFile,
 )
-from agac.spec.projectmodels import LimitsFile, PathsFile, PriceFile, ProjectFile, ProviderSpec
+from agac.spec.projectmodels import BatchApiFile, LimitsFile, PathsFile, PriceFile, ProjectFile, ProviderSpec
 from agac.store.sql import migrations, split_script
 from agac.store.views import views
 
@@ -152,6 +155,7 @@ SECTIONS: dict[type[FileModel], str] = {
     ProjectFile: "agacyml",
     PathsFile: "paths",
     ProviderSpec: "a-provider",
+    BatchApiFile: "a-batch-api",
     LimitsFile: "limits",
     PriceFile: "prices",
     WorkflowFile: "a-workflow",
@@ -162,6 +166,7 @@ SECTIONS: dict[type[FileModel], str] = {
     MessageFile: "messages",
     ReduceFile: "reduce",
     TimeoutFile: "timeout",
+    BatchFile: "batch",
     OutputFile: "output",
     RunRulesFile: "a-workflow",
     BudgetFile: "budget",
@@ -221,10 +226,11 @@ def providers() -> str:
             f"`{row.key_variable}`" if row.key_variable else "none",
             {"json_schema": "by schema", "json_object": "JSON mode", "none": "told"}[row.structured],
             "library" if row.price_id else "`prices`" if row.prices else "none",
+            f"`{row.batch.api}`" if row.batch else "none",
         )
         for row in SHIPPED.values()
     ]
-    return table(("provider", "address", "key", "structured answers", "prices"), rows)
+    return table(("provider", "address", "key", "structured answers", "prices", "batches"), rows)
 
 
 def model_keys() -> str:
@@ -263,8 +269,18 @@ def providers_elsewhere() -> str:
 def fault_kinds() -> str:
     """What a simulator can do wrong, and the keys that say when."""
     rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in own)) for name, own in faults.KINDS.items()]
-    when = [(f"`{key}`", words) for key, (_, words) in rulesfile.CHECKS.items()]
+    taken = {*rulesfile.SELECTORS, *(key for own in faults.KINDS.values() for key in own)}
+    when = [(f"`{key}`", words) for key, (_, words) in rulesfile.CHECKS.items() if key in taken]
     return table(("kind", "keys of its own"), rows) + "\n" + table(("key", "value"), when)
+
+
+def batch_fault_kinds() -> str:
+    """What a simulator can do wrong with batches, and how the requests or batches are chosen."""
+    rows = [
+        (f"`{name}`", MEANINGS[name], ", ".join(f"`{key}`" for key in own)) for name, own in batchrules.KINDS.items()
+    ]
+    keys = [(f"`{key}`", words) for key, (_, words) in rulesfile.BATCH_CHECKS.items()]
+    return table(("kind", "what happens", "keys of its own"), rows) + "\n" + table(("key", "value"), keys)
 
 
 MISTAKES = ROOT / "tests/behaviour/error_texts"
@@ -301,6 +317,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "short names": short_names,
     "providers elsewhere": providers_elsewhere,
     "faults": fault_kinds,
+    "batch faults": batch_fault_kinds,
     "mistakes": mistakes,
     "outcomes of stages": outcomes.stage_table,
     "outcomes of made rows": outcomes.maker_table,

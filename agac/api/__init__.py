@@ -12,8 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.checking import CheckReport, validate
+    from agac.api.doctoring import DoctorReport, doctor
     from agac.api.editors import SchemasReport, file_schema, write_schemas
+    from agac.api.ending import RunReport
     from agac.api.explaining import WhyReport, why
     from agac.api.graphing import GraphReport, graph, save_drawing
     from agac.api.keeping import BackupReport, GcReport, backup, gc
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from agac.api.querying import sql
     from agac.api.reading import StatusReport, export, status
     from agac.api.reports import row_ids
+    from agac.api.retrieving import CancelReport, RetrieveReport, WaitReport, batch_cancel, batch_retrieve, batch_wait
     from agac.api.retrying import RetryChoice, retry, retry_choice
-    from agac.api.running import RunReport, run, run_async
+    from agac.api.running import run, run_async
     from agac.api.scaffold import init
     from agac.api.several import run_several
     from agac.api.showing import CardReport, show_card
@@ -38,9 +42,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgacError": "agac.core.errors",
     "BackupReport": "agac.api.keeping",
+    "BatchReport": "agac.api.batches",
+    "CancelReport": "agac.api.retrieving",
     "CardReport": "agac.api.showing",
     "CheckReport": "agac.api.checking",
     "DataReport": "agac.api.previewing",
+    "DoctorReport": "agac.api.doctoring",
     "ExitCode": "agac.core.errors",
     "GcReport": "agac.api.keeping",
     "GraphReport": "agac.api.graphing",
@@ -48,19 +55,27 @@ _HOMES = {
     "PlanReport": "agac.api.planning",
     "Problem": "agac.core.errors",
     "QueryAnswer": "agac.store.select",
+    "RetrieveReport": "agac.api.retrieving",
     "Retry": "agac.engine.scope",
     "RetryChoice": "agac.api.retrying",
     "RowError": "agac.core.errors",
     "RunOptions": "agac.api.options",
-    "RunReport": "agac.api.running",
+    "RunReport": "agac.api.ending",
     "RunsReport": "agac.api.looking",
     "SchemasReport": "agac.api.editors",
     "SpecError": "agac.core.errors",
     "StatusReport": "agac.api.reading",
     "UsageError": "agac.core.errors",
     "View": "agac.store.views",
+    "WaitReport": "agac.api.retrieving",
     "WhyReport": "agac.api.explaining",
     "backup": "agac.api.keeping",
+    "batch_cancel": "agac.api.retrieving",
+    "batch_list": "agac.api.batches",
+    "batch_retrieve": "agac.api.retrieving",
+    "batch_status": "agac.api.batches",
+    "batch_wait": "agac.api.retrieving",
+    "doctor": "agac.api.doctoring",
     "embedded_simulator": "agac.simulator.embedded",
     "export": "agac.api.reading",
     "file_schema": "agac.api.editors",
@@ -90,9 +105,12 @@ _HOMES = {
 __all__ = [
     "AgacError",
     "BackupReport",
+    "BatchReport",
+    "CancelReport",
     "CardReport",
     "CheckReport",
     "DataReport",
+    "DoctorReport",
     "ExitCode",
     "GcReport",
     "GraphReport",
@@ -100,6 +118,7 @@ __all__ = [
     "PlanReport",
     "Problem",
     "QueryAnswer",
+    "RetrieveReport",
     "Retry",
     "RetryChoice",
     "RowError",
@@ -111,8 +130,15 @@ __all__ = [
     "StatusReport",
     "UsageError",
     "View",
+    "WaitReport",
     "WhyReport",
     "backup",
+    "batch_cancel",
+    "batch_list",
+    "batch_retrieve",
+    "batch_status",
+    "batch_wait",
+    "doctor",
     "embedded_simulator",
     "export",
     "file_schema",

@@ -12,6 +12,7 @@ from agac.api.project import Project, open_project
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
 from agac.data.sources import Source, open_input, separator_hint
 from agac.engine.outputs import refusals
+from agac.plan.batchcheck import check_batches
 from agac.plan.budgetcheck import check_budgets
 from agac.plan.check import missing_extras, resolve_models
 from agac.plan.placeholders import check_placeholders
@@ -106,6 +107,7 @@ def check_workflow(
     lost = _lost_providers(project)
     models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken, lost=lost)
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
+    problems += check_batches(workflow, models)
     source, found = _open_input(workflow)
     problems += found
     columns = source.columns() if source else None

@@ -1,8 +1,9 @@
-"""`confirm_above`: a run that is expected to cost more than that wants a yes before its first call."""
+"""What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from agac.api.checking import Checked
 from agac.core.errors import UsageError
@@ -47,6 +48,28 @@ async def confirm_cost(
         raise UsageError(
             f"nothing was asked: {said}" if answer is None else "nothing was asked",
             remedy=f"Add --yes to go on; `agac plan -a {plan.workflow}` shows what it is made of.",
+        )
+
+
+def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:
+    """Raises UsageError when open batches hold requests that the workflow no longer asks, and nobody says yes to
+    submitting what it asks now. `stale`: `batch`, `requests`, `held_usd` (None: price unknown), `simulated` of each."""
+    if not stale:
+        return
+    requests, numbers = sum(one["requests"] for one in stale), list(dict.fromkeys(one["batch"] for one in stale))
+    held = [one["held_usd"] for one in stale]
+    mark = "simulated " if any(one["simulated"] for one in stale) else ""
+    price = "price unknown" if None in held else f"up to {mark}{_dollars(sum(held))}"
+    batches = "1 open batch" if len(numbers) == 1 else f"{len(numbers):,} open batches"
+    said = f"{workflow} no longer asks {requests:,} of the requests in {batches} ({price})"
+    cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
+    answer = (
+        confirm(f"{said}. They run on, unless you end them with: {cancel}. Submit the others now?") if confirm else None
+    )
+    if not answer:
+        raise UsageError(
+            f"nothing was submitted: {said}" if answer is None else "nothing was submitted",
+            remedy=f"Add --yes to submit the others beside them, or end them first with: {cancel}",
         )
 
 

@@ -16,6 +16,7 @@ from agac.api.reading import database_path
 from agac.api.rebuilding import Rebuilt, rebuilt, walked
 from agac.api.relatives import is_list
 from agac.api.reports import find_rows, find_run
+from agac.api.rowview import in_batch
 from agac.core.keys import digest
 from agac.core.types import Message, Outcome, RowId
 from agac.engine.summary import iso
@@ -24,6 +25,8 @@ from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.spec.root import find_project
 from agac.spec.template import MissingField
 from agac.store import runs
+from agac.store.batchviews import RowTask
+from agac.store.batchviews import tasks_of_row as in_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.earlier import Asking, StoredTask, askings_of_row, runs_before, stored_task
 from agac.store.history import RowRecord, TaskRecord, rows_with_ids, tasks_of_row
@@ -35,7 +38,7 @@ class Asked:
     """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
 
     `tasks` are all of its row, by stage, `replicas` those of which they were made, by stage and number; `made` is the
-    fingerprint of what would be asked now.
+    fingerprint of what would be asked now, `in_batch` where its answer is to come from.
     """
 
     run: int
@@ -48,6 +51,7 @@ class Asked:
     made: bytes | None = None
     guard: str | None = None
     replicas: Mapping[tuple[int, int], TaskRecord] = field(default_factory=dict)
+    in_batch: RowTask | None = None
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
@@ -74,10 +78,12 @@ class Asked:
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
         task = self.task
+        found = task.fingerprint or (self.in_batch.fingerprint if self.in_batch else None)
         return {
             "run": self.run,
-            "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
+            "fingerprint": found.hex() if found else None,
             "outcome": task.outcome,
+            "in_batch": in_batch(self.in_batch) if self.in_batch else None,
             "error": {"type": task.error_type, "message": task.error_message} if task.error_type else None,
             "passed_over": self.passed_over,
             "settled_at": iso(task.settled_at),
@@ -184,7 +190,8 @@ async def _asked(
             seen = await rebuilt(database, run, stages, rows[task.row_key])
             messages, missing = _rebuilt(stages, position, seen, tasks, rows[task.row_key])
             asked = _as_asked(run, stages[position], task, tasks, row_id, messages, missing)
-            return replace(asked, guard=guard, replicas=replicas)
+            waiting = (one for one in await in_batches(database, task.row_key) if one.stage == position)
+            return replace(asked, guard=guard, replicas=replicas, in_batch=next(waiting, None))
     return None
 
 

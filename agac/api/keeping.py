@@ -90,6 +90,7 @@ def gc(
     """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs.
 
     That is their rows, calls and roll-ups, results that no kept row uses, and rows that left the input of kept runs.
+    Runs with open batches stay as they are.
     Killed at any point, the same call finishes it. Raises LeaseHeld while any workflow is at work.
     """
     if keep_runs < 1:

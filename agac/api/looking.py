@@ -22,6 +22,7 @@ from agac.api.reports import (
 from agac.engine.summary import calls_of, iso
 from agac.spec.root import find_project
 from agac.store import history
+from agac.store.batchviews import OpenBatches, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
@@ -80,8 +81,11 @@ async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsRep
         wanted = [line for line in lines if workflow in (None, line.workflow)]
         found = []
         if database is not None:
-            before = _before(lines)
-            found = [await _line_report(database, line, before.get(line.id)) for line in wanted[:newest]]
+            before, batches = _before(lines), await open_batches(database)
+            found = [
+                await _line_report(database, line, before.get(line.id), batches.get(line.id))
+                for line in wanted[:newest]
+            ]
     return RunsReport(root, database_bytes(path), len(wanted), found)
 
 
@@ -96,7 +100,9 @@ def _before(lines: list[history.RunLine]) -> dict[int, history.RunLine]:
     return found
 
 
-async def _line_report(database: Database, line: history.RunLine, before: history.RunLine | None) -> dict[str, Any]:
+async def _line_report(
+    database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
+) -> dict[str, Any]:
     record = await read_run(database, line.id)
     assert record is not None
     counts = await counters(database, line.id)
@@ -104,7 +110,8 @@ async def _line_report(database: Database, line: history.RunLine, before: histor
     return {
         "run": line.id,
         "workflow": line.workflow,
-        "state": state_of(record, await last_invocation(database, record)),
+        "state": state_of(record, await last_invocation(database, record), batches),
+        "open_batches": batches.as_json() if batches else None,
         "selection": record.selection,
         "rows": {
             "total": rows["present"],

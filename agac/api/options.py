@@ -11,7 +11,7 @@ from typing import Any
 from agac.core.errors import UsageError
 from agac.engine.scope import Scope
 from agac.plan.plan import Selection
-from agac.spec.workflow import Budget, Overrides
+from agac.spec.workflow import Budget, Overrides, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class RunOptions:
     the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`.
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
-    and the workflow's; `yes` answers every question of whether to go on.
+    and the workflow's; `yes` answers every question of whether to go on; `run_mode` holds for all stages that ask;
+    `wait` stays until all batches are in and all stages are done.
     """
 
     limit: int | None = None
@@ -40,6 +41,8 @@ class RunOptions:
     until: str | None = None
     retry_failed: bool = True
     yes: bool = False
+    run_mode: RunMode | None = None
+    wait: bool = False
 
     def given(self) -> dict[str, Any]:
         """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""
@@ -53,13 +56,14 @@ class RunOptions:
             "var": self.vars,
             "concurrency": self.concurrency,
             "output": self.output,
+            "run_mode": self.run_mode,
         }
         return {name: value for name, value in given.items() if value}
 
     @staticmethod
     def of_given(given: Mapping[str, Any]) -> RunOptions:
         """The options of an earlier invocation."""
-        names = ("limit", "offset", "sample", "seed", "input", "model", "concurrency", "output")
+        names = ("limit", "offset", "sample", "seed", "input", "model", "concurrency", "output", "run_mode")
         known = {name: given[name] for name in names if name in given}
         return RunOptions(**known, vars=dict(given.get("var", {})))
 
@@ -81,6 +85,8 @@ class RunOptions:
             raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
         if self.max_errors is not None and self.max_errors < 0:
             raise UsageError(f"--max-errors {self.max_errors}: give 0 or more")
+        if self.run_mode not in (None, "sync", "batch"):
+            raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
         return Overrides(
             vars=self.vars,
             model=self.model,
@@ -89,6 +95,7 @@ class RunOptions:
             output=self.output,
             budget=self.budget,
             max_errors=self.max_errors,
+            run_mode=self.run_mode,
         )
 
     def scope(self, stages: Sequence[str]) -> Scope:

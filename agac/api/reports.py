@@ -11,18 +11,19 @@ from agac.core.errors import UsageError
 from agac.core.types import Outcome, RowId
 from agac.engine.summary import calls_of, iso, summarise
 from agac.spec.suggest import did_you_mean, listed
-from agac.store import history, runs
+from agac.store import batchviews, history, runs
 from agac.store.db import Database
 from agac.store.lease import holder_of
 
-State = Literal["running", "killed", "stopped", "finished"]
-"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *stopped* after
-an interrupt, a fault or a limit, *finished* when every row of the input is settled."""
+State = Literal["running", "killed", "waiting", "stopped", "finished"]
+"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
+it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row of the input is
+settled."""
 
 INVOCATIONS = 10
 """The last ones that a full report tells of."""
 
-_NO_IDENTITY = frozenset({"concurrency", "output"})
+_NO_IDENTITY = frozenset({"concurrency", "output", "run_mode"})
 """Options that do not make it another run."""
 
 
@@ -36,9 +37,11 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
     last = await last_invocation(database, record)
     if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
         last["waiting_for"] = again
+    open_batches = (await batchviews.open_batches(database)).get(record.id)
     return {
         **summary,
-        "state": state_of(record, last),
+        "state": state_of(record, last, open_batches),
+        "open_batches": open_batches.as_json() if open_batches else None,
         "shown": record.exported_revision == record.revision,
         "not_written": [
             name.removeprefix("to:") for name, stamp in record.exported_files.items() if stamp == runs.UNWRITTEN
@@ -78,13 +81,17 @@ def _stage(stage: dict[str, Any], counts: list[runs.Count]) -> dict[str, Any]:
     return {**stage, "errors": errors, "calls": calls_of(own)}
 
 
-def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None) -> State:
+def state_of(
+    record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batchviews.OpenBatches | None
+) -> State:
     """The state of a run whose last invocation is `last`."""
     if last and last["state"] == "running":
         return "running"
     if last and last["state"] == "killed":
         return "killed"
-    return "finished" if record.finished_at is not None else "stopped"
+    if record.finished_at is not None:
+        return "finished"
+    return "waiting" if open_batches is not None else "stopped"
 
 
 def go_on(record: runs.RunRecord) -> str:
@@ -94,7 +101,7 @@ def go_on(record: runs.RunRecord) -> str:
         if name == "var":
             words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
         else:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 

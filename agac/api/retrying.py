@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.confirming import Confirm
+from agac.api.ending import RunReport
 from agac.api.options import RunOptions, position_of
 from agac.api.project import open_project
 from agac.api.reading import database_path
 from agac.api.reports import find_rows, find_run
-from agac.api.running import RunReport, invoke
+from agac.api.running import invoke
 from agac.api.watching import Watch
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical
@@ -76,7 +77,8 @@ def retry(
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
-    """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`).
+    """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`)
+    and say its `run_mode`.
 
     Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run was made from.
     """
@@ -103,6 +105,8 @@ async def _retry(
     merged = replace(RunOptions.of_given(given), budget=options.budget, max_errors=options.max_errors, yes=options.yes)
     if options.concurrency is not None:
         merged = replace(merged, concurrency=options.concurrency)
+    if options.run_mode is not None:
+        merged = replace(merged, run_mode=options.run_mode)
 
     async def agree(database: Database, plan: Plan) -> None:
         if canonical(await runs.definition_of(database, record.id)) != canonical(plan.body):

@@ -16,6 +16,7 @@ from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
+from agac.store.batchviews import RowTask, tasks_of_row
 from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State
@@ -25,14 +26,15 @@ STALE = "the row, or an answer before this one, changed since; it is asked again
 
 
 class Asked(NamedTuple):
-    """A row's tasks and attempts by stage, its replicas by stage and number, and where the results come from that were
-    not asked for it."""
+    """A row's tasks and attempts by stage, its replicas by stage and number, where the results come from that were not
+    asked for it, and those tasks that are in batches."""
 
     row: RowRecord
     tasks: Mapping[int, TaskRecord]
     replicas: Mapping[tuple[int, int], TaskRecord]
     attempts: Mapping[int, list[AttemptRecord]]
     origins: Mapping[int, Origin]
+    in_batches: Sequence[RowTask] = ()
 
 
 class Prompt(NamedTuple):
@@ -70,7 +72,8 @@ async def _asked(database: Database, row: RowRecord) -> Asked:
     for attempt in await history.attempts_of_row(database, row.key):
         attempts.setdefault(attempt.stage, []).append(attempt)
     reused = [task.result_id for task in found if task.outcome == Outcome.REUSED and task.result_id is not None]
-    return Asked(row, tasks, replicas, attempts, await history.origins(database, reused))
+    in_batches = await tasks_of_row(database, row.key)
+    return Asked(row, tasks, replicas, attempts, await history.origins(database, reused), in_batches)
 
 
 def _row_report(
@@ -148,12 +151,28 @@ def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None
         "operation": dict(stage.operation) if stage.operation else None,
         "traceback": note.get("traceback"),
         **(_task_report(task, asked) if task else {}),
+        "in_batches": [in_batch(one) for one in asked.in_batches if one.stage == stage.index],
         **_replica_reports(stage, rebuilt, task, asked),
         "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
         if prompt
         else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, asked.attempts.get(stage.index, [])),
+    }
+
+
+def in_batch(task: RowTask) -> dict[str, Any]:
+    """The batch that a task is in, or (`waits`) that an equal one is in whose answer it takes."""
+    return {
+        **({"replica": task.replica} if task.replica else {}),
+        "fingerprint": task.fingerprint.hex(),
+        "waits": task.waits,
+        "round": task.round,
+        "batch": task.batch,
+        "run": task.run,
+        "provider_id": task.provider_id,
+        "step": task.step,
+        "submitted_at": iso(task.submitted_at) if task.provider_id is not None else None,
     }
 
 

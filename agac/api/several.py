@@ -7,9 +7,10 @@ from pathlib import Path
 
 from agac.api.checking import Checked, check_workflow
 from agac.api.confirming import Confirm
+from agac.api.ending import RunReport
 from agac.api.options import RunOptions
 from agac.api.project import open_project
-from agac.api.running import RunReport, run
+from agac.api.running import run
 from agac.api.watching import Watch
 from agac.core.errors import ExitCode, SpecError, UsageError, any_error
 from agac.spec.load import in_order
@@ -18,12 +19,13 @@ WORST_FIRST = (
     ExitCode.INTERRUPTED,
     ExitCode.FAILED,
     ExitCode.LIMIT,
+    ExitCode.NOT_READY,
     ExitCode.ROWS_FAILED,
     ExitCode.DONE,
 )  # fmt: skip
 """Of several ends the one that comes first here is told."""
 
-GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED)
+GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
 """Ends after which the next workflow runs."""
 
 

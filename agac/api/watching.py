@@ -44,9 +44,21 @@ class StageSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCount:
+    """The open batches of a stage that stand alike (`status` as `agac batch status` says it), and their requests."""
+
+    stage: str
+    status: str
+    batches: int
+    requests: int
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun; `waiting_for`: why
-    the last call brought no answer."""
+    the last call brought no answer; `batches`: those that are open."""
 
     workflow: str
     stages: tuple[StageSnapshot, ...]
@@ -56,6 +68,7 @@ class Snapshot:
     last_error: tuple[RowError, RowId] | None
     stopping: bool
     waiting_for: RowError | None = None
+    batches: tuple[BatchCount, ...] = ()
 
     @property
     def in_flight(self) -> int:
@@ -67,7 +80,7 @@ class Snapshot:
 class Watched:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
     take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
-    come to the `uncounted` ones is not known before they are made."""
+    come to the `uncounted` ones is not known before they are made; `batches` gives the open ones as last seen."""
 
     workflow: str
     invocation: Invocation
@@ -75,12 +88,13 @@ class Watched:
     warnings: list[Problem]
     upstream: Mapping[str, Collection[str]]
     uncounted: Collection[str] = ()
+    batches: Callable[[], Sequence[BatchCount]] = tuple
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
         """The run now. `counted` is what `count_rows` gave, once it did."""
-        totals = self.invocation.totals
+        totals, batches = self.invocation.totals, tuple(self.batches())
         rows = row_count(totals, counted)
-        stages = [self._stage(name, stage, rows) for name, stage in totals.stages.items()]
+        stages = [self._stage(name, stage, rows, to_come=bool(batches)) for name, stage in totals.stages.items()]
         return Snapshot(
             self.workflow,
             tuple(stages),
@@ -90,18 +104,21 @@ class Watched:
             totals.last_error,
             stopping=self.invocation.control.stop is not None,
             waiting_for=totals.waiting_for,
+            batches=batches,
         )
 
-    def _stage(self, name: str, stage: StageTotals, rows: RowCount | None) -> StageSnapshot:
+    def _stage(self, name: str, stage: StageTotals, rows: RowCount | None, *, to_come: bool) -> StageSnapshot:
         """Rows that came to their end upstream never come here; neither do those that ended in a branch beside it
-        without having been here, of which only the number is known, and only roughly while others are under way."""
+        without having been here, of which only the number is known, and only roughly while others are under way. Those
+        that were parked are `to_come` when it is for batches."""
         totals = self.invocation.totals
         made = name in self.uncounted
         settled = stage.settled if made else totals.unchanged + stage.settled
         ended = [totals.stages[other] for other in self.upstream[name] if other in totals.stages]
-        never = totals.unusable + totals.rows_dropped + stage.parked
-        never += sum(other.failed + other.dropped + other.parked for other in ended)
-        never = max(never, totals.settled - settled)
+        never = totals.unusable + totals.rows_dropped
+        never += sum(other.failed + other.dropped for other in ended)
+        if not to_come:
+            never = max(never + stage.parked + sum(other.parked for other in ended), totals.settled - settled)
         return StageSnapshot(
             name=name,
             settled=settled,

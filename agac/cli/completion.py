@@ -61,6 +61,15 @@ def numbers(context: click.Context) -> list[CompletionItem]:
     return [CompletionItem(str(number), help=workflow) for number, workflow in _runs(context)]
 
 
+def batches(context: click.Context) -> list[CompletionItem]:
+    """Open batches, the newest first: by our numbers, then by the provider's ids."""
+    from agac.store.glance import batches_at_a_glance
+
+    found = batches_at_a_glance(_root(context) / ".agac" / "agac.db")
+    ours = [CompletionItem(str(number), help=workflow) for number, _, workflow in found]
+    return ours + [CompletionItem(named, help=workflow) for _, named, workflow in found if named]
+
+
 def errors(_: click.Context) -> list[CompletionItem]:
     """The kinds of errors that rows have."""
     from agac.core.errors import ErrorType
@@ -77,6 +86,8 @@ COMPLETIONS: dict[str, Callable[[click.Context], list[CompletionItem]]] = {
     "run": runs,
     "number": numbers,
     "error": errors,
+    "batch_id": batches,
+    "flag_id": batches,
     "card show name": cards,
 }
 """What completes the value of a parameter, by its name: alike in every command, or in the one that is named before."""

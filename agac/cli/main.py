@@ -26,6 +26,8 @@ COMMANDS = {
     "runs": "List all runs and what changed between them.",
     "inspect": "Look at a run, or at everything that was asked of a row.",
     "retry": "Try failed rows of a run again.",
+    "batch": "Follow batches, take what is ready, end them.",
+    "doctor": "Compare the store with the providers, and set right what can be.",
     "why": "Show why a task was asked, and what differs from the last time.",
     "graph": "Draw a workflow, with what became of the rows of its last run.",
     "sql": "Ask the store a question in SQL; nothing can be changed.",

@@ -24,6 +24,11 @@ _ROWS = (
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
     click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
+    click.option(
+        "--run-mode",
+        type=click.Choice(["sync", "batch"]),
+        help="Ask every stage so: a call for each row, or the provider's Batch API.",
+    ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
 )
 _STAGES = (
@@ -75,6 +80,19 @@ def read_budget(text: str | None) -> Budget | None:
         found[unit] = _positive(text, unit, number)
     tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
     return Budget(found.get("usd"), tokens, calls)
+
+
+def read_seconds(flag: str, text: str | None) -> float | None:
+    """`90`, `30m`, `12h`: a time as files say it."""
+    if text is None:
+        return None
+    from agac.spec.modelchecks import duration  # loads pydantic
+
+    try:
+        value = float(text) if text.replace(".", "", 1).isdigit() else float(duration(text))
+    except ValueError as error:
+        raise click.UsageError(f"{flag} {text}: {error}") from None
+    return value
 
 
 def _positive(text: str, unit: str, number: str) -> float:

@@ -27,14 +27,16 @@ from agac.cli.shown.drawing import mermaid_warning, unspelled
 from agac.cli.shown.layout import first_line, from_here
 from agac.cli.shown.limits import limit_lines
 from agac.cli.shown.run import guard_lines, replaced_lines, run_lines
+from agac.cli.shown.submitted import batch_lines, next_lines, sentence, taken_line, undecided_lines
 from agac.cli.shown.words import counted
 from agac.cli.typed import command_line, command_to_run
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
+    from agac.api.ending import RunReport
     from agac.api.graphing import GraphReport
     from agac.api.planning import PlanReport
-    from agac.api.running import RunReport
+    from agac.api.retrieving import RetrieveReport
     from agac.api.showing import CardReport
     from agac.engine.scope import Scope
 
@@ -76,6 +78,11 @@ def say(text: str) -> None:
     """Talk, on standard error; after the results before it where both end in one file."""
     _flush_results()
     print(_for(sys.stderr, text), file=sys.stderr)
+
+
+def is_watched() -> bool:
+    """Whether somebody sits before a terminal and reads what is said."""
+    return sys.stderr.isatty()
 
 
 def _for(stream: TextIO, text: str) -> str:
@@ -168,6 +175,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
     _say_how_it_ended(report, command)
     if not quiet:
         _print_summary(report, command, scope)
+    _say_undecided(report)
     for problem in report.empty:
         say(str(problem))
     if report.not_written is not None:
@@ -175,8 +183,22 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         say(f"  {report.not_written.remedy}")
 
 
+def print_retrieved(report: RetrieveReport, *, quiet: bool) -> None:
+    """How the run stands that went on with what was taken; or that nothing was ready."""
+    run, waits = report.run, report.exit_code is ExitCode.NOT_READY and not report.ready
+    if run is not None and not waits:
+        from agac.engine.scope import Scope  # the engine is loaded by now
+
+        print_run(run, report.again, quiet=quiet, scope=Scope())
+    if not quiet and (run is None or waits or not (run.summary["complete"] or run.invocation["open_batches"])):
+        say(sentence(report.message))
+    if run is not None and waits:
+        _say_undecided(run)
+
+
 def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None:
     errors_file = report.files[2] if report.files else None
+    print_lines(map(taken_line, report.invocation.get("ingested") or ()))
     print_text("\n".join(run_lines(report.summary, report.invocation, command, errors_file, scope)))
     if report.files:
         folder = report.files[0].parent
@@ -184,6 +206,14 @@ def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None
         print_text(f"Results: {from_here(report.files[0])}   (also: {names})")
     for line in [*guard_lines(report.summary, report.files), *replaced_lines(report)]:
         print_text(line)
+    print_lines(batch_lines(report.invocation))
+    print_lines(next_lines(report.summary, report.invocation, command))
+
+
+def _say_undecided(report: RunReport) -> None:
+    """Which batches wait for somebody: also to who wants to hear nothing else."""
+    for line in undecided_lines(report.invocation):
+        say(line)
 
 
 def _say_how_it_ended(report: RunReport, command: str) -> None:

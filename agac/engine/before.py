@@ -7,6 +7,7 @@ from typing import NamedTuple
 from agac.core.errors import ExitCode
 from agac.engine.scope import Opened, Retry
 from agac.store import runs
+from agac.store.batches import was_batched
 from agac.store.db import Database
 from agac.store.made import made_counts
 from agac.store.retries import first_event_since
@@ -46,11 +47,15 @@ async def bury(database: Database, killed: Killed | None, now: float) -> None:
 
 
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
-    """The retry with which the run's last invocation did not come to its end: a plain run finishes the rows that it
-    opened as it would have."""
+    """The retry with which the run's last invocation did not come to its end, or whose rows may wait for batches: a
+    plain run finishes the rows that it opened as it would have."""
     record = await runs.read_run(database, run)
     last = record.invocation if record else None
-    if last is None or not last.body.get("retry") or last.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED):
+    if record is None or last is None or not last.body.get("retry"):
+        return None
+    ended = last.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED)
+    waits = ended and record.finished_at is None and await was_batched(database, record.workflow)
+    if ended and not waits:
         return None
     return Retry.of_filters(last.body["retry"])
 

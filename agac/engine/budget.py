@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agac.engine.control import Control, Halted
 from agac.plan.steps import PlannedModel
-from agac.providers.prices import price_of
+from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
 from agac.spec.workflow import Budget
 from agac.store.batch import Call
@@ -35,6 +35,10 @@ class Amount(NamedTuple):
 NOTHING = Amount()
 
 
+class HeldBack(Exception):
+    """A call does not fit beside open batches: there may be room once they are ingested."""
+
+
 class RowBudgetExceeded(Exception):
     """A row's next call could cost more than the row has left."""
 
@@ -45,7 +49,8 @@ class Pot:
 
     `unsure` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
     `unpriced` calls of them were lost before any call told what one costs: the first that does counts for them too.
-    `stage`: the one that it bounds, None for the run's.
+    `stage`: the one that it bounds, None for the run's. Of the `holds`, `batches` are those of batches: nobody waits
+    for them.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Pot:
     unpriced: int = 0
     held: Amount = NOTHING
     holds: int = 0
+    batches: int = 0
 
     def lacks(self, worst: Amount, *, held: bool = True) -> bool:
         """Whether so much more does not fit, beside what is set aside (`held`) or if all of that came back."""
@@ -109,6 +115,7 @@ class Purse:
         self._control = control
         self._run, self._stages, self._row = tuple(run), dict(stages), row
         self._waiting: deque[_Waiter] = deque()
+        self._batches: dict[int, Hold] = {}
         self.reached: Pot | None = None
         self.missed = NOTHING
         control.when_stopped(self._halt)
@@ -131,13 +138,13 @@ class Purse:
         """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
 
         Who waits here holds no slot of any lane, so that whoever can make room goes on. Raises RowBudgetExceeded,
-        and Halted when the run stops, which it does here when the amount can never fit.
+        HeldBack when only open batches can make room, and Halted when the run stops, which it does here when the amount
+        can never fit.
         """
         self._control.check()
         if row is not None and row.lacks(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
-        own = self._stages.get(stage)
-        pots = (*self._run, own) if own else self._run
+        pots = self._pots_of(stage)
         everything = (*pots, row) if row else pots
         if self._waiting or any(pot.lacks(worst) for pot in pots):
             await self._wait(worst, pots)
@@ -168,6 +175,59 @@ class Purse:
             pot.settle(hold.worst, real, unsure)
         self._serve()
 
+    def set_aside(self, batch: int, stage: int, worst: Amount) -> bool:
+        """Sets the worst case of a task in a batch aside until that is ingested, if it fits. Nobody waits for it: what
+        does not fit is enrolled once other batches have shown what they really cost."""
+        if not self.has_room(batch, stage, worst):
+            self.note_missed(stage, worst)
+            return False
+        held = self._batches.get(batch)
+        self._grow(batch, held.pots if held is not None else self._pots_of(stage), worst)
+        return True
+
+    def note_missed(self, stage: int, worst: Amount) -> None:
+        """Remembers for what there was no room, should the run end for it."""
+        self.note_missed_in(self._pots_of(stage), worst)
+
+    def note_missed_in(self, pots: Iterable[Pot], worst: Amount) -> None:
+        """The same, by the budgets that it belongs to."""
+        self.missed = worst
+        self.reached = next((pot for pot in pots if pot.lacks(worst)), self.reached)
+
+    def has_room(self, batch: int | None, stage: int, worst: Amount) -> bool:
+        """Whether the worst case of a task would fit, in a batch that is open or (None) in a new one."""
+        held = self._batches.get(batch) if batch is not None else None
+        pots = held.pots if held is not None else self._pots_of(stage)
+        return not self._waiting and not any(pot.lacks(worst) for pot in pots)
+
+    def load(self, batch: int, stage: int, worst: Amount) -> None:
+        """What an earlier invocation set aside for a batch that is still open."""
+        self._grow(batch, self._pots_of(stage), worst)
+
+    def _grow(self, batch: int, pots: tuple[Pot, ...], worst: Amount) -> None:
+        held = self._batches.get(batch)
+        for pot in pots:
+            pot.held, pot.holds = pot.held.plus(worst), pot.holds + (held is None)
+            pot.batches += held is None
+        self._batches[batch] = Hold(worst if held is None else held.worst.plus(worst), pots)
+
+    def _pots_of(self, stage: int) -> tuple[Pot, ...]:
+        own = self._stages.get(stage)
+        return (*self._run, own) if own else self._run
+
+    def ingested(self, batch: int, real: Amount) -> None:
+        """A batch ended: what was set aside for it becomes what it cost."""
+        held = self._batches.pop(batch, None)
+        if held is not None:
+            for pot in held.pots:
+                pot.batches -= 1
+            self.settle(held, real)
+
+    def use_up(self) -> None:
+        """Nothing is under way that could make room for what did not fit."""
+        name = self.reached.name if self.reached is not None else "budget"
+        self._control.reach_limit(f"the {name} is used up: the next batch could go beyond it")
+
     def _serve(self) -> None:
         """Serves those who wait, in the order in which they came: a large amount is not overtaken for ever."""
         while self._waiting:
@@ -179,6 +239,11 @@ class Purse:
                 self._waiting.popleft()
                 _hold(first.worst, first.pots)
                 first.place.set_result(None)
+                continue
+            if any(p.batches and p.holds == p.batches and p.lacks(first.worst) for p in first.pots):
+                self._waiting.popleft()
+                self.note_missed_in(first.pots, first.worst)
+                first.place.set_exception(HeldBack())
                 continue
             hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
             if hopeless is not None:
@@ -213,11 +278,12 @@ def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
 
 
 class WorstCase:
-    """What a call to one model can cost at most. Made once a model; the price library is only asked for dollars."""
+    """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
+    only asked for dollars."""
 
-    def __init__(self, model: PlannedModel, *, in_dollars: bool) -> None:
+    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
         self._max_tokens = model.params.max_tokens or 0
-        self._steps = dearest(_prices(model)) if in_dollars else ()
+        self._steps = dearest(_prices(model, batch=batch)) if in_dollars else ()
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`.
@@ -251,10 +317,10 @@ def dearest(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
     return tuple(steps)
 
 
-def _prices(model: PlannedModel) -> tuple[Price, ...]:
+def _prices(model: PlannedModel, *, batch: bool) -> tuple[Price, ...]:
     """The prices of all tiers that may be served: the one asked for, the ordinary one, and `priority` where the choice
-    is left to the settings of an account."""
+    is left to the settings of an account. A batch is a tier of its own."""
     wanted = model.params.service_tier
-    tiers = {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
+    tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
     found = (price_of(model.provider, model.model, tier) for tier in tiers)
     return tuple(price for price in found if price is not None)

@@ -26,7 +26,7 @@ from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
 from agac.plan.replicas import seeded
-from agac.plan.steps import PlannedStage
+from agac.plan.steps import PlannedModel, PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
@@ -49,7 +49,8 @@ class Asking:
 
     `number` of them were begun; `ambiguous` of those that `line`'s model was sent may have been billed without an
     answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
-    `position` counts the stage's models from 0; `tried` says what became of those before. `hold` is what is set aside
+    `position` counts the stage's models from 0; `tried` says what became of those before; `quoted` re-asks of this one
+    were made before. `hold` is what is set aside
     for the call under way, `request` what it asks.
     """
 
@@ -62,6 +63,7 @@ class Asking:
     number: int = 0
     ambiguous: int = 0
     tried: tuple[str, ...] = ()
+    quoted: int = 0
     hold: Hold | None = None
     request: Request | None = None
 
@@ -74,7 +76,7 @@ class Asking:
     def turn_to(self, line: Line, error: RowError) -> None:
         """Goes on with the next model, since this one ended in an error."""
         self.tried += (f"{self.line.model.lane}: {error.type}",)
-        self.line, self.ambiguous, self.position = line, 0, self.position + 1
+        self.line, self.ambiguous, self.position, self.quoted = line, 0, self.position + 1, 0
 
     def failed(self, error: RowError) -> RowError:
         """The last error, and what was tried before."""
@@ -105,13 +107,26 @@ class Caller:
         self._wall, self._spread = wall, spread
 
     async def ask(
-        self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+        self,
+        flight: Flight,
+        stage: PlannedStage,
+        fingerprint: bytes,
+        request: Request,
+        replica: int = 0,
+        *,
+        position: int = 0,
+        quoted: int = 0,
     ) -> Answer | RowError:
-        """The answer, or the error with which the task fails. Raises Halted when the run stops before either."""
-        first, *others = self._lines[stage.index]
-        asking = Asking(flight, fingerprint, first, most_calls(stage.repair, 1 + len(others)), replica)
+        """The answer, or the error with which the task fails. Raises Halted when the run stops before either.
+
+        `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
+        request quotes what was wrong with replies to batches, as many of them."""
+        first, *others = self._lines[stage.index][position:]
+        most = most_calls(stage.repair, 1 + len(others))
+        asking = Asking(flight, fingerprint, first, most, replica, position, quoted=quoted)
         try:
-            answer = await self._ask_model(asking, _put_to(first, request, replica) if replica else request)
+            given = put_to(first.model, request, replica) if (replica or position) and not quoted else request
+            answer = await self._ask_model(asking, given)
             for line in others:
                 if isinstance(answer, Answer):
                     return answer
@@ -119,7 +134,7 @@ class Caller:
                 told = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
                 _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=told)
                 asking.turn_to(line, answer)
-                answer = await self._ask_model(asking, _put_to(line, request, replica))
+                answer = await self._ask_model(asking, put_to(line.model, request, replica))
         except OutOfTime:
             answer = RowError(ErrorType.TIMEOUT, str(flight.patience))
         except RowBudgetExceeded:
@@ -132,12 +147,12 @@ class Caller:
 
     async def _ask_model(self, asking: Asking, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
-        first = "fallback" if asking.position else "ask"
+        first = "repair" if asking.quoted else "fallback" if asking.position else "ask"
         replied = await self._reply(asking, request, first)
         if isinstance(replied, Fault):
             return RowError(replied.type, replied.message)
         checked = self._checked(asking, replied, first)
-        for _ in range(asking.line.stage.repair):
+        for _ in range(asking.line.stage.repair - asking.quoted):
             if not (isinstance(checked, RowError) and checked.type is ErrorType.SCHEMA_MISMATCH):
                 break
             again = await self._reply(asking, repair_request(request, replied.reply, checked), "repair")
@@ -251,9 +266,9 @@ class Caller:
         )  # fmt: skip
 
 
-def _put_to(line: Line, request: Request, replica: int) -> Request:
-    """The request as a line's model is asked it."""
-    return replace(request, params=seeded(line.model.params, line.model.provider, replica))
+def put_to(model: PlannedModel, request: Request, replica: int) -> Request:
+    """The request as a model is asked it."""
+    return replace(request, params=seeded(model.params, model.provider, replica))
 
 
 def _with_wait(fault: Fault) -> Fault:

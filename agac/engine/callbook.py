@@ -39,9 +39,10 @@ class CallBook:
         if call.answered:
             _time(batch.timings, stage.name, call)
         self._ledger.count_call()
-        self._count_call(call, cost, stage)
+        self.count(call, cost, stage)
 
-    def _count_call(self, call: Call, cost: float | None, stage: AnyStage) -> None:
+    def count(self, call: Call, cost: float | None, stage: AnyStage) -> None:
+        """Counts a call for this invocation."""
         totals, own = self._totals, self._totals.stage(stage.name)
         own.cost += cost or 0.0
         own.unpriced += cost is None

@@ -68,12 +68,13 @@ class WalkedRow:
 class Lot:
     """What is known of the task of a row at the stage that made it, before it is looked up. `refused`: why it cannot be
     asked. `reason`: why it would be, as what it is asked about is not there yet; `characters` are what that comes to.
-    `parts` would be asked before it."""
+    `parts` would be asked before it, and `in_flight` others are in batches."""
 
     refused: str | None = None
     reason: str | None = None
     characters: int = 0
     parts: int = 0
+    in_flight: int = 0
 
 
 class Comparison:

@@ -9,7 +9,7 @@ from agac.core.order import IdOrder, id_order
 from agac.engine.lineage import Lineage
 from agac.engine.making import Member
 from agac.engine.repeats import Places
-from agac.store.made import FIRST, LAST, part_values
+from agac.store.made import FIRST, LAST, any_open_part, part_values
 from agac.store.made import Member as StoredMember
 from agac.store.made import members as some_members
 
@@ -59,6 +59,10 @@ class Contents:
         """What these parts came to, in their order: JSON texts; None where one of them has no result."""
         values = await part_values(self._db, self._run, self._origin, ids)
         return [values[one] for one in ids] if len(values) == len(ids) else None
+
+    async def waits(self, ids: Sequence[str]) -> bool:
+        """Whether one of these parts has no end yet: it waits for a batch."""
+        return await any_open_part(self._db, self._run, self._origin, ids)
 
 
 def array(texts: Sequence[str]) -> str:

@@ -53,6 +53,10 @@ class Control:
         self.error = error
         self._end(Stop.INPUT)
 
+    def refuse(self, error: AgacError) -> None:
+        """Something is not done before a user says so: what is under way is finished, then the error is raised."""
+        self.error = self.error or error
+
     def reach_limit(self, reason: str) -> None:
         """A limit that the user set is reached; `reason` says which."""
         self._end(Stop.LIMIT, reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from agac.engine.call import Caller
+from agac.engine.asking import Asker
 from agac.engine.contents import Contents
 from agac.engine.functions import Functions
 from agac.engine.groups import Groups
@@ -30,7 +30,7 @@ class Crew:
     plan: Plan
     levels: Levels[AnyStage]
     preparer: Preparer
-    caller: Caller
+    asker: Asker
     functions: Functions
     tasks: Tasks
     settler: Settler
@@ -44,7 +44,7 @@ class Crew:
     def segment(self, level: Level[AnyStage]) -> Segment:
         """Who walks the rows of a level."""
         return Segment(
-            self.plan, level, self.makers, self.preparer, self.caller, self.functions, self.tasks, self.settler,
+            self.plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, self.settler,
             clock=self.clock,
         )  # fmt: skip
 
@@ -63,7 +63,7 @@ class Crew:
             stage = level.maker
             assert isinstance(stage, PlannedStage)
             contents = Contents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
-            parts = Parts(passing, stage, contents, self.preparer, self.caller, self.tasks, self.settler)
+            parts = Parts(passing, stage, contents, self.preparer, self.asker, self.tasks, self.settler)
             await Groups(passing, level, self.segment(level), contents, parts, self.settler).walk()
 
         take = {"items": children, "rows": children, "kept": kept, "groups": groups}

@@ -10,6 +10,7 @@ from agac.engine.patience import Patience
 from agac.plan.prepare import Sight
 from agac.plan.steps import AnyStage, LocalStage
 from agac.store.batch import NewRow
+from agac.store.batches import Ready
 from agac.store.rows import PriorTask
 
 UNHURRIED = Patience(None, float)
@@ -37,6 +38,15 @@ class Flight:
     since: float = 0.0
     sight: Sight | None = None
     part: bool = False
+    resumed: bool = False
+    """Walked on from where it waited: what failed meanwhile is not asked again."""
+    ready: Ready = field(default_factory=dict)
+    """What came of its tasks in batches since it was last walked."""
+
+    def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
+        """Whether a batch brought the task's answer, which the row has not been walked with."""
+        ready = self.ready.get((stage, replica, fingerprint))
+        return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
 
     @property
     def made(self) -> bool:

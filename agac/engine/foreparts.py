@@ -66,7 +66,8 @@ class PartForecaster:
             else:
                 group.lot.characters = self._result * len(values)
                 group.lot.reason = group.lot.reason or self.comparison.reason(self.stage, group, b"")
-        return self.scratch.forget_parts() - sum(group.lot.parts for group in groups if group.lot is not None)
+        lots = [group.lot for group in groups if group.lot is not None]
+        return self.scratch.forget_parts() - sum(lot.parts + lot.in_flight for lot in lots)
 
     @property
     def _result(self) -> int:
@@ -115,12 +116,15 @@ class PartForecaster:
     async def _look_up(self, wanted: Sequence[_Wanted], groups: Sequence[WalkedRow]) -> None:
         await self.learn([one.row for one in wanted])
         earlier = await self.tasks.earlier(self.stage, [one.task.fingerprint for one in wanted])
+        flying = await self.tasks.in_flight([one.task.fingerprint for one in wanted])
         for part, row, task in wanted:
             group = groups[part.lot]
             assert group.lot is not None
             left = self.comparison.left(self.stage, row, task.fingerprint)
             if task.fingerprint in earlier:
                 self.scratch.part_came_to(part, earlier[task.fingerprint].value)
+            elif task.fingerprint in flying:
+                group.lot.in_flight += 1
             elif left is not None:
                 group.lot.refused = left
             else:

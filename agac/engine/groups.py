@@ -117,12 +117,18 @@ class Groups:
         self._settler.row_failed(flight, self._stage, error, {self._stage.index})
 
     async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[Flight], None]:
+        standing = await self._passing.ready([one.row.key for one in ready])
         for row, prior, size, top in ready:
             sight = self._sight(row, size)
             flight = self._rows.flight(row, prior, sight)
+            flight.ready = standing.get(row.key, {})
             texts: list[str] | None = []  # of a group that is too large and not asked
             if top is not None:
-                texts = await self._contents.of_parts([self._parts.name(row, child) for child in top.children])
+                parts = [self._parts.name(row, child) for child in top.children]
+                texts = await self._contents.of_parts(parts)
+                if texts is None and await self._contents.waits(parts):
+                    self._settler.row_parked(flight, self._stage)
+                    continue
             elif self._fits(size):
                 texts = await self._contents.of_members(row.key)
             if texts is None:

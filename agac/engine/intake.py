@@ -12,11 +12,12 @@ rows than positions there, takes the second road, and puts it right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
+from agac.engine.batch.standing import Standing
 from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.policy import is_left
@@ -25,6 +26,7 @@ from agac.engine.scope import Opened, Scope
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
+from agac.plan.steps import AnyStage
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
 from agac.store.ledger import Ledger
@@ -61,11 +63,12 @@ class Intake:
         self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
         stops: StopRules, *,
         on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
-        place: Callable[[int], str], opened: Opened | None = None,
+        place: Callable[[int], str], opened: Opened | None = None, standing: Standing, stages: Sequence[AnyStage],
     ) -> None:  # fmt: skip
         """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
         for the stages that say so, by position. `place` names a row by its ordinal. `opened`: how to go on with rows
         that a retry opened and left."""
+        self._standing, self._stages = standing, stages
         self._opened = opened
         self._scope, self._cutoffs = scope, cutoffs
         self._db, self._run, self._event = places
@@ -167,7 +170,9 @@ class Intake:
         """Stored rows that changed, failed or never came to their end."""
         if not pairs:
             return []
-        prior = await prior_tasks(self._db, [old.key for _, old in pairs])
+        keys = [old.key for _, old in pairs]
+        prior, ready = await prior_tasks(self._db, keys), await self._standing.ready(keys)
+        waiting = await self._standing.merely_waiting(keys, ready)
         aged = await self._aged([old for _, old in pairs])
         flights = []
         for new, old in pairs:
@@ -179,7 +184,10 @@ class Intake:
                 continue
             self._change(new, old)
             if new.state is State.PENDING:
-                flight = Flight(new, tasks, known=True)
+                flight = Flight(new, tasks, known=True, ready=ready.get(old.key, {}))
+                if new.hash == old.hash and old.state == State.PENDING and old.key in waiting:
+                    self._settler.row_parked(flight, self._stages[waiting[old.key]])
+                    continue
                 if self._opened is not None and old.state == State.PENDING and old.seen >= self._opened.first:
                     flight.forced, flight.again_from = True, self._opened.again_from
                     flight.since = self._opened.since

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Row
+from agac.engine.batch.standing import Standing
 from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.lineage import Lineage
@@ -23,6 +24,7 @@ from agac.plan.prepare import Sight
 from agac.plan.steps import AnyStage
 from agac.spec.levels import Level
 from agac.store.batch import NewRow
+from agac.store.batches import Ready
 from agac.store.ledger import Ledger
 from agac.store.made import MadeRow, made_counts, made_rows
 from agac.store.rows import WALKED, PriorTask, State, aged_rows, prior_tasks
@@ -47,6 +49,11 @@ class Passing:
     again_from: int | None
     opened: Opened | None
     workers: int
+    standing: Standing
+
+    async def ready(self, keys: Sequence[int]) -> dict[int, Ready]:
+        """What batches brought for these rows since they were last walked."""
+        return await self.standing.ready(keys)
 
     async def waits(self, level: Level[AnyStage]) -> bool:
         """Whether a level that looks at all rows before it has to wait, since some of those are left open. Its own open
@@ -94,8 +101,14 @@ class LevelPass:
     async def _flights(self) -> AsyncGenerator[list[Flight], None]:
         async for rows in self.rows():
             sights = await self._sights(rows)
-            prior = await prior_tasks(self._passing.places.database, [row.key for row in rows])
-            yield [self.flight(row, prior.get(row.key, {}), sights[row.key]) for row in rows]
+            keys = [row.key for row in rows]
+            prior, ready = await prior_tasks(self._passing.places.database, keys), await self._passing.ready(keys)
+            flights = [self.flight(row, prior.get(row.key, {}), sights[row.key]) for row in rows]
+            opened = {row.key for row in rows if row.state == State.PENDING}
+            for flight in flights:
+                flight.ready = ready.get(flight.new.key, {})
+                flight.resumed = self._passing.standing.active and flight.new.key in opened
+            yield flights
 
     async def rows(self) -> AsyncGenerator[list[MadeRow], None]:
         """The rows that need work, some hundred at a time."""
@@ -110,12 +123,21 @@ class LevelPass:
             prior = await prior_tasks(database, [row.key for row in found if row.state == State.FAILED])
             aged = await aged_rows(database, [r.key for r in found if r.state in WALKED], self._cutoffs)
             chosen = [row for row in found if self._is_open(row, prior.get(row.key, {}), aged)]
-            reopened = [row.key for row in chosen if row.state != State.PENDING and self._passing.retry is not None]
-            if reopened:  # so that a retry that is broken off is gone on with
+            chosen = await self._walkable(chosen)
+            opens = self._passing.retry is not None or self._passing.standing.active
+            reopened = [row.key for row in chosen if row.state != State.PENDING and opens]
+            if reopened:  # so that a retry that is broken off is gone on with, and what waits for a batch is open
                 self._passing.ledger.batch.reopened += reopened
                 await self._passing.ledger.durable()
             if chosen:
                 yield chosen
+
+    async def _walkable(self, rows: list[MadeRow]) -> list[MadeRow]:
+        """Those that do not merely wait for batches. The others are left open."""
+        standing, keys = self._passing.standing, [row.key for row in rows if row.state == State.PENDING]
+        waiting = await standing.merely_waiting(keys, await standing.ready(keys))
+        self._passing.totals.made_parked += len(waiting)
+        return [row for row in rows if row.key not in waiting]
 
     def _is_open(self, row: MadeRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
         """Whether the row needs work in this invocation; it waits where what it was made of is open itself."""

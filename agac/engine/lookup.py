@@ -1,33 +1,35 @@
-"""Earlier results, looked up many at a time: whoever asks while a look-up is under way shares the next one."""
+"""Looked up many at a time: whoever asks while a look-up is under way shares the next one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from agac.store.db import Database
 from agac.store.results import EarlierResult, earlier_results
 
 MOST = 512
-"""Fingerprints in one statement."""
+"""Keys in one look-up."""
 
-Found = asyncio.Future[EarlierResult | None]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
-class Lookup:
-    """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
+class Gathered(Generic[K, V]):
+    """Finds what belongs to a key; `fetch` is given some hundred of them. Its `run` must be going."""
 
-    def __init__(self, database: Database, since: float) -> None:
-        self._database, self._since = database, since
-        self._wanted: dict[float, dict[bytes, Found]] = {}
+    def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
+        self._fetch = fetch
+        self._wanted: dict[K, asyncio.Future[V | None]] = {}
         self._work = asyncio.Event()
 
-    async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
-        """The newest earlier result, made at or after `since` too."""
-        wanted = self._wanted.setdefault(max(since, self._since), {})
-        found = wanted.get(fingerprint)
+    async def get(self, key: K) -> V | None:
+        """What belongs to the key."""
+        found = self._wanted.get(key)
         if found is not None:  # somebody else asked just before
             return await asyncio.shield(found)
-        found = wanted[fingerprint] = asyncio.get_running_loop().create_future()
+        found = self._wanted[key] = asyncio.get_running_loop().create_future()
         self._work.set()
         return await found
 
@@ -37,11 +39,32 @@ class Lookup:
             await self._work.wait()
             self._work.clear()
             while self._wanted:
-                since, wanted = next(iter(self._wanted.items()))
-                some = [wanted.popitem() for _ in range(min(MOST, len(wanted)))]
-                if not wanted:
-                    del self._wanted[since]
-                results = await earlier_results(self._database, [key for key, _ in some], since)
+                some = [self._wanted.popitem() for _ in range(min(MOST, len(self._wanted)))]
+                fetched = await self._fetch([key for key, _ in some])
                 for key, found in some:
                     if not found.done():
-                        found.set_result(results.get(key))
+                        found.set_result(fetched.get(key))
+
+
+class Lookup:
+    """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
+
+    def __init__(self, database: Database, since: float) -> None:
+        self._database, self._since = database, since
+        self._gathered: Gathered[tuple[float, bytes], EarlierResult] = Gathered(self._fetch)
+
+    async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
+        """The newest earlier result, made at or after `since` too."""
+        return await self._gathered.get((max(since, self._since), fingerprint))
+
+    async def run(self) -> None:
+        """Answers until cancelled."""
+        await self._gathered.run()
+
+    async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
+        found = {}
+        for since in {since for since, _ in keys}:
+            prints = [fingerprint for one, fingerprint in keys if one == since]
+            for fingerprint, result in (await earlier_results(self._database, prints, since)).items():
+                found[since, fingerprint] = result
+        return found

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from functools import partial
 
 from agac.core.errors import RowError
 from agac.core.keys import snapshot
 from agac.core.types import Row, RowId
-from agac.engine.call import Answer, Caller
+from agac.engine.asking import Asker
+from agac.engine.call import Answer
 from agac.engine.contents import Contents, array
 from agac.engine.flight import Flight
 from agac.engine.levels import Passing, unfit
 from agac.engine.settle import Settler
-from agac.engine.tasks import Tasks
+from agac.engine.tasks import Parked, Tasks
 from agac.engine.window import walk_all
 from agac.plan.prepare import Preparer
 from agac.plan.steps import PlannedStage
@@ -53,13 +55,13 @@ class Parts:
         stage: PlannedStage,
         contents: Contents,
         preparer: Preparer,
-        caller: Caller,
+        asker: Asker,
         tasks: Tasks,
         settler: Settler,
     ) -> None:
         assert stage.group is not None
         self._passing, self._stage, self._contents = passing, stage, contents
-        self._preparer, self._caller, self._tasks, self._settler = preparer, caller, tasks, settler
+        self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
         self._size = call_size(stage)
 
     async def cut(self, group: MadeRow) -> Node:
@@ -103,7 +105,8 @@ class Parts:
         (database, run, _), after = self._passing.places, 0
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
-            prior = await prior_tasks(database, [part.key for part in parts])
+            keys = [part.key for part in parts]
+            prior, ready = await prior_tasks(database, keys), await self._passing.ready(keys)
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
                 sight = self._passing.lineage.begun(groups[part.group].data, None, None)
@@ -115,7 +118,7 @@ class Parts:
                 yield [
                     Flight(
                         new, prior.get(part.key, {}), sight=sight, part=True, forced=self._passing.retry is not None,
-                        again_from=again, since=since,
+                        again_from=again, since=since, ready=ready.get(part.key, {}),
                     )
                 ]  # fmt: skip
 
@@ -130,12 +133,18 @@ class Parts:
         """Asks one part."""
         assert flight.sight is not None
         if not flight.sight.own:
+            below = json.loads(flight.new.data)["parts"]
+            if below and await self._contents.waits(below):
+                return None
             return self._fail(flight, None, unfit(self._stage, "a part of it has no result"))
         prepared = self._preparer.prepare(self._stage, flight.sight, flight.new.row.id)
         if isinstance(prepared, RowError):
             return self._fail(flight, None, prepared)
-        asked = partial(self._caller.ask, flight, self._stage, prepared.fingerprint, prepared.request)
-        answer = await self._tasks.answer(flight, self._stage, prepared.fingerprint, asked)
+        asked = partial(self._asker.ask, flight, self._stage, prepared.fingerprint, prepared.request)
+        wait = partial(self._asker.wait, flight, self._stage, prepared.fingerprint)
+        answer = await self._tasks.answer(flight, self._stage, prepared.fingerprint, asked, wait=wait)
+        if flight.ready and answer is not Parked.PARKED:
+            self._settler.told(flight)
         if isinstance(answer, Answer):
             self._settler.row_done(flight, answer.result)
         elif isinstance(answer, RowError):

@@ -7,11 +7,12 @@ from functools import partial
 
 from agac.core.errors import RowError
 from agac.core.types import Outcome
-from agac.engine.call import Answer, Caller
+from agac.engine.asking import Asker
+from agac.engine.call import Answer
 from agac.engine.control import Halted
 from agac.engine.flight import Flight
 from agac.engine.settle import Settler
-from agac.engine.tasks import PARKED, UNPARSED, Parked, Tasks
+from agac.engine.tasks import UNPARSED, Parked, Tasks
 from agac.plan.prepare import Prepared
 from agac.plan.replicas import Voted, outcome_of_vote
 from agac.plan.steps import PlannedStage
@@ -24,8 +25,8 @@ class Replicas:
     """Asks all replicas of a row at the same time, as far as lanes and budgets let them, and settles each of them by
     itself: what one has is never asked again, whatever becomes of the others."""
 
-    def __init__(self, tasks: Tasks, caller: Caller, settler: Settler) -> None:
-        self._tasks, self._caller, self._settler = tasks, caller, settler
+    def __init__(self, tasks: Tasks, asker: Asker, settler: Settler) -> None:
+        self._tasks, self._asker, self._settler = tasks, asker, settler
         self._made: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
 
     async def answer(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Replied:
@@ -40,9 +41,11 @@ class Replicas:
         replied = await self._tasks.counted(stage, partial(self._all, flight, stage, prepared, asked))
         answers = [one for one in replied if isinstance(one, Answer)]
         if len(answers) == len(replied):
-            return await self._settled(flight, stage, prepared.fingerprint, answers, anew=bool(asked))
-        if PARKED in replied:
-            return PARKED
+            brought = any(flight.asked_in_batch(stage.index, k, one) for k, one in enumerate(prepared.replicas, 1))
+            return await self._settled(flight, stage, prepared.fingerprint, answers, anew=bool(asked) or brought)
+        parked = next((one for one in replied if isinstance(one, Parked)), None)
+        if parked is not None:
+            return parked
         replica, error = next((k, one) for k, one in enumerate(replied, 1) if isinstance(one, RowError))
         return RowError(error.type, f"replica {replica}: {error.message}", error.detail)
 
@@ -65,11 +68,14 @@ class Replicas:
     ) -> Replied:
         fingerprint = prepared.replicas[replica - 1]
 
-        async def ask() -> Answer | RowError:
+        async def ask() -> Replied:
             asked.add(replica)
-            return await self._caller.ask(flight, stage, fingerprint, prepared.request, replica)
+            return await self._asker.ask(flight, stage, fingerprint, prepared.request, replica)
 
-        replied = await self._tasks.answer(flight, stage, fingerprint, ask, replica=replica)
+        def wait() -> None:
+            self._asker.wait(flight, stage, fingerprint, replica)
+
+        replied = await self._tasks.answer(flight, stage, fingerprint, ask, replica=replica, wait=wait)
         if isinstance(replied, RowError):
             self._settler.replica_failed(flight, stage, replica, fingerprint, replied)
         return replied

@@ -12,7 +12,10 @@ from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.engine.accounts import assert_accounted
-from agac.engine.again import Stored
+from agac.engine.asking import Asker, Calls
+from agac.engine.batch.batches import Handled
+from agac.engine.batch.opening import batches_of
+from agac.engine.batch.standing import Standing
 from agac.engine.before import broken_off_retry, bury, killed_before, opened_by
 from agac.engine.budget import Purse
 from agac.engine.budgets import Budgets
@@ -21,7 +24,7 @@ from agac.engine.calllog import fields
 from agac.engine.control import Control, Stop
 from agac.engine.crew import Crew
 from agac.engine.functions import open_functions
-from agac.engine.intake import Intake, scan_ids
+from agac.engine.intake import Intake
 from agac.engine.levels import Passing
 from agac.engine.limits import Exposure
 from agac.engine.lineage import Lineage
@@ -36,8 +39,9 @@ from agac.engine.stops import StopRules
 from agac.engine.summary import cost_of
 from agac.engine.tasks import Tasks
 from agac.engine.totals import StageTotals, Totals
-from agac.engine.window import walk_all
+from agac.engine.walking import go_on, may_call, walk_rows, workers_of
 from agac.engine.work import Work
+from agac.plan.manner import manner_of
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
 from agac.spec.levels import levels_of
@@ -52,10 +56,6 @@ from agac.store.rows import State
 
 _log = logging.getLogger("agac.run")
 
-DRAIN_SECONDS = 60.0
-"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
-take as long as their own time-outs allow: they are paid for."""
-
 
 @dataclass(slots=True)
 class Invocation:
@@ -64,7 +64,8 @@ class Invocation:
     `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
     `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
     what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
-    """
+    `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
+    `retrieves`: the rows are those of the store for which batches brought something."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -79,6 +80,14 @@ class Invocation:
     purse: Purse | None = None
     retry: Retry | None = None
     chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
+    batches: Handled = field(default_factory=Handled)
+    held_back: int = 0
+    retrieves: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing waits for batches, so that what failed is all that is to be told."""
+        return self.complete or not self.batches.touched
 
     @property
     def exit_code(self) -> ExitCode:
@@ -97,7 +106,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     on, every answer is stored in one transaction with its outcome, and the lease of a dead process is taken over.
     """
     plan, now = work.plan, work.clocks.wall
-    invocation.retry = work.retry
+    invocation.retry, invocation.retrieves = work.retry, work.batching.retrieves is not None
     async with lease_held(database, plan.workflow, now) as lease:
         killed = await killed_before(database, plan.workflow)
         invocation.lost_calls = killed.to_tell if killed else 0
@@ -123,17 +132,21 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     plan, now = work.plan, work.clocks.wall()
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
-    found = work.retry.run if work.retry else None if work.fresh else await runs.newest_run(database, identity)
+    found = work.batching.retrieves or (work.retry.run if work.retry else None)
+    if found is None and not work.fresh:
+        found = await runs.newest_run(database, identity)
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
-    invocation.concurrency = plan.concurrency
+    invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
     invocation.billed_a_row = sum(
         stage.replicas * most_billed(stage.repair, len(stage.models)) for stage in plan.asking
     )
     if found is None:
         invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
-        return
-    invocation.run, invocation.continued = found, True
-    await runs.retarget_run(database, found, where)
+    else:
+        invocation.run, invocation.continued = found, True
+        await runs.retarget_run(database, found, where)
+    if work.batching.retrieves is None:
+        await runs.keep_manner(database, invocation.run, manner_of(plan, work.root))
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
@@ -143,6 +156,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
         "lost_calls": invocation.lost_calls,
         "given": invocation.given,
         **({"retry": invocation.retry.filters()} if invocation.retry else {}),
+        **({"retrieves": True} if invocation.retrieves else {}),
     }
 
 
@@ -193,16 +207,21 @@ async def _work(
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
     opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
     places = Places(database, invocation.run, event)
-    intake = Intake(
-        places, ledger, settler, control, totals,
-        stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
-        scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened,
-    )  # fmt: skip
     async with (
         open_lines(work, exposure, control) as lines,
         open_functions(work) as functions,
+        batches_of(
+            work, database, ledger, control, invocation.purse, settler.book, run=invocation.run, event=event
+        ) as batches,
         asyncio.TaskGroup() as group,
     ):
+        standing = Standing(database, active=batches is not None)
+        intake = Intake(
+            places, ledger, settler, control, totals,
+            stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
+            scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened, standing=standing,
+            stages=plan.stages,
+        )  # fmt: skip
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(
             lines, settler, control, invocation.purse,
@@ -212,45 +231,38 @@ async def _work(
             settler, ledger, lookup, totals, newest,
             timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
         )  # fmt: skip
+        asker: Asker = Calls(caller)
+        if batches is not None:
+            invocation.batches = batches.done
+            asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
+            background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
         crew = Crew(
-            plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), caller, functions, tasks,
+            plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), asker, functions, tasks,
             settler, work.clocks.monotonic,
         )  # fmt: skip
         passing = Passing(
             places, ledger, control, totals, Lineage(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
-            work.retry, _position(plan, work.retry), opened, plan.concurrency,
+            work.retry, _position(plan, work.retry), opened, workers_of(plan), standing,
         )  # fmt: skip
-        await _walk(work, intake, crew, passing, group)
+        await walk_rows(work, intake, crew, passing, batches, group)
+        if batches is not None:
+            await go_on(crew, passing, batches, group)
+            invocation.held_back = batches.held_back
         if control.stop is not None:
             settler.put_back()
         await ledger.drained()
         for task in background:
             task.cancel()
-    whole = work.retry is None or await _is_whole(database, invocation.run)
+    if work.batching.retrieves is not None:
+        read_at = await runs.input_read_at(database, invocation.run)
+        whole = read_at is not None and await _is_settled(database, invocation.run)
+    else:
+        whole = work.retry is None or await _is_whole(database, invocation.run)
     invocation.ended = control.stop is None
     invocation.complete = control.stop is None and totals.rows_parked == totals.made_parked == 0 and whole
     if control.stop is None:
         made = await made_counts(database, invocation.run)
         assert_accounted(totals, made, await runs.counters(database, invocation.run))
-
-
-async def _walk(work: Work, intake: Intake, crew: Crew, passing: Passing, group: asyncio.TaskGroup) -> None:
-    """Takes the rows of the input through their stages, or those of the store that a retry chose, and then those that
-    stages made of them, level by level."""
-    plan, places, control = work.plan, passing.places, passing.control
-    if work.retry is not None:
-        again = Stored(places, passing.ledger, crew.settler, control, passing.totals, work.retry, passing.again_from)
-        flights = again.flights()
-    else:
-        if plan.input.on_duplicate_id == "last" and plan.input.id_field:
-            await scan_ids(places, work.rows())
-        flights = intake.flights(work.rows())
-    first = crew.segment(crew.levels.all[0])
-    await _ended(group.create_task(walk_all(flights, first, control, passing.workers)), control)
-    if control.stop is None and work.retry is None:
-        await intake.finish()
-    if control.stop is None and len(crew.levels.all) > 1:
-        await _ended(group.create_task(crew.walk_made(passing)), control)
 
 
 def _descent(plan: Plan, run: int, event: int) -> Descent:
@@ -275,9 +287,14 @@ async def _bounds(database: Database, work: Work, invocation: Invocation, event:
 
 async def _is_whole(database: Database, run: int) -> bool:
     """Whether the input was read to its end before, and every row of it has an outcome now, as those made of them."""
+    return await runs.was_read(database, run) and await _is_settled(database, run)
+
+
+async def _is_settled(database: Database, run: int) -> bool:
+    """Whether every row that is stored has an outcome."""
     if any(one.state == State.PENDING for one in await made_counts(database, run)):
         return False
-    return await runs.was_read(database, run) and runs.row_counts(await runs.counters(database, run))["open"] == 0
+    return runs.row_counts(await runs.counters(database, run))["open"] == 0
 
 
 def _cutoffs(work: Work) -> dict[int, float]:
@@ -294,23 +311,3 @@ def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopR
     for count in counts:
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
     return StopRules(control, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors)
-
-
-async def _ended(walking: asyncio.Task[None], control: Control) -> None:
-    """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given up."""
-    stopped = asyncio.ensure_future(control.stopped.wait())
-    try:
-        await asyncio.wait({walking, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not walking.done():
-            forced = asyncio.ensure_future(control.forced.wait())
-            patience = DRAIN_SECONDS if control.stop is Stop.INTERRUPT else None
-            await asyncio.wait({walking, forced}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            forced.cancel()
-        if not walking.done():
-            walking.cancel()
-            await asyncio.wait({walking})
-    finally:
-        stopped.cancel()
-    if walking.cancelled():
-        return
-    walking.result()

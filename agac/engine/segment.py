@@ -9,19 +9,20 @@ from functools import partial
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import JSONValue
+from agac.engine.asking import Asker
 from agac.engine.beside import Branches
-from agac.engine.call import Answer, Caller
+from agac.engine.call import Answer
 from agac.engine.flight import Flight, is_leave
 from agac.engine.functions import Functions
 from agac.engine.making import Makers, NotMade
 from agac.engine.patience import Patience
 from agac.engine.replicas import Replicas
 from agac.engine.settle import Settler
-from agac.engine.tasks import PARKED, Parked, Tasks, value_of
+from agac.engine.tasks import Parked, Tasks, value_of
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
-from agac.plan.prepare import Prepared, Preparer, Sight, followed
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.prepare import Preparer, Sight, followed
+from agac.plan.steps import AnyStage, LocalStage
 from agac.spec.guardvalues import GuardFailed
 from agac.spec.levels import Level
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
@@ -35,8 +36,9 @@ class Walk:
 
     `known`: something may have been made of the row before. `settled` are the positions of stages with an outcome.
     `reached`: one of those whose results are the row's has one; `written` is the last of these. `failed`: the first
-    stage, in the order of the workflow, of those that failed. `dropped`: the row leaves. `lists` are the rows that
-    functions gave in the place of this one, by their stages' positions.
+    stage, in the order of the workflow, of those that failed. `dropped`: the row leaves. `waits`: a task of it is in a
+    batch, so that it stays open whatever became of other branches; `held` are stages that could not be asked.
+    `lists` are the rows that functions gave in the place of this one, by their stages' positions.
     """
 
     flight: Flight
@@ -48,6 +50,8 @@ class Walk:
     failed: tuple[AnyStage, RowError] | None = None
     dropped: bool = False
     parked: AnyStage | None = None
+    waits: bool = False
+    held: set[int] = field(default_factory=set)
     lists: dict[int, list[dict[str, JSONValue]]] = field(default_factory=dict)
 
     def fail(self, stage: AnyStage, error: RowError) -> None:
@@ -65,7 +69,7 @@ class Segment:
         level: Level[AnyStage],
         makers: Makers,
         preparer: Preparer,
-        caller: Caller,
+        asker: Asker,
         functions: Functions,
         tasks: Tasks,
         settler: Settler,
@@ -85,8 +89,8 @@ class Segment:
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
         self._makes = bool(level.makers) or any(stage.makes == "rows" for stage in self._stages)
         self._guards, self._filters = guards(self._stages), filters(self._stages)
-        self._caller, self._functions, self._tasks, self._settler = caller, functions, tasks, settler
-        self._replicas = Replicas(tasks, caller, settler)
+        self._asker, self._functions, self._tasks, self._settler = asker, functions, tasks, settler
+        self._replicas = Replicas(tasks, asker, settler)
 
     async def walk(self, flight: Flight) -> None:
         """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
@@ -129,13 +133,17 @@ class Segment:
         if prepared.replicas:
             answer = await self._replicas.answer(flight, stage, prepared)
         else:
-            asked = partial(self._asked, flight, stage, prepared)
-            answer = await self._tasks.answer(flight, stage, prepared.fingerprint, asked)
+            asked = partial(self._asker.ask, flight, stage, prepared.fingerprint, prepared.request)
+            wait = partial(self._asker.wait, flight, stage, prepared.fingerprint)
+            answer = await self._tasks.answer(flight, stage, prepared.fingerprint, asked, wait=wait)
         return self._answered(walk, stage, prepared.fingerprint, answer)
 
     def _answered(self, walk: Walk, stage: AnyStage, fingerprint: bytes, answer: Answer | RowError | Parked) -> bool:
         """What came of a task: whether the stages that need it may follow."""
-        if answer is PARKED:
+        if isinstance(answer, Parked):
+            walk.waits = walk.waits or answer is Parked.ENROLLED
+            if answer is Parked.PARKED:
+                walk.held.add(stage.index)
             walk.parked = walk.parked or stage
             return False
         if isinstance(answer, RowError):
@@ -232,8 +240,13 @@ class Segment:
     def _settle(self, walk: Walk) -> None:
         """What became of the row: of a failure in one branch and a guard in another that makes it leave, it leaves."""
         flight, settler = walk.flight, self._settler
+        if flight.ready:
+            settler.told(flight, walk.held)
         whole = not (walk.dropped or walk.failed or walk.parked)
         made = self._made(walk) if self._makes and whole else None
+        if walk.waits and walk.parked is not None:
+            settler.row_parked(flight, walk.parked)
+            return
         if walk.dropped:
             settler.row_filtered(flight, walk.settled)
         elif walk.failed is not None:
@@ -268,6 +281,3 @@ class Segment:
             made = self._makers.lacking(self._level, walk.sight, row) if lacking else Making(row)
         if made.broods or made.groups or made.alike or walk.known:
             self._settler.making(made)
-
-    async def _asked(self, flight: Flight, stage: PlannedStage, prepared: Prepared) -> Answer | RowError:
-        return await self._caller.ask(flight, stage, prepared.fingerprint, prepared.request)

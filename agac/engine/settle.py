@@ -41,6 +41,11 @@ class Settler:
         self._book = CallBook(ledger, totals, keep_replies)
         self._stood: dict[int, RowEnd] = {}
 
+    @property
+    def book(self) -> CallBook:
+        """Where calls are kept."""
+        return self._book
+
     def call(self, flight: Flight, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         self._book.keep(flight, stage, fingerprint, call, replica)
@@ -84,7 +89,7 @@ class Settler:
         batch, own = self._ledger.batch, self._totals.stage(stage.name)
         asked, leaves = outcome is Outcome.DONE, is_leave(stage, result.value)
         if asked:
-            batch.results += [result] if voted is None else []
+            batch.results += [result] if voted is None and not result.id else []
             self._stops.answered(stage.name)
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
@@ -99,7 +104,7 @@ class Settler:
         """One of the answers of which the task's is made, from 1: the task alone is counted, once it is settled."""
         batch = self._ledger.batch
         if outcome is Outcome.DONE:
-            batch.results.append(result)
+            batch.results += [] if result.id else [result]
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         end = TaskEnd(flight.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
@@ -152,9 +157,10 @@ class Settler:
         if prior is None or error is not prior.error:  # else it was left as it is
             self._stops.failed(stage.name, error, flight.new.row.id, fingerprint)
         failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
-        failures += error.type in ANSWER_FAILURES
+        anew = error.type in ANSWER_FAILURES and (prior is None or error is not prior.error)
+        failures += anew
         if not flight.part:
-            self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and error.type in ANSWER_FAILURES
+            self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and anew
         self._uncount(flight, stage, prior)
         told = (PART, "") if flight.part else (Outcome.FAILED.value, error.type.value)
         batch.tally((stage.name, *told, "")).count += 1
@@ -224,6 +230,13 @@ class Settler:
     def _count_end(self, end: RowEnd) -> None:
         error = end.error.type.value if end.error else ""
         self._ledger.batch.tally(("", OUTCOME_OF[end.state].value, error, "")).count += 1
+
+    def told(self, flight: Flight, held: Collection[int] = ()) -> None:
+        """The row was walked with what came of its tasks in batches; but for those that wait for their user, and those
+        at stages that could not be asked (`held`)."""
+        for (stage, replica, _), ready in flight.ready.items():
+            if ready.then_do != "run" and stage not in held:
+                self._ledger.batch.told.append((flight.new, stage, replica))
 
     def row_parked(self, flight: Flight, stage: AnyStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""

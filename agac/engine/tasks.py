@@ -27,17 +27,22 @@ from agac.store.results import EarlierResult
 
 T = TypeVar("T")
 
-Ask = Callable[[], Awaitable[Answer | RowError]]
-"""Brings a task's answer, which nobody has yet."""
+Ask = Callable[[], Awaitable["Answer | RowError | Parked"]]
+"""Brings a task's answer, which nobody has yet; or has it wait in a batch."""
+
+Wait = Callable[[], None]
+"""Has a row wait for an equal task that is in a batch."""
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
 
 
 class Parked(Enum):
-    """The end of a task that may not be asked in this invocation: its row stays open."""
+    """The end of a task that has no answer in this invocation: its row stays open. It may not be asked; or it is in a
+    batch, or waits for one."""
 
     PARKED = "parked"
+    ENROLLED = "enrolled"
 
 
 PARKED = Parked.PARKED
@@ -68,15 +73,25 @@ class Tasks:
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 
     async def answer(
-        self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask, *, replica: int = 0
+        self,
+        flight: Flight,
+        stage: AnyStage,
+        fingerprint: bytes,
+        ask: Ask,
+        *,
+        replica: int = 0,
+        wait: Wait | None = None,
     ) -> Answer | RowError | Parked:
         """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings. `replica`, from 1: it
-        is one of several of which the task's answer will be made."""
+        is one of several of which the task's answer will be made. `wait`: it is told when an equal task has just been
+        enrolled in a batch."""
         left = self.left(flight, stage, fingerprint)
         if left is not None:
             return left
         while (leader := self._asking.get(fingerprint)) is not None:
             answer = await self._follow(flight, stage, leader, replica)
+            if answer is Parked.ENROLLED and wait is not None:
+                wait()
             if answer is not None:
                 return answer
         known = self._failed.get(fingerprint)
@@ -85,7 +100,11 @@ class Tasks:
     def left(self, flight: Flight, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
         prior = flight.prior.get(stage.index)
-        if prior and prior.error and prior.fingerprint == fingerprint and not flight.forced and is_left(prior):
+        if prior is None or prior.error is None or prior.fingerprint != fingerprint or flight.forced:
+            return None
+        if flight.resumed and not any(one[0] == stage.index for one in flight.ready):
+            return prior.error
+        if is_left(prior):
             self._totals.left_failed += 1
             return prior.error
         return None
@@ -101,11 +120,17 @@ class Tasks:
         if answer is None:
             raise Halted
         if isinstance(answer, Answer):
-            self._totals.collapsed += replica <= 1  # a row counts once
+            self._collapsed(flight, stage, answer.result.id, replica)
             self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
         elif isinstance(answer, RowError) and self._is_of_its_row(answer):
             return None
         return answer
+
+    def _collapsed(self, flight: Flight, stage: AnyStage, result: int, replica: int) -> None:
+        """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
+        prior = flight.prior.get(stage.index)
+        had = prior is not None and bool(result) and prior.result_id == result
+        self._totals.collapsed += replica <= 1 and not had
 
     def _settled(self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
         if replica:
@@ -125,8 +150,10 @@ class Tasks:
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 # another row of this invocation asked it
-                self._totals.collapsed += earlier.id > self._newest_before and replica <= 1
-                self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
+                own = flight.asked_in_batch(stage.index, replica, fingerprint)
+                if earlier.id > self._newest_before and not own:
+                    self._collapsed(flight, stage, earlier.id, replica)
+                self._settled(flight, stage, answer.result, Outcome.DONE if own else Outcome.REUSED, replica)
             elif not self._scope.may_ask(stage.name):
                 answer = PARKED
             else:
@@ -134,11 +161,13 @@ class Tasks:
                 if isinstance(answer, Answer):
                     durable = True
                     self._settled(flight, stage, answer.result, Outcome.DONE, replica)
+                elif isinstance(answer, Parked):
+                    durable = answer is Parked.ENROLLED
                 else:
                     self._remember(fingerprint, answer)
         finally:
             mine.set_result(answer)
-            if durable:  # until the commit a look-up would not find it
+            if durable:  # until the commit a look-up would find neither it nor its place in a batch
                 self._ledger.batch.on_durable.append(lambda: self._forget(fingerprint))
             else:
                 del self._asking[fingerprint]
@@ -159,7 +188,7 @@ class Tasks:
 
     def since(self, flight: Flight, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
-        max_age = stage.max_age if isinstance(stage, PlannedStage) else None
+        max_age = stage.max_age if isinstance(stage, PlannedStage) and not _has_had(flight, stage) else None
         if max_age is None and flight.again_from is None:
             return 0.0
         oldest = 0.0 if max_age is None else self._wall() - max_age
@@ -178,6 +207,14 @@ class Tasks:
         self._failed[fingerprint] = error
         if len(self._failed) > REMEMBERED_FAILURES:
             self._failed.popitem(last=False)
+
+
+def _has_had(flight: Flight, stage: AnyStage) -> bool:
+    """Whether the row goes on after a batch with what the stage gave it before: that grew old while the row waited."""
+    if not (flight.resumed or flight.ready):
+        return False
+    prior = flight.prior.get(stage.index)
+    return stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
 
 
 def value_of(answer: Answer) -> JSONValue:

@@ -198,6 +198,43 @@ class Part(NamedTuple):
     data: str
 
 
+class Enrolled(NamedTuple):
+    """A task that joins a batch at a place. `round`, `position` and `repairs` are those of
+    `store.batches.ReadyTask`."""
+
+    new: NewRow
+    stage: int
+    replica: int
+    fingerprint: bytes
+    batch: int
+    place: int
+    round: int
+    position: int
+    repairs: int
+
+
+class WaitingTask(NamedTuple):
+    """A task that waits for an equal one that is in a batch."""
+
+    new: NewRow
+    stage: int
+    replica: int
+    fingerprint: bytes
+
+
+class EndedTask(NamedTuple):
+    """What came of a task in a batch, and of all that wait for it: `then_do` None: its result is stored, or it failed
+    with `error`."""
+
+    id: int
+    fingerprint: bytes
+    then_do: str | None
+    error: RowError | None
+    round: int
+    position: int
+    repairs: int
+
+
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
@@ -276,6 +313,11 @@ class WriteBatch:
     """Keys of rows that are no longer made."""
     reopened: list[int] = field(default_factory=list)
     """Keys of made rows that are taken up again."""
+    told: list[tuple[NewRow, int, int]] = field(default_factory=list)
+    """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
+    enrolled: list[Enrolled] = field(default_factory=list)
+    waiting: list[WaitingTask] = field(default_factory=list)
+    ended: list[EndedTask] = field(default_factory=list)
     tallies: dict[CounterKey, Tally] = field(default_factory=dict)
     timings: Counter[TimingKey] = field(default_factory=Counter)
     calls: int = 0
@@ -295,5 +337,6 @@ class WriteBatch:
         return not (
             self.inserts or self.changes or self.places or self.leaving or self.tasks or self.forgotten
             or self.attempts or self.ends or self.makings or self.broods or self.parts
-            or self.cut or self.gone or self.reopened or self.tallies or self.on_durable
+            or self.cut or self.gone or self.reopened or self.told or self.enrolled or self.waiting or self.ended
+            or self.tallies or self.on_durable
         )  # fmt: skip

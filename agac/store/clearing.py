@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agac.store.batchviews import runs_in_batches
 from agac.store.collect import Collector
 from agac.store.db import Database, translated
 from agac.store.history import RunLine, run_lines
@@ -49,10 +50,11 @@ class Choice:
     tidied: set[int]
 
 
-def choose(lines: list[RunLine], keep: int, workflow: str | None) -> Choice:
+def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()) -> Choice:
     """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with `workflow` only of it.
 
-    The newest run over the whole input stays in any case: nobody wants a preview to cost him a night's answers.
+    The newest run over the whole input stays in any case: nobody wants a preview to cost him a night's answers. So do
+    the runs that are `needed`, with all their rows: what is open in a batch is paid for.
     """
     concerned = [line for line in lines if workflow in (None, line.workflow)]
     stay = {line.id for line in lines} - {line.id for line in concerned}
@@ -61,7 +63,8 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None) -> Choice:
         own = [line for line in concerned if line.workflow == name]
         whole = [line for line in own if not line.partial]
         tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
-    stay |= tidied
+    stay |= tidied | set(needed)
+    tidied -= set(needed)
     doomed = [line for line in lines if line.id not in stay]
     return Choice(doomed, [line for line in lines if line.id in stay], tidied)
 
@@ -73,7 +76,7 @@ async def would_clear(database: Database, keep: int, workflow: str | None) -> Cl
         with translated(database.path):
             return await database.reader.at_once(work)
 
-    choice = choose(await run_lines(database), keep, workflow)
+    choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
     dropped = [Doomed(line, (await _row_count(read, line.id))[0]) for line in choice.doomed]
     tidied = [await _row_count(read, number) for number in choice.tidied]
     used = await _used(read, choice, workflow)
@@ -91,7 +94,7 @@ async def clear(database: Database, keep: int, workflow: str | None, clock: Call
         with translated(database.path):
             names = [name for (name,) in await database.reader.execute_fetchall(sql("leases_known"))]
         leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
-        choice = choose(await run_lines(database), keep, workflow)
+        choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
         if not choice.kept:
             return Cleared()
         collector = Collector(database, leases, clock)
@@ -111,6 +114,7 @@ async def _drop(database: Database, collector: Collector, choice: Choice, workfl
         _log.info("dropping run %d of %s", line.id, line.workflow)
         cleared.dropped.append(Doomed(line, await collector.drop_run(line.id, stages)))
     left = [await collector.drop_left_rows(number) for number in sorted(choice.tidied)]
+    await collector.drop_batch_tasks()
     used = await _used(collector.read, choice, workflow)
     results = 0
     async for some in unused_results(collector.read, used):

@@ -29,6 +29,9 @@ T = TypeVar("T")
 CHUNK_ROWS = 2048
 """Rows with their tasks and attempts in one transaction: some tenths of a second."""
 
+CHUNK_TASKS = 65_536
+"""Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
+
 SLICE = 512
 """Keys in one statement."""
 
@@ -81,6 +84,12 @@ class Collector:
             gone += sum(row.place is not None and row.place >= 0 for row in some)
             before = some[-1].key
         return left, gone
+
+    async def drop_batch_tasks(self) -> None:
+        """Drops what is on record of tasks in batches whose row or run is gone."""
+        (last,) = await self.read(lambda reader: reader.execute(sql("batches_last_task")).fetchone())
+        for after in range(0, last, CHUNK_TASKS):
+            await self.transaction(partial(_drop_tasks, {"after": after, "upto": after + CHUNK_TASKS}))
 
     async def drop_results(self, ids: Sequence[int]) -> None:
         """Drops results that no task refers to."""
@@ -186,7 +195,9 @@ class Collector:
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
-_OF_A_RUN = ("gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_run_events_drop", "gc_run_drop")
+_OF_A_RUN = (
+    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
+)  # fmt: skip
 
 _AFTER_ALL = 1 << 62
 
@@ -219,6 +230,10 @@ def _counted(writer: sqlite3.Connection, found: Sequence[_Row], stages: Sequence
             if agreement and not part:
                 counts[stages[stage], AGREEMENT, agreement, ""] += 1
     return counts
+
+
+def _drop_tasks(values: dict[str, int], writer: sqlite3.Connection) -> None:
+    writer.execute(sql("batches_tasks_drop"), values)
 
 
 VACUUM_PAGES = 4096

@@ -210,6 +210,13 @@ async def origins(database: Database, results: Sequence[int]) -> dict[int, Origi
     return {result: Origin(run, row_id, key) for result, run, row_id, key in found}
 
 
+def reply_bytes(stored: str | bytes | None) -> bytes | None:
+    """A raw reply as it came; None when none was kept."""
+    if stored is None:
+        return None
+    return stored.encode() if isinstance(stored, str) else zlib.decompress(stored)
+
+
 def reply_text(stored: str | bytes | None) -> str | None:
     """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was kept."""
     if stored is None or isinstance(stored, str):

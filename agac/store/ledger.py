@@ -11,14 +11,27 @@ import contextlib
 import sqlite3
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from agac.core.errors import LeaseLost, RowError
-from agac.store.batch import Attempt, Endpoint, NewRow, Result, RowEnd, TaskEnd, WriteBatch
+from agac.store.batch import (
+    Attempt,
+    EndedTask,
+    Endpoint,
+    Enrolled,
+    NewRow,
+    Result,
+    RowEnd,
+    TaskEnd,
+    WaitingTask,
+    WriteBatch,
+)
 from agac.store.db import Database, translated
 from agac.store.lease import BEAT_SECONDS, Lease
 from agac.store.making import Descent
 from agac.store.sql import sql
+
+T = TypeVar("T")
 
 CEILING_SECONDS = 0.05
 """The longest that anything waits for its commit to begin; it begins at once when somebody is held up by it."""
@@ -118,29 +131,46 @@ class Ledger:
 
         await self._transaction(write)
 
+    async def change(self, write: Callable[[sqlite3.Connection], T]) -> T:
+        """What `write` gives, committed by itself once it returns, if the lease is still ours."""
+        return await self._to_its_end(write)
+
+    async def put(self, batch: WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]) -> None:
+        """Commits a batch of its own, for a run and one of its invocations, together with what `further` writes."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            self._write(batch, writer, (run, event))
+            further(writer)
+
+        await self._to_its_end(write)
+
     async def _commit(self, batch: WriteBatch) -> None:
-        commit = asyncio.ensure_future(self._transaction(partial(self._write, batch)))
+        await self._to_its_end(partial(self._write, batch))
+
+    async def _to_its_end(self, write: Callable[[sqlite3.Connection], T]) -> T:
+        commit = asyncio.ensure_future(self._transaction(write))
         try:
-            await asyncio.shield(commit)
+            return await asyncio.shield(commit)
         except asyncio.CancelledError:  # it goes on in the writer's thread: nothing may be closed under it
             await asyncio.wait({commit})
             commit.result()
             raise
 
-    async def _transaction(self, write: Callable[[sqlite3.Connection], None]) -> None:
+    async def _transaction(self, write: Callable[[sqlite3.Connection], T]) -> T:
         with translated(self._database.path):
-            await self._writer.at_once(partial(self._write_whole, write))
+            return await self._writer.at_once(partial(self._write_whole, write))
 
     # From here on everything runs in the writer's thread, without the event loop: a commit is some dozen statements,
     # and going there and back for each would cost more than SQLite does.
 
-    def _write_whole(self, write: Callable[[sqlite3.Connection], None], writer: sqlite3.Connection) -> None:
+    def _write_whole(self, write: Callable[[sqlite3.Connection], T], writer: sqlite3.Connection) -> T:
         """All of it or nothing, and only if the lease is still ours."""
         writer.execute("BEGIN IMMEDIATE")
         try:
             self._prove_lease(writer)
-            write(writer)
+            given = write(writer)
             writer.execute("COMMIT")
+            return given
         except BaseException:
             if writer.in_transaction:  # a full disk made SQLite roll back already
                 writer.execute("ROLLBACK")
@@ -154,19 +184,24 @@ class Ledger:
                 remedy="nothing was overwritten; run the same command again once the other process has ended",
             )
 
-    def _write(self, batch: WriteBatch, writer: sqlite3.Connection) -> None:
-        many = partial(_many, writer)
+    def _write(self, batch: WriteBatch, writer: sqlite3.Connection, place: tuple[int, int] | None = None) -> None:
+        many, (run, event) = partial(_many, writer), place or (self._run, self._event)
         self._write_rows(batch, writer)
         self._write_results(batch.results, writer)
-        many("attempt_insert", [self._attempt(a, writer) for a in batch.attempts])
+        many("attempt_insert", [self._attempt(a, event, writer) for a in batch.attempts])
         many("task_put", [_task(t) for t in batch.tasks])
         many("task_forget", batch.forgotten)
         many("replicas_forget", batch.unasked)
         many("row_settle", [_end(e) for e in batch.ends])
         if self._descent is not None:
             self._descent.write(writer, batch)
-        many("counter_add", [(self._run, *key, *tally.values()) for key, tally in batch.tallies.items()])
-        many("timing_add", [(self._run, *key, count) for key, count in batch.timings.items()])
+        many("task_told", [(new.key, stage, replica) for new, stage, replica in batch.told])
+        many("task_enrol", [_enrolled(self._run, task) for task in batch.enrolled])
+        many("task_wait", [_waiting(self._run, task) for task in batch.waiting])
+        many("task_ended", [(t.then_do, *_error(t.error), t.id) for t in batch.ended])
+        many("followers_ended", [_followed(t) for t in batch.ended])
+        many("counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()])
+        many("timing_add", [(run, *key, count) for key, count in batch.timings.items()])
         if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving or batch.broods or batch.gone:
             writer.execute(sql("run_revise"), (self._run,))
 
@@ -205,10 +240,10 @@ class Ledger:
             return self._endpoint(source.endpoint, writer)
         return int(writer.execute(sql("result_endpoint"), (source.id,)).fetchone()[0])
 
-    def _attempt(self, a: Attempt, writer: sqlite3.Connection) -> tuple[Any, ...]:
+    def _attempt(self, a: Attempt, event: int, writer: sqlite3.Connection) -> tuple[Any, ...]:
         c, u = a.call, a.call.usage
         endpoint = self._endpoint(c.endpoint, writer)
-        asked = (a.new.key, a.stage, a.replica, self._event, c.number, a.fingerprint, endpoint, c.purpose)
+        asked = (a.new.key, a.stage, a.replica, event, c.number, a.fingerprint, endpoint, c.purpose)
         came = (c.started_at, c.duration, c.status, *_error(c.error), c.ambiguous)
         took = (u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost)
         return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier)
@@ -240,6 +275,20 @@ def _task(t: TaskEnd) -> tuple[Any, ...]:
     result = t.result.id if t.result else None
     asked = (t.new.key, t.stage, t.replica, t.fingerprint)
     return (*asked, t.outcome.value, result, *_error(t.error), t.failures, t.at, t.note)
+
+
+def _waiting(run: int, t: WaitingTask) -> dict[str, Any]:
+    asked = {"row": t.new.key, "stage": t.stage, "replica": t.replica, "fingerprint": t.fingerprint}
+    return {"run": run, **asked}
+
+
+def _enrolled(run: int, t: Enrolled) -> tuple[Any, ...]:
+    asked = (t.new.key, t.stage, t.replica, t.fingerprint)
+    return (run, t.batch, t.place, *asked, t.round, t.position, t.repairs)
+
+
+def _followed(t: EndedTask) -> tuple[Any, ...]:
+    return (t.then_do, *_error(t.error), t.round, t.position, t.repairs, t.fingerprint)
 
 
 def _end(e: RowEnd) -> tuple[Any, ...]:

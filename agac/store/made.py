@@ -181,6 +181,14 @@ async def part_values(database: Database, run: int, origin: int, ids: Sequence[s
     return dict(found)  # type: ignore[arg-type]
 
 
+async def any_open_part(database: Database, run: int, origin: int, ids: Sequence[str]) -> bool:
+    """Whether one of these parts of groups has no end yet."""
+    wanted = padded(list(ids))
+    with translated(database.path):
+        statement = sql_many("parts_waiting", len(wanted))
+        return bool(await database.reader.execute_fetchall(statement, (run, -1 - origin, *wanted)))
+
+
 async def failed_part(database: Database, group: int) -> tuple[str, str, str] | None:
     """The kind of error, the message and the id of a part of a group that failed."""
     with translated(database.path):

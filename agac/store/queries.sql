@@ -45,6 +45,14 @@ VALUES (1 + max(coalesce((SELECT max(id) FROM run), 0),
 UPDATE run SET output_dir = :dir, include_input = :include, outputs = :outputs, exported_revision = NULL
 WHERE id = :run AND (output_dir <> :dir OR include_input <> :include OR outputs <> :outputs);
 
+-- name: run_manner
+-- How a run goes about its definition; the last invocation decides.
+UPDATE run SET manner = ? WHERE id = ?;
+
+-- name: run_manner_read
+-- How a run goes about its definition.
+SELECT manner FROM run WHERE id = ?;
+
 -- name: run_read
 -- A run with its last invocation.
 SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.outputs, r.fresh_since, r.created_at, r.finished_at,
@@ -101,7 +109,16 @@ WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
 -- name: run_was_read
 -- An invocation that came to its end over the input, and not over rows of the store.
 SELECT id FROM event
-WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL LIMIT 1;
+WHERE run_id = ? AND kind = 'invocation' AND exit_code = 0 AND json_extract(body, '$.retry') IS NULL
+AND json_extract(body, '$.retrieves') IS NULL LIMIT 1;
+
+-- name: run_reading
+-- When the input was read to its end; null: a pass over it begins.
+UPDATE run SET read_at = ? WHERE id = ?;
+
+-- name: run_read_at
+-- When the input was last read to its end, and no pass over it began since.
+SELECT read_at FROM run WHERE id = ?;
 
 -- name: lost_calls
 -- What was lost with a run's killed invocations (twice the concurrency of one never buried) and cut off by Ctrl-C twice.
@@ -704,6 +721,10 @@ WHERE run_id = ? AND origin = ? AND place = ? AND key > ? AND state = 0 ORDER BY
 SELECT r.id, v.value FROM row r JOIN result v ON v.id = r.result_id
 WHERE r.run_id = ? AND r.occurrence = ? AND r.state = 1 AND r.id IN (:many);
 
+-- name: parts_waiting
+-- Whether one of these parts of groups has no end yet.
+SELECT 1 FROM row WHERE run_id = ? AND occurrence = ? AND state = 0 AND id IN (:many) LIMIT 1;
+
 -- name: parts_failed
 -- A part of a group that failed, if any did: of the smallest, since larger ones fail for their sake.
 SELECT error_type, error_message, id FROM row WHERE parent_key = ? AND place < 0 AND state = 2 ORDER BY place DESC LIMIT 1;
@@ -738,3 +759,349 @@ WHERE run_id = ? AND id > ? AND occurrence = ? AND place >= 0 AND state = 2 ORDE
 -- The first failed row of each kind of error among those that stages made.
 SELECT error_type, id, NULL, error_message, error_stage, count(*), min(key) FROM row
 WHERE run_id = ? AND state = 2 AND origin IS NOT NULL AND place >= 0 GROUP BY error_type, error_stage;
+
+-- name: project_token
+-- The token that was minted with the database.
+SELECT token FROM project;
+
+-- name: intents
+-- The names of all batches, and whether their files are still needed.
+SELECT intent, state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED') FROM batch;
+
+-- name: batch_read
+-- One batch.
+SELECT batch.* FROM batch WHERE id = ?;
+
+-- name: batches_unfinished
+-- Batches of a workflow that have not come to their end.
+SELECT batch.* FROM batch JOIN run ON run.id = batch.run_id
+WHERE batch.state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED') AND run.workflow = ? ORDER BY batch.id;
+
+-- name: batches_of_run
+-- All batches of a run.
+SELECT batch.* FROM batch WHERE run_id = ? ORDER BY id;
+
+-- name: batch_intents
+-- Other batches of an account that are about to be created, or may have been.
+SELECT id FROM batch WHERE state = 'CREATE_INTENT' AND account = ? AND id <> ? LIMIT 1;
+
+-- name: batch_newest_at
+-- The newest other batch that a provider is known to have.
+SELECT provider_id FROM batch WHERE provider = ? AND id <> ? AND provider_id IS NOT NULL ORDER BY id DESC LIMIT 1;
+
+-- name: batch_ids_known
+-- Which of a provider's ids are batches of ours.
+SELECT provider_id FROM batch WHERE provider_id IN (:many);
+
+-- name: lane_load
+-- Enqueued tokens and batches of a lane, batches of its account, and the most tokens that this was seen to take.
+SELECT sum(tokens) FILTER (WHERE model = :m), count(*) FILTER (WHERE model = :m), count(*),
+    (SELECT cap FROM batch_lane WHERE provider = :p AND account = :a AND model = :m AND shown_at > :since)
+FROM batch WHERE state IN ('CREATE_INTENT', 'SUBMITTED') AND provider = :p AND account = :a;
+
+-- name: lane_cap
+-- What an account showed of its limit on enqueued tokens.
+INSERT INTO batch_lane (provider, account, model, cap, shown_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET cap = excluded.cap, shown_at = excluded.shown_at;
+
+-- name: batch_plan
+-- A batch that begins to be filled.
+INSERT INTO batch (
+    id, run_id, event_id, stage, position, provider, base_url, model, account, state, intent, attempt, file, tasks, bytes,
+    tokens, window, held_usd, held_tokens, priced, planned_at
+) VALUES (:id, :run, :event, :stage, :position, :provider, :base_url, :model, :account, 'PLANNED', :intent, 1, :file, 0, 0,
+    0, :window, 0, 0, :priced, :now);
+
+-- name: batch_id_max
+-- The last batch's number.
+SELECT ifnull(max(id), 0) FROM batch;
+
+-- name: batch_built
+-- Its file is whole and on the disk.
+UPDATE batch SET state = 'BUILT', tasks = :tasks, bytes = :bytes, tokens = :tokens, sha256 = :sha256,
+    held_usd = :usd, held_tokens = :held_tokens, deadline = :deadline WHERE id = :id AND state = 'PLANNED';
+
+-- name: batch_step
+-- One step further, or aside, with the reason.
+UPDATE batch SET state = :to, note = :note WHERE id = :id AND state = :from;
+
+-- name: batch_uploaded
+-- Its input lies at the provider.
+UPDATE batch SET state = 'UPLOADED', file_id = :file_id, note = NULL, try_at = NULL
+WHERE id = :id AND state = 'UPLOAD_INTENT';
+
+-- name: batch_intend
+-- It is about to be created.
+UPDATE batch SET state = 'CREATE_INTENT', created_after = :now, account = :account, base_url = :base_url, note = NULL
+WHERE id = :id AND state IN ('BUILT', 'UPLOADED');
+
+-- name: batch_defer
+-- Nothing was created: it is tried again later, under the next name.
+UPDATE batch SET state = :to, attempt = attempt + 1, provider_id = NULL, status = NULL, word = NULL, total = NULL,
+    done = NULL, failed = NULL, try_at = :try_at, note = :note WHERE id = :id AND state = :from;
+
+-- name: batch_remark
+-- Why it stays where it is.
+UPDATE batch SET note = :note WHERE id = :id;
+
+-- name: batch_put_off
+-- It is not to be tried before a time.
+UPDATE batch SET try_at = :at, note = :note WHERE id = :id;
+
+-- name: batch_submitted
+-- It exists at the provider.
+UPDATE batch SET state = 'SUBMITTED', provider_id = :provider_id, submitted_at = :at, moved_at = :at, seen_at = :at,
+    deadline = ifnull(deadline, :deadline), try_at = NULL, note = :note
+WHERE id = :id AND state IN ('CREATE_INTENT', 'NEEDS_HUMAN');
+
+-- name: batch_seen
+-- What its provider said of it; never a step of its life. `moved`: a count or its state is another than before.
+UPDATE batch SET status = iif(status IN ('completed', 'failed', 'expired', 'cancelled')
+    AND :status NOT IN ('completed', 'failed', 'expired', 'cancelled'), status, :status), word = :word, total = :total, done = :done, failed = :failed, seen_at = :now,
+    moved_at = iif(:moved, :now, moved_at), expires_at = ifnull(:expires_at, expires_at),
+    results_until = ifnull(:results_until, results_until), ended_at = ifnull(:ended_at, ended_at)
+WHERE id = :id AND provider_id = :provider_id AND ingested_at IS NULL;
+
+-- name: batch_not_ours
+-- What was taken for it is somebody else's: it is looked for again.
+UPDATE batch SET state = 'CREATE_INTENT', foreign_ids = :foreign, provider_id = NULL, submitted_at = NULL,
+    status = NULL, word = NULL, note = :note WHERE id = :id AND state IN ('SUBMITTED', 'TERMINAL', 'DOWNLOADED');
+
+-- name: batch_cancel
+-- It was decided to end it.
+UPDATE batch SET cancel_at = :now, then_do = :then_do WHERE id = :id AND cancel_at IS NULL;
+
+-- name: batch_downloaded
+-- Its results lie on this machine.
+UPDATE batch SET state = 'DOWNLOADED', outputs = :outputs, note = NULL WHERE id = :id AND state = 'TERMINAL';
+
+-- name: batch_ingested
+-- Each of its tasks has an end.
+UPDATE batch SET state = 'INGESTED', counts = :counts, cost = :cost, held_usd = 0, held_tokens = 0, ingested_at = :now,
+    note = NULL WHERE id = :id AND state = 'DOWNLOADED';
+
+-- name: batch_chunk
+-- What a chunk of its answers cost, and what its tasks came to so far.
+UPDATE batch SET cost = ifnull(cost, 0) + ?, counts = ? WHERE id = ?;
+
+-- name: batch_tidied
+-- It never ran, and nothing of it is left.
+UPDATE batch SET cleaned_at = :now WHERE id = :id AND state IN ('NOT_CREATED', 'REJECTED');
+
+-- name: batches_untidy
+-- Batches of a workflow that never ran, with an input that still lies at the provider.
+SELECT batch.* FROM batch JOIN run ON run.id = batch.run_id
+WHERE batch.state IN ('NOT_CREATED', 'REJECTED') AND batch.file_id IS NOT NULL AND batch.cleaned_at IS NULL
+AND run.workflow = ? ORDER BY batch.id;
+
+-- name: batch_late
+-- A creation of it was given up, and its provider had it all the same: what it left is in.
+UPDATE batch SET foreign_ids = :foreign WHERE id = :id;
+
+-- name: batch_cleaned
+-- Nothing of it is left at the provider or on this machine.
+UPDATE batch SET state = 'CLEANED', cleaned_at = :now WHERE id = :id AND state IN ('INGESTED', 'REJECTED');
+
+-- name: batch_release
+-- Its tasks are to be enrolled again, as if they had never been: their question was not asked.
+UPDATE batch_task SET state = 2, then_do = :then_do WHERE batch_id = :id AND state = 1;
+
+-- name: followers_release
+-- Who waited for a task of a batch goes on with it.
+UPDATE batch_task SET state = 2, then_do = :then_do, round = 1, position = 0, repairs = 0
+WHERE state = 0 AND state < 2 AND fingerprint IN (SELECT fingerprint FROM batch_task WHERE batch_id = :id);
+
+-- name: task_enrol
+-- A task joins a batch.
+INSERT INTO batch_task (run_id, batch_id, place, row_key, stage, replica, fingerprint, state, round, position, repairs)
+VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?);
+
+-- name: task_wait
+-- A task waits for an equal one that is in a batch, unless that is its own.
+INSERT INTO batch_task (run_id, row_key, stage, replica, fingerprint, state, round, position, repairs)
+SELECT :run, :row, :stage, :replica, :fingerprint, 0, 1, 0, 0 WHERE NOT EXISTS (
+    SELECT 1 FROM batch_task
+    WHERE row_key = :row AND stage = :stage AND replica = :replica AND fingerprint = :fingerprint
+    AND state < 2 AND state < 3
+);
+
+-- name: task_told
+-- A row was walked with what came of its task.
+UPDATE batch_task SET state = 3 WHERE row_key = ? AND stage = ? AND replica = ? AND state = 2 AND state < 3;
+
+-- name: task_ended
+-- Something came of a task.
+UPDATE batch_task SET state = 2, then_do = ?, error_type = ?, error_message = ? WHERE id = ? AND state = 1;
+
+-- name: followers_ended
+-- The same of those that wait for it.
+UPDATE batch_task SET state = 2, then_do = ?, error_type = ?, error_message = ?, round = ?, position = ?, repairs = ?
+WHERE fingerprint = ? AND state = 0 AND state < 2;
+
+-- name: batched
+-- Whether a workflow ever had a batch.
+SELECT 1 FROM batch JOIN run ON run.id = batch.run_id WHERE run.workflow = ? LIMIT 1;
+
+-- name: tasks_live
+-- Tasks of a workflow that are in a batch, or wait for one.
+SELECT t.fingerprint FROM batch_task AS t JOIN run ON run.id = t.run_id
+WHERE t.state = 1 AND t.state < 2 AND run.workflow = ? AND t.fingerprint IN (:many);
+
+-- name: tasks_ready
+-- What came of the tasks of some rows.
+SELECT row_key, stage, replica, fingerprint, round, position, repairs, then_do, batch_id IS NOT NULL, error_type,
+    error_message
+FROM batch_task WHERE state = 2 AND state < 3 AND row_key IN (:many);
+
+-- name: rows_waiting
+-- Rows with a task in a batch, or waiting for one, and the first stage where that is so.
+SELECT row_key, min(stage) FROM batch_task WHERE state < 2 AND state < 3 AND row_key IN (:many) GROUP BY row_key;
+
+-- name: rows_to_walk
+-- Open rows of the input with a task of which something came.
+SELECT key, id, occurrence, ordinal, hash, data, seen FROM row WHERE key IN (
+    SELECT DISTINCT t.row_key FROM batch_task AS t
+    WHERE t.run_id = :run AND t.state = 2 AND t.row_key > :after AND t.then_do IS NOT 'run'
+    AND EXISTS (SELECT 1 FROM row AS r WHERE r.key = t.row_key AND r.state = 0 AND r.ordinal IS NOT NULL)
+    ORDER BY t.row_key LIMIT :most
+) ORDER BY key;
+
+-- name: rows_idle
+-- Open rows of the input that wait for no batch, in the order of the input.
+SELECT key, id, occurrence, ordinal, hash, data, seen FROM row
+WHERE run_id = :run AND ordinal > :after AND state = 0
+AND NOT EXISTS (SELECT 1 FROM batch_task AS t WHERE t.row_key = row.key AND t.state < 3)
+ORDER BY ordinal LIMIT :most;
+
+-- name: rows_in_batches
+-- How many rows of a run wait for batches.
+SELECT count(DISTINCT row_key) FROM batch_task INDEXED BY batch_task_row WHERE state < 3 AND state < 2 AND run_id = ?;
+
+-- name: tasks_at
+-- The tasks at some places of a batch.
+SELECT id, place, row_key, stage, replica, fingerprint, state, round, position, repairs
+FROM batch_task WHERE batch_id = ? AND place IN (:many);
+
+-- name: tasks_left
+-- Tasks of a batch of which nothing came.
+SELECT id, place, row_key, stage, replica, fingerprint, state, round, position, repairs
+FROM batch_task WHERE batch_id = ? AND place > ? AND state = 1 ORDER BY place LIMIT ?;
+
+-- name: reply_last
+-- The last reply to a question that had the wrong form.
+SELECT reply, status, error_message FROM attempt
+WHERE row_key = ? AND stage = ? AND replica = ? AND fingerprint = ? AND error_type = 'SchemaMismatch'
+ORDER BY id DESC LIMIT 1;
+
+-- name: tasks_outdated
+-- Tasks in open batches of a run whose row left, or asks something else by now, and for which nobody else waits.
+SELECT t.batch_id, count(*) FROM batch_task AS t JOIN row ON row.key = t.row_key
+WHERE t.state = 1 AND t.batch_id IN (
+    SELECT id FROM batch WHERE run_id = :run AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+)
+AND (row.state = 6 OR (row.ordinal IS NULL AND row.origin IS NULL) OR EXISTS (
+    SELECT 1 FROM batch_task AS n WHERE n.row_key = t.row_key AND n.stage = t.stage AND n.replica = t.replica
+    AND n.state < 2 AND n.state < 3 AND n.id > t.id AND n.fingerprint <> t.fingerprint
+) OR EXISTS (
+    SELECT 1 FROM task AS d WHERE d.row_key = t.row_key AND d.stage = t.stage AND d.replica = t.replica
+    AND d.fingerprint IS NOT t.fingerprint
+))
+AND NOT EXISTS (
+    SELECT 1 FROM batch_task AS w WHERE w.fingerprint = t.fingerprint AND w.state = 0 AND w.state < 2
+) GROUP BY t.batch_id;
+
+-- name: tasks_stale
+-- Tasks in batches of other runs of a workflow that nobody in this run waits for.
+SELECT t.batch_id, count(*) FROM batch_task AS t
+WHERE t.state = 1 AND t.batch_id IN (
+    SELECT batch.id FROM batch JOIN run ON run.id = batch.run_id
+    WHERE run.workflow = :workflow AND run.id <> :run
+    AND batch.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+)
+AND NOT EXISTS (
+    SELECT 1 FROM batch_task AS w
+    WHERE w.fingerprint = t.fingerprint AND w.state = 0 AND w.state < 2 AND w.run_id = :run
+) GROUP BY t.batch_id;
+
+-- name: batches_look
+-- Batches, oldest first: of a run, of a workflow, or named by our number or the provider's; open ones, or all.
+WITH numbered AS (
+    SELECT id, row_number() OVER (PARTITION BY run_id, stage, event_id ORDER BY id) AS number,
+        count(*) OVER (PARTITION BY run_id, stage, event_id) AS among
+    FROM batch
+)
+SELECT r.workflow, n.number, n.among, b.* FROM batch b JOIN numbered n ON n.id = b.id JOIN run r ON r.id = b.run_id
+WHERE (:run IS NULL OR b.run_id = :run) AND (:workflow IS NULL OR r.workflow = :workflow)
+    AND (:named IS NULL OR b.provider_id = :named OR CAST(b.id AS TEXT) = :named)
+    AND (:closed OR b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED'))
+ORDER BY b.id;
+
+-- name: batches_last_run
+-- The run that last submitted a batch, or is about to: of those with open ones, if there are any.
+SELECT run_id FROM batch ORDER BY CASE
+    WHEN state IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') THEN iif(EXISTS (
+        SELECT 1 FROM batch_task AS t JOIN row ON row.key = t.row_key
+        WHERE t.run_id = batch.run_id AND t.state = 2 AND t.then_do IS NOT 'run' AND row.state = 0
+    ), 0.5, 2 + (submitted_at IS NULL))
+    ELSE submitted_at IS NULL
+END, coalesce(submitted_at, planned_at) DESC, id DESC LIMIT 1;
+
+-- name: batches_open
+-- The open batches of every run that has any, summed up; those that the provider has not got yet `wait`.
+SELECT run_id, count(*), sum(provider_id IS NULL), sum(tasks), coalesce(sum(done), 0), coalesce(sum(failed), 0),
+    coalesce(sum(status IN ('completed', 'failed', 'expired', 'cancelled')), 0)
+FROM batch WHERE state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY run_id;
+
+-- name: batches_at_a_glance
+-- Number, provider's id and workflow of the open batches, the newest first.
+SELECT b.id, b.provider_id, r.workflow FROM batch b JOIN run r ON r.id = b.run_id
+WHERE b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') ORDER BY b.id DESC;
+
+-- name: batches_alike
+-- The open batches of a run by stage and by how they stand, which is '' where the provider has not got them.
+SELECT stage, iif(provider_id IS NULL, '', coalesce(status, 'in_progress')) AS stands, count(*), sum(tasks),
+    coalesce(sum(done), 0), coalesce(sum(failed), 0)
+FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY stage, stands;
+
+-- name: batches_of_row
+-- The tasks of a row that are in a batch, or wait for an equal one that is in one, each with that batch.
+SELECT t.stage, t.replica, t.fingerprint, t.state, t.round, b.id, b.run_id, b.provider_id, b.state, b.submitted_at
+FROM batch_task t
+LEFT JOIN batch_task e ON t.state = 0 AND e.fingerprint = t.fingerprint AND e.state = 1 AND e.state < 2
+JOIN batch b ON b.id = coalesce(t.batch_id, e.batch_id)
+WHERE t.row_key = ? AND t.state < 2 AND t.state < 3 ORDER BY t.stage, t.replica;
+
+-- name: batches_waited_for
+-- The batches of other runs in which tasks are that a run's tasks wait for.
+SELECT DISTINCT b.id, b.run_id, b.provider_id FROM batch_task w
+JOIN batch_task e ON e.fingerprint = w.fingerprint AND e.state = 1 AND e.state < 2 JOIN batch b ON b.id = e.batch_id
+WHERE w.run_id = :run AND w.state = 0 AND b.run_id <> :run;
+
+-- name: batches_lane_times
+-- How long the batches of a lane took that came to their end by themselves, the shortest first.
+SELECT max(ended_at - submitted_at, 0.0) FROM batch  -- providers tell whole seconds
+WHERE provider = ? AND account = ? AND model = ? AND ended_at > submitted_at - 1 AND cancel_at IS NULL ORDER BY 1;
+
+-- name: batches_needing
+-- The runs that have open batches, or tasks that are in one or wait for one that is.
+SELECT run_id FROM batch WHERE state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+UNION SELECT run_id FROM batch_task WHERE state < 2;
+
+-- name: batches_results
+-- The results of what some tasks asked in batches, to which no row refers yet, with their runs.
+SELECT b.run_id, v.id FROM batch_task b JOIN result v ON v.fingerprint = b.fingerprint
+WHERE b.id > :after AND b.id <= :upto AND b.state < 3 AND b.then_do IS NOT 'run';
+
+-- name: batches_drop
+-- The batches of a run without rows.
+DELETE FROM batch WHERE run_id = ?;
+
+-- name: batches_last_task
+-- The last task that was in a batch.
+SELECT coalesce(max(id), 0) FROM batch_task;
+
+-- name: batches_tasks_drop
+-- Tasks of batches, among some, whose row or run is gone.
+DELETE FROM batch_task WHERE id > :after AND id <= :upto AND (
+    NOT EXISTS (SELECT 1 FROM row WHERE key = batch_task.row_key)
+    OR NOT EXISTS (SELECT 1 FROM run WHERE id = batch_task.run_id));

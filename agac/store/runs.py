@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from agac.core.keys import canonical
+from agac.core.keys import canonical, snapshot
 from agac.store.db import Database, translated
 from agac.store.sql import sql
 
@@ -190,6 +190,18 @@ async def was_read(database: Database, run: int) -> bool:
         return bool(await database.reader.execute_fetchall(sql("run_was_read"), (run,)))
 
 
+async def note_reading(database: Database, run: int, at: float | None) -> None:
+    """A pass over the input begins (`at` None), or came to its end."""
+    await write(database, "run_reading", (at, run))
+
+
+async def input_read_at(database: Database, run: int) -> float | None:
+    """When the input of a run was read to its end, in seconds since 1970; None: it was not, or is being read."""
+    with translated(database.path):
+        ((at,),) = await database.reader.execute_fetchall(sql("run_read_at"), (run,))
+    return None if at is None else float(at)
+
+
 async def lost_calls(database: Database, run: int, at_work: int = 0) -> int:
     """Calls that killed or cut off invocations of a run, other than `at_work`, may have paid for without leaving a
     trace, at most."""
@@ -213,6 +225,19 @@ async def definition_of(database: Database, run: int) -> dict[str, Any]:
         (row,) = await database.reader.execute_fetchall(sql("definition_body"), (run,))
     body: dict[str, Any] = json.loads(row[0])
     return body
+
+
+async def keep_manner(database: Database, run: int, manner: dict[str, Any]) -> None:
+    """Notes how a run goes about its definition (`plan.manner.manner_of`)."""
+    await write(database, "run_manner", (snapshot(manner), run))
+
+
+async def manner_of(database: Database, run: int) -> dict[str, Any] | None:
+    """How a run goes about its definition; None: it was made before that was kept."""
+    with translated(database.path):
+        (row,) = await database.reader.execute_fetchall(sql("run_manner_read"), (run,))
+    manner: dict[str, Any] | None = json.loads(row[0]) if row[0] is not None else None
+    return manner
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -32,7 +33,7 @@ def sql_many(name: str, count: int) -> str:
     return sql(name).replace(_MANY, f"({','.join('?' * count)})")
 
 
-def padded(values: list[bytes] | list[int] | list[str | int]) -> list[bytes | int | str | None]:
+def padded(values: Sequence[bytes] | Sequence[int] | Sequence[str | int]) -> list[bytes | int | str | None]:
     """`values` filled up with NULL, which equals nothing, to the next of a few sizes."""
     size = 8
     while size < len(values):

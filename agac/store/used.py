@@ -31,7 +31,8 @@ class Bits:
 
 
 async def used_results(read: Read, runs: Collection[int], with_left: Collection[int], workflow: str | None) -> Bits:
-    """The results to which rows of these runs refer; rows that left the input only in the runs `with_left`.
+    """The results to which rows of these runs refer; rows that left the input only in the runs `with_left`. Also those
+    that came in a batch, and that no row has taken up yet.
 
     With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
     come back, and would be asked again.
@@ -41,6 +42,10 @@ async def used_results(read: Read, runs: Collection[int], with_left: Collection[
     async for rows in _ranges(read, "gc_references", last_key):
         for run, left, result in rows:
             if run in runs and (not left or run in with_left):
+                used.add(result)
+    async for rows in _ranges(read, "batches_results", await read(_last_task)):
+        for run, result in rows:
+            if run in runs:
                 used.add(result)
     if workflow is not None:
         async for rows in _ranges(read, "gc_asked_elsewhere", last_attempt, workflow):
@@ -81,3 +86,8 @@ def _fetched(statement: str, values: dict[str, Any], connection: sqlite3.Connect
 def _ends(connection: sqlite3.Connection) -> tuple[int, int, int]:
     key, result, attempt = connection.execute(sql("gc_ends")).fetchone()
     return key, result, attempt
+
+
+def _last_task(connection: sqlite3.Connection) -> int:
+    (last,) = connection.execute(sql("batches_last_task")).fetchone()
+    return int(last)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from agac import api
@@ -20,6 +22,7 @@ from agac.cli.shown.retry import choice_lines
 @click.option("--error", metavar="KIND", help="Only rows that failed so, as SchemaMismatch.")
 @click.option("--from", "from_stage", metavar="STAGE", help="Ask this stage and those after it anew, of done rows too.")
 @click.option("--concurrency", type=click.IntRange(1, 10_000), metavar="N", help="The most calls in flight.")
+@click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Ask so, whatever the run was begun with.")
 @click.option("--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.")
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried again, and ask nothing.")
@@ -34,6 +37,7 @@ def command(
     error: str | None,
     from_stage: str | None,
     concurrency: int | None,
+    run_mode: Literal["sync", "batch"] | None,
     budget: str | None,
     max_errors: int | None,
     dry_run: bool,
@@ -53,7 +57,9 @@ def command(
         return 0
     if found.done > 1 and not yes:
         _agree(found)
-    options = api.RunOptions(concurrency=concurrency, budget=read_budget(budget), max_errors=max_errors, yes=yes)
+    options = api.RunOptions(
+        concurrency=concurrency, budget=read_budget(budget), max_errors=max_errors, yes=yes, run_mode=run_mode
+    )
     retry = api.retry
     garbage.from_here_on()
     report = retry(

@@ -29,7 +29,8 @@ from agac.cli.options import choosing_rows, choosing_stages, read_budget, read_v
 @click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more rows than this failed.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked and what it costs, as `agac plan` does.")
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="With --dry-run: the first N prompts.")
-@click.option("--yes", is_flag=True, help="Go on without asking, also above confirm_above.")
+@click.option("--yes", is_flag=True, help="Go on without asking, also above confirm_above and beside stale batches.")
+@click.option("--wait", is_flag=True, help="With batches: stay, and go through all stages to the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
 def command(

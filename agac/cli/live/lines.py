@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agac.api.watching import Snapshot, StageSnapshot
 from agac.cli.live.text import cells, cropped, is_unicode, on_one_line, padded
+from agac.cli.shown.words import duration
 
 BAR = 10
 WIDE_BAR = 20
@@ -143,6 +144,10 @@ def _cut_detail(detail: str, room: int, paper: Paper) -> str:
 
 def _notes(snapshot: Snapshot, paper: Paper) -> list[str]:
     notes = []
+    for batch in snapshot.batches:
+        what = "1 batch" if batch.batches == 1 else f"{batch.batches:,} batches"
+        counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")
+        notes.append(f"{on_one_line(batch.stage, paper.encoding)}: {what} {batch.status}, {counts}")
     if snapshot.unusable and snapshot.last_error is not None:
         error, row = snapshot.last_error
         last = f" (last: {error.type}, row {on_one_line(str(row), paper.encoding)})"
@@ -154,15 +159,3 @@ def _notes(snapshot: Snapshot, paper: Paper) -> list[str]:
         calls = "1 call" if snapshot.in_flight == 1 else f"{snapshot.in_flight:,} calls"
         notes.append(STOPPING.format(calls=calls))
     return notes
-
-
-def duration(seconds: float) -> str:
-    """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"

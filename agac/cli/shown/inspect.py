@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agac.cli.shown.layout import first_line
 from agac.cli.shown.status import call_lines, count_lines, head_lines, invocation_lines
+from agac.cli.shown.submitted import in_batch_words
 from agac.cli.shown.votes import replicas_words
 from agac.cli.shown.words import counted, indented, passed_over_words, plain
 
@@ -182,6 +183,8 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
     yield from _alias(stage)
     if stage["outcome"] != "open":
         yield from _outcome(stage)
+    for one in stage["in_batches"]:
+        yield f"  {in_batch_words(one)}"
     yield from _replicas(stage)
     for message in stage["prompt"] or ():
         yield from _block(f"prompt, {message['role']}", message["text"])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from agac.cli.shown.words import counted, without
 
 if TYPE_CHECKING:
+    from agac.api.ending import RunReport
     from agac.api.finishing import Finishing
-    from agac.api.running import RunReport
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:

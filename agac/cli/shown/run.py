@@ -15,7 +15,7 @@ from agac.cli.shown.votes import agreement_lines
 from agac.cli.shown.words import counted, plain
 
 if TYPE_CHECKING:
-    from agac.api.running import RunReport
+    from agac.api.ending import RunReport
     from agac.engine.scope import Scope
 
 
@@ -39,10 +39,18 @@ def run_lines(
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = counted(invocation["tasks_collapsed"], "task")
         lines.append(f"Asked once: {same} had the very prompt of another one and took its answer")
-    if invocation["rows_parked"]:
-        lines.append(parked_line(summary, invocation["rows_parked"], command, scope))
+    if parked := _left_out(summary, invocation, scope):
+        lines.append(parked_line(summary, parked, command, scope))
     lines += _error_lines(summary, command, invocation, errors_file)
     return lines
+
+
+def _left_out(summary: dict[str, Any], invocation: dict[str, Any], scope: Scope | None) -> int:
+    """How many rows are open because a stage was not to be asked; others wait for batches."""
+    if scope is not None and all(scope.may_ask(stage["name"]) for stage in summary["stages"]):
+        return 0
+    left: int = invocation["rows_parked"] - invocation.get("rows_in_batches", 0)
+    return max(left, 0)
 
 
 def level_line(level: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ ENDS = {
     ExitCode.FAILED: "stopped",
     ExitCode.ROWS_FAILED: "done, some rows failed",
     ExitCode.LIMIT: "stopped at a limit",
+    ExitCode.NOT_READY: "not ready",
     ExitCode.INTERRUPTED: "interrupted",
 }
 """How an invocation ended, by its exit code."""
@@ -102,6 +103,17 @@ def count_lines(run: dict[str, Any]) -> list[str]:
     return [*lines, *agreement_lines(run["stages"])]
 
 
+def _open_batches(number: int, batches: dict[str, int]) -> list[str]:
+    """What the batches of a run came to so far, and what goes on with them."""
+    what = "1 open batch" if batches["batches"] == 1 else f"{batches['batches']:,} open batches"
+    counts = f"{batches['done']:,} done, {batches['failed']:,} failed of {counted(batches['requests'], 'request')}"
+    waiting = f", {batches['waiting']:,} not submitted yet" if batches["waiting"] else ""
+    return [
+        f"Run {number} has {what}{waiting}: {counts} when last asked",
+        "Ask again with: agac batch status. Take what is ready with: agac batch retrieve",
+    ]
+
+
 def _failed(run: dict[str, Any]) -> int:
     """Failed rows, of the input and of those that stages made."""
     return sum(int(one["rows"]["failed"]) for one in (run, *run["levels"]))
@@ -164,6 +176,8 @@ def next_lines(run: dict[str, Any], project: Path) -> list[str]:
     if run.get("replaced_by"):
         newer = run["replaced_by"]
         return [f"Run {newer} took its place. Look at it with: agac status {newer}"]
+    if run["state"] in ("waiting", "killed") and run["open_batches"]:
+        return _open_batches(number, run["open_batches"])
     if run["state"] != "finished":
         if (run["last_invocation"] or {}).get("exit_code") == ExitCode.LIMIT:
             limit = plain(first_line((run["last_invocation"] or {}).get("stopped") or "budget or max_errors"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from agac.cli.shown.submitted import in_batch_words
 from agac.cli.shown.votes import replicas_words
 from agac.cli.shown.words import indented, passed_over_words, plain
 
@@ -28,8 +29,10 @@ def _task(asked: Asked) -> list[str]:
     lines = [f"fingerprint: {found['fingerprint'] or 'none: nothing could be asked'}"]
     if asked.stage.operation is not None and not found["fingerprint"]:
         lines = []
+    if found["in_batch"]:
+        lines.append(in_batch_words(found["in_batch"]))
     if found["outcome"] is None:
-        return [*lines, "outcome: not asked yet"]
+        return [*lines, "outcome: none yet" if found["in_batch"] else "outcome: not asked yet"]
     lines.append(f"outcome: {found['outcome']}, {found['settled_at']}")
     if found["error"]:
         lines.append(plain(f"error: {found['error']['type']}: {found['error']['message']}"))

@@ -74,3 +74,15 @@ def without_switch(command: str, switch: str) -> str:
 def indented(text: str, by: str = "  ") -> str:
     """Every line of `text` further to the right."""
     return "\n".join(f"{by}{line}".rstrip() for line in text.split("\n"))
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"

@@ -1,0 +1,250 @@
+"""How an invocation ended: its outputs written, its report made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agac.api.batchlines import batch_lines
+from agac.api.finishing import Finishing, finishing, open_tasks
+from agac.core.errors import AgacError, ExitCode, Problem, Where
+from agac.engine.batch.batches import told
+from agac.engine.batch.states import BatchStep
+from agac.engine.budgets import facts as budget_facts
+from agac.engine.control import Stop
+from agac.engine.export import Exported, export_run, files_of, is_shown
+from agac.engine.retries import tasks_of_retry
+from agac.engine.run import Invocation
+from agac.engine.scope import Retry
+from agac.engine.summary import cost_of, iso, summarise
+from agac.plan.plan import Plan
+from agac.providers.provider import Provider
+from agac.spec.workflow import Workflow
+from agac.store import batchviews, runs
+from agac.store.batches import BatchRecord, read_batch, rows_in_batches
+from agac.store.db import Database
+from agac.store.made import made_counts
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
+
+    `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
+    At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
+    the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed.
+    `empty` are the stages that were to have a result (`on_empty`) and have none.
+    """
+
+    summary: dict[str, Any]
+    invocation: dict[str, Any]
+    exit_code: ExitCode
+    files: list[Path]
+    stopped: str | None = None
+    warnings: list[Problem] = field(default_factory=list)
+    stop: str | None = None
+    finishing: Finishing | None = None
+    not_written: AgacError | None = None
+    replaced: dict[str, Any] | None = None
+    edited: tuple[Path, ...] = ()
+    empty: list[Problem] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            **self.summary,
+            "invocation": self.invocation,
+            "exit_code": int(self.exit_code),
+            "files": [str(file) for file in self.files],
+            "stop": self.stop,
+            "stopped": self.stopped,
+            "finishing": self.finishing.as_json() if self.finishing else None,
+            "not_written": _told(self.not_written),
+            "replaced": self.replaced,
+            "edited": [str(file) for file in self.edited],
+            "empty": [{"severity": problem.severity, "message": problem.message} for problem in self.empty],
+        }
+
+
+def _told(error: AgacError | None) -> dict[str, Any] | None:
+    return None if error is None else {"message": error.message, "remedy": error.remedy}
+
+
+Count = Callable[[], Awaitable[int]]
+"""How many rows a run is about."""
+
+
+async def report_of(
+    database: Database,
+    root: Path,
+    plan: Plan,
+    invocation: Invocation,
+    *,
+    warnings: list[Problem],
+    count: Count,
+    retry: Retry | None = None,
+    providers: Mapping[str, Provider],
+    workflow: Workflow | None = None,
+) -> RunReport:
+    """How an invocation ended; writes the run's outputs where they are to be replaced. `workflow` says where its keys
+    stand; without it they are named alone."""
+    record = await runs.read_run(database, invocation.run)
+    assert record is not None
+    summary = await summarise(database, record)
+    rows = summary["rows"]["total"]
+    exported = Exported(files_of(record, root, rows))
+    stop = invocation.control.stop if not invocation.complete else None
+    # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
+    # empty the folder of an earlier one.
+    replaced = invocation.complete or stop is Stop.LIMIT
+    if replaced and not is_shown(record, root, rows):
+        exported = await export_run(database, record, root, summary)
+    code = invocation.exit_code
+    if exported.not_written is not None:
+        code = ExitCode.FAILED
+    about = await batch_facts(database, invocation, providers)
+    if code is ExitCode.DONE and about["undecided_batches"]:
+        code = ExitCode.NOT_READY
+    elif code is ExitCode.DONE and invocation.finished and _any_failed(summary):
+        code = ExitCode.ROWS_FAILED
+    empty = _empty(plan, summary, workflow) if invocation.complete else []
+    if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any(one.severity == "error" for one in empty):
+        code = ExitCode.FAILED
+    return RunReport(
+        summary,
+        _facts(invocation) | about,
+        code,
+        exported.files if replaced else [],
+        invocation.control.why or None if stop else None,
+        warnings,
+        stop.value if stop else None,
+        await _finishing(database, plan, retry, summary, invocation, count) if stop is Stop.LIMIT else None,
+        exported.not_written,
+        await _replaced(database, exported),
+        exported.edited,
+        empty,
+    )
+
+
+def _empty(plan: Plan, summary: dict[str, Any], workflow: Workflow | None) -> list[Problem]:
+    """The stages that were to have a result and have none, in a run that had rows."""
+    if not summary["rows"]["total"]:
+        return []
+    found = []
+    for stage, count in zip(plan.stages, summary["stages"], strict=True):
+        if stage.on_empty is not None and not count["done"] + count["reused"]:
+            message = f"no row has a result of stage {stage.name!r}"
+            severity: Literal["error", "warning"] = "error" if stage.on_empty == "error" else "warning"
+            written = workflow.stages[stage.index] if workflow is not None else None
+            where = written.at("on_empty") if written is not None else Where(plan.workflow)
+            path = f"{written.path if written is not None else stage.name}.on_empty"
+            found.append(Problem(where, message, path, severity))
+    return found
+
+
+async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | None:
+    """The run whose results stood in the folder, its input, and the command that writes them there again."""
+    before = await runs.read_run(database, exported.replaced) if exported.replaced is not None else None
+    if before is None:
+        return None
+    source = (await runs.definition_of(database, before.id))["input"]["path"]
+    flag = "" if before.finished_at is not None else " --partial"
+    return {"run": before.id, "input": source, "again": f"agac export --run {before.id}{flag}"}
+
+
+async def _finishing(
+    database: Database,
+    plan: Plan,
+    retry: Retry | None,
+    summary: dict[str, Any],
+    invocation: Invocation,
+    count: Count,
+) -> Finishing:
+    totals = invocation.totals
+    counts = await runs.counters(database, invocation.run)
+    if retry is None:
+        rows, tasks = open_tasks(summary, await count())
+    else:
+        chosen = sum(count for _, _, count in invocation.chosen)
+        rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
+        share = rows / chosen if chosen else 0.0
+        made = await made_counts(database, invocation.run)
+        asked = tasks_of_retry(plan, retry, invocation.chosen, made, runs.row_counts(counts)["present"])
+        tasks = [math.ceil(one * share) for one in asked.values()]
+    return finishing(plan, counts, rows, tasks, invocation.purse, totals.rows_failed)
+
+
+def _facts(invocation: Invocation) -> dict[str, Any]:
+    totals = invocation.totals
+    return {
+        "continued": invocation.continued,
+        "complete": invocation.complete,
+        "lost_calls_at_most": invocation.lost_calls,
+        "rows_read": totals.seen,
+        "rows_unchanged": totals.unchanged,
+        "rows_done": totals.rows_done,
+        "rows_failed": totals.rows_failed,
+        "rows_skipped": totals.rows_skipped,
+        "rows_dropped": totals.rows_filtered + totals.rows_dropped,
+        "rows_left_failed": totals.left_failed + totals.failed_for_good,
+        "rows_parked": totals.rows_parked,
+        "tasks_asked": totals.tasks_done,
+        "tasks_reused": totals.tasks_reused,
+        "tasks_collapsed": totals.collapsed,
+        "calls": totals.calls,
+        "retries": totals.retries,
+        "repairs": totals.repairs,
+        "fallbacks": totals.fallbacks,
+        "waiting_for": {"type": again.type, "message": again.message} if (again := totals.waiting_for) else None,
+        "calls_given_up": totals.given_up,
+        "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
+        "stopped_at_limit": invocation.control.stop is Stop.LIMIT and not invocation.ended,
+        "cost_usd": cost_of(totals.cost, totals.unpriced),
+        "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
+    }
+
+
+async def batch_facts(database: Database, invocation: Invocation, providers: Mapping[str, Provider]) -> dict[str, Any]:
+    """What the invocation did with batches, and which of its run's are open."""
+    done, run = invocation.batches, invocation.run
+    views = await batchviews.batches(database, run=run, closed=True) if done.touched else []
+    lines = await batch_lines(database, providers, views)
+    submitted = [line for line in lines if line.id in done.submitted]
+    waiting = [line for line in lines if line.waits is not None and line.open]
+    records = [record for number in done.ingested if (record := await read_batch(database, number)) is not None]
+    summed = (await batchviews.open_batches(database)).get(run)
+    tries = [line.try_at for line in waiting if line.try_at is not None]
+    return {
+        "batches": [line.as_json() for line in submitted],
+        "waiting_batches": [line.as_json() for line in waiting],
+        "undecided_batches": [line.as_json() for line in lines if line.step == BatchStep.NEEDS_HUMAN],
+        "stale": [
+            {
+                "batch": one.id,
+                "provider_id": one.provider_id,
+                "requests": count,
+                "held_usd": _share(one, count),
+                "simulated": one.provider in providers and providers[one.provider].simulated,
+            }
+            for one, count in done.stale
+        ],
+        "ingested": [told(record) for record in records],
+        "open_batches": summed.as_json() if summed is not None else None,
+        "next_try_at": iso(min(tries, default=None)),
+        "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,
+        "waits_for": [one._asdict() for one in await batchviews.awaited(database, run)] if done.touched else [],
+        "tasks_held_back": invocation.held_back,
+    }
+
+
+def _any_failed(summary: dict[str, Any]) -> bool:
+    """Whether a row failed, of the input or of those that stages made."""
+    return any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
+
+
+def _share(record: BatchRecord, tasks: int) -> float | None:
+    """The most that so many tasks of a batch can cost; None where no price is known."""
+    return record.held_usd * tasks / max(record.tasks, 1) if record.priced else None

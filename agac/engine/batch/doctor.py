@@ -1,0 +1,172 @@
+"""What the store and a provider know of a batch, held against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agac.core.errors import UsageError
+from agac.core.types import Fault
+from agac.engine.batch.batches import tidy
+from agac.engine.batch.find import CLOCKS_APART, order_of
+from agac.engine.batch.states import BatchStep
+from agac.engine.batch.tending import Tending
+from agac.providers.batches import BatchState, Seen
+from agac.store.batches import BatchRecord, known_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found: of which `kind`, whether it was set right already (`done`), and what to do if not."""
+
+    kind: str
+    message: str
+    batch: BatchRecord | None = None
+    remedy: str | None = None
+    done: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "kind": self.kind,
+            "batch": self.batch.id if self.batch else None,
+            "provider_id": self.batch.provider_id if self.batch else None,
+            "message": self.message,
+            "remedy": self.remedy,
+            "done": self.done,
+        }
+
+
+async def look_at(tended: Tending, record: BatchRecord) -> list[Finding]:
+    """An open batch: found where it was lost, told where it is undecided."""
+    match BatchStep(record.state):
+        case BatchStep.CREATE_INTENT:
+            return await _lost(tended, record)
+        case BatchStep.NEEDS_HUMAN:
+            return await _once_more(tended, record)
+        case BatchStep.SUBMITTED | BatchStep.TERMINAL:
+            return await _at_provider(tended, record)
+        case BatchStep.PLANNED:
+            note = "the command that filled it ended before it was whole"
+            await tended.scene.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
+            return [Finding("damaged", f"batch {record.id}: {note}; its tasks go into another one", record, done=True)]
+        case _:
+            return []
+
+
+async def _lost(tended: Tending, record: BatchRecord) -> list[Finding]:
+    """It was being created when something ended."""
+    after = await tended.submitter.look_for(record)
+    match BatchStep(after.state):
+        case BatchStep.SUBMITTED:
+            message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
+            return [Finding("adopted", message, after, done=True)]
+        case BatchStep.NEEDS_HUMAN:
+            return [_undecided(after)]
+        case BatchStep.CREATE_INTENT:
+            return [Finding("lost", f"batch {after.id} is looked for: {after.note or 'it may still show up'}", after)]
+        case _:
+            message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
+            return [Finding("lost", message, after, done=True)]
+
+
+async def _once_more(tended: Tending, record: BatchRecord) -> list[Finding]:
+    """Nobody could find it; perhaps with the right key."""
+    if record.provider_id is not None or tended.scene.account(record).mark != record.account:
+        return [_undecided(record)]
+    after = await tended.submitter.look_once(record)
+    if after.state != BatchStep.SUBMITTED:
+        return [_undecided(record)]
+    message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
+    return [Finding("adopted", message, after, done=True)]
+
+
+def _undecided(record: BatchRecord) -> Finding:
+    worst = f"; what it asked costs up to {_dollars(record.held_usd)}, and would be paid twice" if record.priced else ""
+    again = f"`agac doctor --resubmit --batch-id {record.id}` asks its requests again"
+    adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
+    return Finding(
+        "needs_human",
+        f"batch {record.id} ({record.tasks:,} requests to {record.lane}): {record.note}{worst}",
+        record,
+        remedy=again if record.provider_id is not None else adopt + again,
+    )
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:,.6f}".rstrip("0")
+
+
+async def _at_provider(tended: Tending, record: BatchRecord) -> list[Finding]:
+    seen = await tended.collector.observe(record)
+    if not isinstance(seen, Fault):
+        return []
+    remedy = "if it stays so, check that the key is that of the project which submitted it"
+    return [Finding("not_asked", f"batch {record.id} ({record.provider_id}): {seen.message}", record, remedy=remedy)]
+
+
+async def look_again(tended: Tending, record: BatchRecord) -> list[Finding]:
+    """A batch that was given up, and that its provider may have all the same: then what it finished is paid for."""
+    never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
+    twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
+    if record.created_after is None or not (never or twice):
+        return []
+    form = await tended.scene.form(record)
+    account = tended.scene.account(record)
+    if form is None or account.traits.finds_by == "count":
+        return []
+    findings = []
+    async for seen in account.api.candidates(
+        order_of(tended.scene, record, form.endpoint), record.planned_at - CLOCKS_APART
+    ):
+        if isinstance(seen, Fault):
+            return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
+        known = seen.id in record.not_ours or bool(await known_ids(tended.scene.database, [seen.id]))
+        if known or (seen.state is BatchState.FAILED and not seen.results):  # one that was refused cost nothing
+            continue
+        findings.append(await _came_late(tended, record, seen))
+    return findings
+
+
+async def _came_late(tended: Tending, record: BatchRecord, seen: Seen) -> Finding:
+    """It is there, though its tasks were asked again: it is ended, and what it finished is kept for reuse."""
+    account = tended.scene.account(record)
+    if not seen.state.is_terminal:
+        fault = await account.api.cancel(seen.id)
+        message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: it was cancelled"
+        if fault is not None:
+            message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: {fault.message}"
+        return Finding("given_up", message, record, remedy="`agac doctor` takes what it finished, once it has ended")
+    kept, twice = await tended.collector.take_late(record, seen)
+    message = f"batch {record.id} was given up, and {record.provider} had it as {seen.id}: {kept:,} answers were kept"
+    message += f", {twice:,} were paid for twice" if twice else ""
+    return Finding("given_up", message, record, done=True)
+
+
+async def adopt_as(tended: Tending, record: BatchRecord, provider_id: str) -> Finding:
+    """A human says which batch at the provider it is. Raises UsageError where that cannot be."""
+    account = tended.scene.account(record)
+    seen = await account.api.look(provider_id)
+    if isinstance(seen, Fault):
+        raise UsageError(f"{provider_id} cannot be looked at: {seen.message}", remedy="check the id, and the key")
+    if await known_ids(tended.scene.database, [seen.id]):
+        raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
+    if seen.total is not None and seen.total != record.tasks:
+        raise UsageError(
+            f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
+            remedy="check the id",
+        )
+    form = await tended.scene.form(record)
+    due = tended.submitter.deadline(form) if form is not None else None
+    after = await tended.scene.journal.submitted(record, seen, due, None)
+    return Finding("adopted", f"batch {after.id} is {seen.id} from now on", after, done=True)
+
+
+async def resubmit_as(tended: Tending, record: BatchRecord) -> Finding:
+    """A human says that there is nothing to be had: its tasks are asked again."""
+    note = "its user had its requests asked again"
+    after = await tended.scene.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
+    tended.collector.forget_files(after)
+    await tidy(tended.scene)
+    message = f"the {after.tasks:,} requests of batch {after.id} are asked again by the next `agac batch retrieve`"
+    return Finding("needs_human", message, after, done=True)

@@ -1,0 +1,340 @@
+"""Results of a batch, read into the store: every task of it gets an end, whatever the files hold.
+
+Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked at again, so what a
+crash interrupts is read again from the files, which lie on this machine, and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from agac.core.errors import ErrorType, RowError, storable
+from agac.core.keys import canonical, read_custom_id
+from agac.core.types import Fault, Reply, Row, Usage
+from agac.engine.attempts import how_answered
+from agac.engine.batch.form import Form
+from agac.engine.batch.rounds import Asked, Lack, Next, after_check, after_fault, after_lack
+from agac.engine.batch.scene import Scene
+from agac.engine.budget import NOTHING, Amount, Purse
+from agac.engine.callbook import CallBook, stored_reply
+from agac.providers.batches import BatchState, ResultLine, UnreadableLine
+from agac.providers.prices import cost
+from agac.store.batch import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
+from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
+from agac.store.results import earlier_results
+from agac.store.rows import State
+from agac.store.sql import sql
+
+_log = logging.getLogger("agac.batch")
+
+CHUNK_LINES = 512
+STRANGE = ".strange"
+"""The ending of files with lines that are no results of ours: they are kept for whoever looks into it."""
+
+BOM = b"\xef\xbb\xbf"
+
+
+OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
+"""Counts of tasks, which each chunk commits; the others are of lines."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one reading of a batch's results came to so far. `counts` by what lines came to; `real` what they cost."""
+
+    record: BatchRecord
+    form: Form
+    counts: Counter[str] = field(default_factory=Counter)
+    real: Amount = NOTHING
+    unpriced: int = 0
+    write: WriteBatch = field(default_factory=WriteBatch)
+    under_way: set[int] = field(default_factory=set)
+    """Places whose ends are being committed: the store does not show them yet."""
+
+
+class Ingester:
+    """Reads results. `purse` and `book` are the invocation's: what belongs to another run is not counted there."""
+
+    def __init__(self, scene: Scene, purse: Purse | None, book: CallBook) -> None:
+        self._scene, self._purse, self._book = scene, purse, book
+
+    async def ingest(self, record: BatchRecord, form: Form, files: Sequence[Path]) -> BatchRecord:
+        """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
+        reading = Reading(record, form, Counter({k: n for k, n in counts_of(record).items() if k in OF_TASKS}))
+        strange = self._scene.path(record, STRANGE)
+        writing: asyncio.Future[None] | None = None
+        for lines in _chunks(files):
+            await self._lines(reading, lines, strange)
+            if writing is not None:
+                await writing  # one commit is under way while the next lines are read, not more
+            writing = self._put(reading)
+        if writing is not None:
+            await writing
+        await self._silent(reading)
+        if self._purse is not None and record.run_id == self._scene.run:
+            self._purse.ingested(record.id, reading.real)
+        cost_usd = None if reading.unpriced and not reading.real.usd else (record.cost or 0.0) + reading.real.usd
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(reading.counts.items()) if count)
+        _log.info("batch %d: %s", record.id, told or "no results")
+        return await self._scene.journal.ingested(record, reading.counts, cost_usd)
+
+    async def late(self, record: BatchRecord, form: Form, file: Path) -> tuple[int, int]:
+        """Keeps the good answers in a file for which no result is stored: how many, and how many others were there,
+        which were paid for twice. Whoever asks their tasks next finds these. All calls are counted: they were paid."""
+        reading, kept = Reading(record, form), 0
+        for lines in _chunks([file]):
+            named = {}
+            for line in lines:
+                with suppress(UnreadableLine):
+                    result = form.clean(form.lines.result(line))
+                    name = read_custom_id(result.custom_id)
+                    if name is not None and name[0] == record.intent and result.ended == "answered":
+                        named[name[1]] = result
+            tasks = await tasks_at(self._scene.database, record.id, list(named))
+            known = await earlier_results(self._scene.database, [task.fingerprint for task in tasks.values()], 0.0)
+            for place, task in tasks.items():
+                self._told(reading, task, named[place])
+            fresh = [result for result in reading.write.results if result.fingerprint not in known]
+            kept += len(fresh)
+            reading.write.results = fresh
+            reading.write.ended.clear()
+            await self._put(reading, counted=False)
+        return kept, reading.counts["done"] - kept
+
+    def _put(self, reading: Reading, *, counted: bool = True) -> asyncio.Future[None]:
+        """Commits what was read, as calls of the invocation that asked them."""
+        record = reading.record
+        write, reading.write = reading.write, WriteBatch()
+        spent = sum(a.call.cost or 0.0 for a in write.attempts)
+        told = canonical({kind: reading.counts[kind] for kind in OF_TASKS}) if counted else record.counts
+
+        def further(writer: sqlite3.Connection) -> None:
+            writer.execute(sql("batch_chunk"), (spent, told, record.id))
+
+        return asyncio.ensure_future(self._scene.ledger.put(write, record.run_id, record.event_id, further))
+
+    async def _lines(self, reading: Reading, lines: Iterable[bytes], strange: Path) -> None:
+        """A chunk of lines. What is none of our results is kept beside them, and told."""
+        named: dict[int, tuple[str, ResultLine]] = {}
+        odd: list[bytes] = []
+        for line in lines:
+            try:
+                result = reading.form.clean(reading.form.lines.result(line))
+            except UnreadableLine as why:
+                _log.warning("batch %d: a line cannot be read: %s", reading.record.id, why)
+                reading.counts["malformed"] += 1
+                odd.append(line)
+                continue
+            name = read_custom_id(result.custom_id)
+            if name is None or name[0] != reading.record.intent or name[1] >= reading.record.tasks:
+                reading.counts["unknown"] += 1
+                odd.append(line)
+            elif name[1] in named and not _is_better(result, named[name[1]][1]):
+                reading.counts["duplicate"] += 1
+            else:
+                reading.counts["duplicate"] += name[1] in named
+                named[name[1]] = (name[2], result)
+        if odd:
+            await asyncio.to_thread(_append, strange, odd)
+        tasks = await tasks_at(self._scene.database, reading.record.id, list(named))
+        under_way, reading.under_way = reading.under_way, set(named)
+        for place, (mark, result) in named.items():
+            task = tasks.get(place)
+            if place in under_way:
+                reading.counts["duplicate"] += 1
+            elif task is None or task.fingerprint[:6].hex() != mark:
+                reading.counts["unknown"] += 1
+            elif task.state == TaskState.ENROLLED:
+                self._told(reading, task, result)
+
+    def _told(self, reading: Reading, task: PlacedTask, line: ResultLine) -> None:
+        """A line that tells of a task."""
+        if line.ended != "answered":
+            self._lacks(reading, task, line.ended, line.message)
+            return
+        form = reading.form
+        reply = form.read(line)
+        if isinstance(reply, Fault):
+            error = RowError(reply.type, reply.message)
+            self._keep(reading, task, _call(reading, task, line, None, error))
+            self._end(reading, task, after_fault(reply, self._asked(reading, task), form.rules))
+            return
+        checked = form.checker.check(reply)
+        if isinstance(checked, RowError):
+            self._keep(reading, task, _call(reading, task, line, reply, checked))
+            self._end(reading, task, after_check(checked, self._asked(reading, task), form.rules))
+            return
+        call = _call(reading, task, line, reply, None, mended=checked.mended)
+        self._keep(reading, task, call)
+        how = how_answered(call.purpose, task.position, mended=checked.mended)
+        now = self._scene.clocks.wall()
+        reading.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
+        if how:
+            reading.write.tally((form.stage.name, HOW, how, "")).count += 1
+        self._ended(reading, task, None, None)
+        reading.counts["done"] += 1
+
+    async def _silent(self, reading: Reading) -> None:
+        """The tasks of which no line told."""
+        lack = _lack_of(reading.record)
+        after = -1
+        while left := await tasks_left(self._scene.database, reading.record.id, after, CHUNK_LINES):
+            after = left[-1].place
+            for task in left:
+                if lack == "missing":
+                    self._keep(reading, task, _lost_call(reading, task))
+                self._lacks(reading, task, lack, "")
+            await self._put(reading)
+
+    def _lacks(self, reading: Reading, task: PlacedTask, lack: Lack, said: str) -> None:
+        """A task without an answer. What its user ended waits for its user, or goes on as was decided then."""
+        record = reading.record
+        if record.cancel_at is not None:
+            reading.counts["cancelled"] += 1
+            self._ended(reading, task, record.then_do or "run", None)
+            return
+        reading.counts[lack] += 1
+        self._end(reading, task, after_lack(lack, self._asked(reading, task), reading.form.rules, said))
+
+    def _asked(self, reading: Reading, task: PlacedTask) -> Asked:
+        stage = reading.form.stage
+        return Asked(task.round, len(stage.models) - 1 - task.position, stage.repair - task.repairs)
+
+    def _end(self, reading: Reading, task: PlacedTask, following: Next) -> None:
+        reading.counts["failed" if following.then is None else "again"] += 1
+        self._ended(reading, task, following.then, following.error)
+
+    def _ended(self, reading: Reading, task: PlacedTask, then: str | None, error: RowError | None) -> None:
+        asked = (task.round, task.position, task.repairs)
+        reading.write.ended.append(EndedTask(task.id, task.fingerprint, then, error, *asked))
+
+    def _keep(self, reading: Reading, task: PlacedTask, call: Call) -> None:
+        """Stores what a line cost and held."""
+        write, stage = reading.write, reading.form.stage
+        body = call.body if reading.form.keeps_all or call.error or call.mended else None
+        row = NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
+        write.attempts.append(Attempt(row, task.stage, task.fingerprint, call, stored_reply(body), task.replica))
+        spent = 0.0 if call.free else call.cost
+        error = call.error.type.value if call.error else ""
+        model = f"{call.endpoint.provider}/{call.endpoint.model}"
+        tally = write.tally((stage.name, "call", error, model))
+        tally.add_call(call.usage, spent, call.endpoint.simulated)
+        tally.held_cost += call.held_usd
+        tally.held_tokens += call.held_tokens
+        tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
+        reading.real = reading.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
+        reading.unpriced += spent is None
+        if reading.record.run_id == self._scene.run:
+            self._book.count(call, spent, stage)
+
+
+_NO_ROW = Row(0, 0, None)
+
+
+def _lack_of(record: BatchRecord) -> Lack:
+    match record.status:
+        case BatchState.EXPIRED:
+            return "expired"
+        case BatchState.CANCELLED:
+            return "cancelled"
+        case BatchState.FAILED:
+            return "unanswered"
+        case _:
+            return "missing"
+
+
+def _is_better(one: ResultLine, other: ResultLine) -> bool:
+    """Whether a second line tells more of a task than the first: an answer where there was none. Else the first
+    stays."""
+    return (
+        one.ended == "answered"
+        and 200 <= one.status < 300
+        and not (other.ended == "answered" and 200 <= other.status < 300)
+    )
+
+
+def _call(
+    reading: Reading,
+    task: PlacedTask,
+    line: ResultLine,
+    reply: Reply | None,
+    error: RowError | None,
+    *,
+    mended: bool = False,
+) -> Call:
+    record, form = reading.record, reading.form
+    usage = reply.usage if reply is not None else Usage()
+    endpoint = form.endpoint_of(reply)
+    began = record.submitted_at or record.planned_at
+    return Call(
+        number=task.round + task.repairs,
+        endpoint=endpoint._replace(model=storable(endpoint.model)),
+        purpose="repair" if task.repairs else "fallback" if task.position else "ask",
+        started_at=began,
+        duration=max((record.ended_at or began) - began, 0.0),
+        status=line.status if reply is not None or not 200 <= line.status < 300 else None,
+        error=error,
+        ambiguous=False,
+        usage=usage,
+        cost=cost(usage, form.price) if reply is not None and form.price else None,
+        body=line.body,
+        again=task.round > 1,
+        mended=mended,
+        service_tier="batch",
+    )
+
+
+def _lost_call(reading: Reading, task: PlacedTask) -> Call:
+    """A task that may have been answered, and paid, though no line tells of it."""
+    record, form = reading.record, reading.form
+    share = max(record.tasks, 1)
+    began = record.submitted_at or record.planned_at
+    return Call(
+        number=task.round + task.repairs,
+        endpoint=form.endpoint_of(None),
+        purpose="ask",
+        started_at=began,
+        duration=0.0,
+        status=None,
+        error=RowError(ErrorType.BATCH_LOST, "the results of its batch do not hold it"),
+        ambiguous=True,
+        usage=Usage(),
+        cost=None,
+        body=None,
+        held_usd=record.held_usd / share,
+        held_tokens=record.held_tokens // share,
+    )
+
+
+def _chunks(files: Sequence[Path]) -> Iterator[list[bytes]]:
+    """The lines of result files, some hundred at a time, blank ones left out. Only a line feed ends a line."""
+    for file in files:
+        with file.open("rb") as stream:
+            lines = filter(None, (line.rstrip(b"\r\n") for line in _without_mark(stream)))
+            yield from iter(partial(lambda taken: list(islice(taken, CHUNK_LINES)), lines), [])
+
+
+def _without_mark(stream: Iterable[bytes]) -> Iterator[bytes]:
+    for number, line in enumerate(stream):
+        yield line.removeprefix(BOM) if number == 0 else line
+
+
+def _append(path: Path, lines: Sequence[bytes]) -> None:
+    with path.open("ab") as file:
+        file.writelines(line + b"\n" for line in lines)
+
+
+def counts_of(record: BatchRecord) -> dict[str, int]:
+    """What the lines of an ingested batch came to."""
+    found: dict[str, int] = json.loads(record.counts or "{}")
+    return found
