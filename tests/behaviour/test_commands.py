@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -12,10 +13,15 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from support.batchclient import BatchClient, rows
 from support.project import ProjectFolder, clean_environment, command
 from support.server import Server
+
+from agac.simulator.rulesfile import ALL_KINDS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "yaml")
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
@@ -343,6 +349,37 @@ def test_simulate_serves_until_ctrl_c(project: ProjectFolder) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
+def test_simulate_keeps_batches_for_the_next_time(project: ProjectFolder) -> None:
+    flags = ["--port", "0", "--json", "--state", "kept/simulated.db", "--batch-seconds", "60"]
+    counts = []
+    for lines in (rows(3), None):
+        process = project.start("simulate", *flags)
+        assert process.stdout is not None
+        root = json.loads(process.stdout.readline())["base_url"].removesuffix("/v1")
+        counts.append(asyncio.run(one_batch(root, lines)))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == b""
+        assert process.returncode == 0
+    assert counts == [1, 3]
+    assert (project.root / "kept/simulated.db").is_file()
+
+
+async def one_batch(root: str, lines: list[dict[str, Any]] | None) -> int:
+    """How many requests of the only batch, made now of these lines, are done 20 seconds later."""
+    async with aiohttp.ClientSession() as session:
+        api = BatchClient(session, root)
+        if lines is not None:
+            await api.create(lines)
+        await api.advance(20 if lines is not None else 60)
+        (batch,) = (await api.ok("GET", "/batches"))["data"]
+        return int(batch["request_counts"]["completed"])
+
+
+def test_simulate_names_every_kind_of_fault_in_its_help(project: ProjectFolder) -> None:
+    told = " ".join(project.agac("simulate", "--help").out.split())
+    assert [kind for kind in ALL_KINDS if f" {kind}" not in told] == []
+
+
 def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
     ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml")
     assert (ran.code, ran.out) == (2, "")
@@ -380,7 +417,7 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:
     project.numbered(2)
-    project.write("agac.yml", "providers:\n  own: {dialect: anthropic, base_url: 'http://127.0.0.1:1/v1'}\n")
+    project.write("agac.yml", "providers:\n  own: {dialect: gemini, base_url: 'http://127.0.0.1:1/v1'}\n")
     project.write(
         "workflows/w.yml",
         "input: {path: data/rows.csv, id_field: idd}\nstages:\n"
@@ -390,7 +427,7 @@ def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project:
     checked, ran = project.agac("validate"), project.agac("run", "-a", "w")
     assert (checked.code, ran.code) == (2, 2)
     for said in (
-        "providers.own.dialect: dialect 'anthropic' is not supported yet",
+        "providers.own.dialect: dialect 'gemini' is not supported yet",
         "stages[0].promptt: unknown key; did you mean 'prompt'?",
         "input.id_field: the input has no column 'idd'; did you mean 'id'?",
         "${txt}: no such field; did you mean 'text'?",

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.batched import put_batch, unsent
 from support.processes import wait_until
 from support.project import ProjectFolder, clean_environment
 from support.terminals import PseudoTerminal
@@ -68,6 +69,17 @@ def test_runs_are_offered_newest_first(stocked: ProjectFolder) -> None:
     assert completed(stocked, "status", "") == ["last", "2", "1"]
     assert completed(stocked, "inspect", "l") == ["last"]
     assert completed(stocked, "export", "--run", "") == ["2", "1"]
+
+
+def test_open_batches_are_offered_by_both_names(stocked: ProjectFolder) -> None:
+    assert completed(stocked, "batch", "status", "") == []
+    put_batch(stocked)
+    put_batch(stocked, **unsent())
+    put_batch(stocked, state="CLEANED")
+    assert completed(stocked, "batch", "status", "") == ["2", "1", "batch_0001"]
+    assert completed(stocked, "batch", "cancel", "b") == ["batch_0001"]
+    assert completed(stocked, "batch", "retrieve", "--batch-id", "") == ["2", "1", "batch_0001"]
+    assert completed(stocked, "doctor", "--resubmit", "--batch-id", "1") == ["1"]
 
 
 def test_cards_kinds_of_errors_commands_and_flags_are_offered(stocked: ProjectFolder) -> None:

@@ -35,6 +35,12 @@ WORDS: dict[str, list[list[str]]] = {
     "data": [["data/rows.csv"]],
     "inspect": [["last"], ["1", "größe-1"]],
     "retry": [["1", "--dry-run"], ["1", "--from", LONG, "--yes"]],
+    "batch status": [["1"], ["--batch-id", "1"]],
+    "batch list": [["--all"], []],
+    "batch wait": [["1"]],
+    "batch cancel": [["1"]],
+    "batch retrieve": [["1"], []],
+    "doctor": [[]],
     "why": [["1", "größe-1", LONG]],
     "graph": [["-a", "reviews"], ["--run", "1"]],
     "sql": [["SELECT * FROM v_results"], []],
@@ -67,14 +73,14 @@ COMMANDS = commands()
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> ProjectFolder:
-    """A project with a card, two workflows and one finished run of a thousand and one letters."""
+    """A project with a card, two workflows, a finished run with a name of many letters, and one that is in a batch."""
     project = ProjectFolder(tmp_path_factory.mktemp("pipes") / "project")
-    project.configure(_shared_server.base_url)
+    project.configure(_shared_server.base_url, batch="openai")
     project.rows({"id": f"größe-{i}", "text": f"I love number {i}"} for i in range(3))
     project.write("agentcards/support.md", "---\nmodel: local/large\n---\nBe kind.\n")
     stage = {"name": LONG, "agent": "support", "prompt": "${text}"}
     project.run(project.workflow(stages=[stage]))
-    project.workflow("others", stages=[stage])
+    project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
     return project
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from agac.api.watching import RowCount, Watched
 from agac.cli import progress
-from agac.cli.live.lines import Paper, duration, run_lines
+from agac.cli.live.lines import Paper, run_lines
 from agac.cli.live.pace import Log, Rate, Waiting
 from agac.cli.live.text import cells, cropped, harmless, on_one_line
+from agac.cli.shown.words import duration
 from agac.core.errors import ErrorType, RowError
 from agac.engine.control import Stop
 from agac.engine.run import Invocation

@@ -23,8 +23,10 @@ OTHER_DATABASES = {
     "data/outputs/database.py",
     "data/outputs/tablecheck.py",
     "spec/databaseurl.py",
+    "simulator/batches/records.py",
+    "simulator/batches/state.py",
 }
-"""Modules that speak to databases of the user's, of which the store knows nothing."""
+"""Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
 
@@ -47,9 +49,12 @@ def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
         "AgacError",
         "BackupReport",
+        "BatchReport",
+        "CancelReport",
         "CardReport",
         "CheckReport",
         "DataReport",
+        "DoctorReport",
         "ExitCode",
         "GcReport",
         "GraphReport",
@@ -57,6 +62,7 @@ def test_the_public_names_are_these() -> None:
         "PlanReport",
         "Problem",
         "QueryAnswer",
+        "RetrieveReport",
         "Retry",
         "RetryChoice",
         "RowError",
@@ -68,8 +74,15 @@ def test_the_public_names_are_these() -> None:
         "StatusReport",
         "UsageError",
         "View",
+        "WaitReport",
         "WhyReport",
         "backup",
+        "batch_cancel",
+        "batch_list",
+        "batch_retrieve",
+        "batch_status",
+        "batch_wait",
+        "doctor",
         "embedded_simulator",
         "export",
         "file_schema",

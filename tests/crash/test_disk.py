@@ -204,7 +204,7 @@ def test_a_power_cut_that_takes_the_end_of_the_log_costs_calls_but_no_row(
     """What was not on the disk yet is asked again; what the log's torn end says is not believed."""
     project.numbered(300)
     project.workflow()
-    assert project.agac("run", "-a", "reviews", "--concurrency", "8", env=kill_at("committed:12")).code == -9
+    assert project.agac("run", "-a", "reviews", "--concurrency", "8", env=kill_at("committed:14")).code == -9
     quiet_account(server)
     rows, logged = row_count(project), database(project).with_name("agac.db-wal").read_bytes()
     assert rows

@@ -123,8 +123,8 @@ def looked_at(project: ProjectFolder, server: Server, had: int, kills: int = 1) 
     return lost
 
 
-EACH = [("nothing", share, 12) for share in range(1, 13)]
-THIRD = [("another input", share, 18) for share in range(1, 18, 1 if THOROUGH else 3)]
+EACH = [("nothing", share, 12) for share in range(1, 13, 1 if THOROUGH else 2)]
+THIRD = [("another input", share, 18) for share in range(1, 18, 1 if THOROUGH else 6)]
 
 
 @pytest.mark.parametrize(("before", "first", "step"), [*EACH, *THIRD])

@@ -39,6 +39,8 @@ def problems(workflow: str | None, folder: Path) -> list[str]:
 
 def check(block: Block, path: str, folder: Path) -> None:
     target = write(folder, path, block.text)
+    if path.startswith(".github/"):
+        return  # test_batch_page.py
     if path == "faults.yml":
         assert load_rules(target), block.where
     elif target.stem == "broken":

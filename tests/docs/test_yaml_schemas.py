@@ -22,7 +22,7 @@ def judged(block: Block) -> tuple[str, object] | None:
     data = yaml.safe_load(block.text)
     if path == Path():
         return "workflow", {"stages": [{"name": "classify", **data}]}
-    if path.stem == "broken" or path.name == "faults.yml":
+    if path.stem == "broken" or path.name == "faults.yml" or path.parts[0] == ".github":
         return None
     return ("project" if path.name == "agac.yml" else "card" if path.parts[0] == "agentcards" else "workflow"), data
 

@@ -109,3 +109,10 @@ def test_a_call_is_counted_as_what_is_known_of_it_and_the_worst_for_the_rest(
     changes: dict[str, Any], real: Amount, unsure: Amount
 ) -> None:
     assert counted(replace(CALL, **changes), WORST) == (real, unsure)
+
+
+def test_the_worst_case_of_a_request_in_a_batch_is_at_the_price_of_batches() -> None:
+    provider = replace(SIMULATOR, prices={"m": Price(1.0, 4.0, batch=0.25, priority=2.0)})
+    model = PlannedModel(provider, "m", Params(max_tokens=10))
+    assert WorstCase(model, in_dollars=True, batch=True).of(b"x" * 100) == Amount((25 + 10) / 1e6, 110, 1)
+    assert WorstCase(model, in_dollars=True).of(b"x" * 100).usd == pytest.approx((200 + 80) / 1e6)

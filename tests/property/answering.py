@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email import message_from_bytes
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 BAD = "unspeakable"
 """A text with this word in it is refused, always."""
@@ -71,6 +74,7 @@ class Provider:
         self.when_asked: Callable[[], None] | None = None
         """Called with each request, before it is answered."""
         self.base_url = ""
+        self.batches = Batches(self.answer)
 
     def take(self) -> Counter[Content]:
         """What was answered since it was last asked."""
@@ -111,6 +115,63 @@ def _content(body: dict[str, Any]) -> tuple[Content, bool]:
     return content, len(messages) == 1
 
 
+class Batches:
+    """OpenAI's files and batches, each of which is done when it is created. `spoil` makes other lines of those that its
+    results are."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]) -> None:
+        self._answer = answer
+        self._files: dict[str, bytes] = {}
+        self._made: list[dict[str, Any]] = []
+        self.spoil: Callable[[list[bytes]], bytes] = b"".join
+
+    @property
+    def kept(self) -> int:
+        """Files that nobody has deleted."""
+        return len(self._files)
+
+    def upload(self, kind: str, body: bytes) -> tuple[int, Any]:
+        message = message_from_bytes(b"content-type: " + kind.encode() + b"\r\n\r\n" + body)
+        parts = [part for part in message.walk() if part.get_filename()]
+        return 200, {"id": self._keep(parts[0].get_payload(decode=True)), "object": "file"}
+
+    def create(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        lines = []
+        for one in map(json.loads, self._files[asked["input_file_id"]].splitlines()):
+            status, body = self._answer(one["body"])
+            told = {"custom_id": one["custom_id"], "response": {"status_code": status, "body": body}, "error": None}
+            lines.append(json.dumps(told).encode() + b"\n")
+        batch = {
+            "id": f"batch_{len(self._made)}", "object": "batch", "status": "completed", "metadata": asked["metadata"],
+            "input_file_id": asked["input_file_id"], "output_file_id": self._keep(self.spoil(lines)),
+            "created_at": int(time.time()),
+            "request_counts": {"total": len(lines), "completed": len(lines), "failed": 0},
+        }  # fmt: skip
+        self._made.append(batch)
+        return 200, batch
+
+    def told(self, path: str) -> tuple[int, Any]:
+        match path.split("/")[2:]:
+            case ["batches"]:
+                return 200, {"object": "list", "data": self._made[::-1], "has_more": False}
+            case ["batches", name]:
+                return 200, next(one for one in self._made if one["id"] == name)
+            case ["files", name, "content"] if name in self._files:
+                return 200, self._files[name]
+            case ["files"]:
+                return 200, {"object": "list", "data": [], "has_more": False}
+        return 404, {"error": {"message": "no such thing"}}
+
+    def delete(self, path: str) -> tuple[int, Any]:
+        name = path.split("/")[-1]
+        return 200, {"id": name, "deleted": self._files.pop(name, None) is not None}
+
+    def _keep(self, body: bytes) -> str:
+        name = f"file-{time.monotonic_ns()}"
+        self._files[name] = body
+        return name
+
+
 @contextmanager
 def serving() -> Iterator[Provider]:
     """Serves a provider on loopback for the block."""
@@ -121,8 +182,23 @@ def serving() -> Iterator[Provider]:
         wbufsize = -1  # a reply in one piece: the second of two would wait 40 ms to be let go
 
         def do_POST(self) -> None:
-            status, reply = provider.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            wire = json.dumps(reply).encode()
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.path.endswith("/files"):
+                reply = provider.batches.upload(self.headers["content-type"], body)
+            elif self.path.endswith("/batches"):
+                reply = provider.batches.create(json.loads(body))
+            else:
+                reply = provider.answer(json.loads(body))
+            self.reply(*reply)
+
+        def do_GET(self) -> None:
+            self.reply(*provider.batches.told(urlsplit(self.path).path))
+
+        def do_DELETE(self) -> None:
+            self.reply(*provider.batches.delete(self.path))
+
+        def reply(self, status: int, reply: Any) -> None:
+            wire = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(wire)))

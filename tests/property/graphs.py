@@ -123,26 +123,22 @@ class Graph:
         row side by side: functions that give lists, and whatever stands beside a dedupe."""
         kind = OPERATORS[gene.operator]
         if kind in (Select, Rename) and not upstream.shape:
-            return Function
+            kind = Function
         if kind is Dedupe and not upstream.shape and not upstream.giving(*ANSWERS):
             return Ask
         if kind is Dedupe and self._others(upstream, None):
             return Ask
-        if kind.kind == "groups" and self._others(upstream, "kept"):
+        if kind.kind in ("groups", "rows") and self._others(upstream, "kept"):
             return Ask
         lists = {name for name, stage in self.all.items() if isinstance(stage, Many) and stage.enabled}
-        beside = not lists <= set(upstream.ancestors) or self._others(upstream, "kept")
-        return Function if kind is Many and beside else kind
+        return Function if kind is Many and not lists <= set(upstream.ancestors) else kind
 
     def _others(self, upstream: Upstream, makes: str | None) -> bool:
         """Whether other stages, those that make this, make rows of the same rows and are not upstream."""
         afters = [self.levels.after[need] for need in upstream.needs]
         base = max(afters, key=lambda one: len(self.levels.line[one]), default=None)
         return any(
-            stage.makes is not None
-            and (stage.makes != "rows" or isinstance(stage, Many))
-            and (makes is None or stage.makes == makes)
-            and self.levels.base[name] == base
+            stage.makes is not None and (makes is None or stage.makes == makes) and self.levels.base[name] == base
             for name, stage in self.all.items()
             if stage.enabled and name not in upstream.ancestors
         )

@@ -1,8 +1,8 @@
 """Random workflows, edited, killed, interrupted, retried: rows come to what they would in a run that nobody disturbed.
 
-What that is says a model that shares no code with agac (`graph_walk`, `graphs`), and a run of the same files in an
-empty project besides. Nothing is asked that was had. AGAC_TEST_THOROUGH=1 looks for long, with other examples each
-time.
+Any of their stages may be asked in batches. What rows come to says a model that shares no code with agac (`graph_walk`,
+`graphs`), and a run of the same files in an empty project besides, by calls alone. Nothing is asked that was had.
+AGAC_TEST_THOROUGH=1 looks for long, with other examples each time.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
 ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
 CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
 ROW_EDITS = ("new rows", "one row less", "other places", "a row", "a row ")
+BATCHED = st.one_of(st.just(0), st.integers(0, 255), st.just(255))
 EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
 
 
@@ -101,7 +102,7 @@ class GraphMachine(RuleBasedStateMachine):
 
     def made(self, name: str) -> ProjectFolder:
         project = ProjectFolder(self.folder / name)
-        project.configure(self.provider.base_url)
+        project.configure(self.provider.base_url, batch={"api": "openai", "grace": 0.2})
         return project
 
     def teardown(self) -> None:
@@ -115,12 +116,15 @@ class GraphMachine(RuleBasedStateMachine):
         rows=st.lists(ROWS, min_size=1, max_size=6),
         places=st.one_of(st.just(()), st.permutations(range(8)).map(tuple)),
         output=st.one_of(st.just(()), st.lists(st.integers(0, 7), min_size=1, max_size=2).map(tuple)),
+        batched=BATCHED,
     )
-    def begin(self, genes: list[Gene], rows: list[Any], places: tuple[int, ...], output: tuple[int, ...]) -> None:
+    def begin(
+        self, genes: list[Gene], rows: list[Any], places: tuple[int, ...], output: tuple[int, ...], batched: int
+    ) -> None:
         """Draws a workflow, and runs it."""
         self.define(Drawn(tuple(genes), places, output))
         self.new_rows(rows)
-        self.run([], concurrency=4, limit=None, trouble=False, compare=True)
+        self.run([], concurrency=4, limit=None, trouble=False, compare=True, batched=batched)
 
     def define(self, drawn: Drawn) -> None:
         self.drawn, self.graph = drawn, Graph(drawn)
@@ -168,13 +172,19 @@ class GraphMachine(RuleBasedStateMachine):
 
     # what a user runs
 
-    def write(self, project: ProjectFolder) -> None:
+    def write(self, project: ProjectFolder, batched: int = 0) -> None:
+        """Writes the files; `batched` has a bit for each stage that is asked in batches, of two requests at most."""
         project.rows([row.data() for row in self.rows], "data/rows.jsonl")
         for path, text in self.graph.tools().items():
             project.write(path, text)
+        stages = self.graph.stages()
+        for place, stage in enumerate(stages):
+            if batched >> place & 1 and "prompt" in stage:
+                stage["run_mode"] = "batch"
         name = project.workflow(
-            path="data/rows.jsonl", stages=self.graph.stages(), output=self.graph.output(), stop_loss=False
-        )
+            path="data/rows.jsonl", stages=stages, output=self.graph.output(), stop_loss=False,
+            defaults={"batch": {"max_requests": 2, "max_rounds": 9, "poll_interval": 0.01}},
+        )  # fmt: skip
         note((project.root / f"workflows/{name}.yml").read_text("utf-8"))
         note((project.root / "data/rows.jsonl").read_text("utf-8"))
 
@@ -184,12 +194,15 @@ class GraphMachine(RuleBasedStateMachine):
         limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
         trouble=st.booleans(),
         compare=st.booleans(),
+        batched=BATCHED,
     )
-    def run(self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool) -> None:
+    def run(
+        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int
+    ) -> None:
         self.edit(edits)
-        self.write(self.project)
+        self.write(self.project, batched)
         self.provider.trouble = trouble
-        report = self.project.run(concurrency=concurrency, limit=limit)
+        report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True)
         came = self.graph.walk(self.rows[:limit])
         self.were_asked(came)
         self.came_to(came, report, "reviews/preview" if limit else "reviews")
@@ -205,12 +218,15 @@ class GraphMachine(RuleBasedStateMachine):
         concurrency=st.integers(1, 4),
         edits=edits(2),
         rows=st.lists(ROWS, min_size=1, max_size=3),
+        batched=BATCHED,
     )
-    def run_disturbed(self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any]) -> None:
+    def run_disturbed(
+        self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any], batched: int
+    ) -> None:
         """A Ctrl-C while the provider is asked, or a kill -9."""
         self.edit(edits)
         self.new_rows(rows)
-        self.write(self.project)
+        self.write(self.project, batched)
         came = self.graph.walk(self.rows)
         if how == "request":
             self.interrupt(came, number, concurrency)
@@ -220,7 +236,7 @@ class GraphMachine(RuleBasedStateMachine):
     def interrupt(self, came: Outcome, number: int, concurrency: int) -> None:
         self.provider.when_asked = stopping = Interrupter(number)
         try:
-            options = agac.RunOptions(concurrency=concurrency)
+            options = agac.RunOptions(concurrency=concurrency, wait=True, yes=True)
             report = agac.run("reviews", options, project=self.project.root, watch=stopping.watch)
         finally:
             self.provider.when_asked = None
@@ -229,12 +245,12 @@ class GraphMachine(RuleBasedStateMachine):
         self.is_whole()
 
     def kill(self, came: Outcome, moment: str, concurrency: int) -> None:
-        words = ("run", "-a", "reviews", "--concurrency", str(concurrency))
+        words = ("run", "-a", "reviews", "--concurrency", str(concurrency), "--wait", "--yes")
         killed: Ran = self.project.agac(*words, env=kill_at(moment))
         assert killed.code in (0, 3, -9), killed.err
         self.is_whole()
         before = self.provider.take()
-        report = self.project.run(concurrency=concurrency)
+        report = self.project.run(concurrency=concurrency, wait=True, yes=True)
         self.were_asked(came, before=before, twice=2 * concurrency if killed.code == -9 else 0)
         self.came_to(came, report, "reviews")
 
@@ -243,6 +259,11 @@ class GraphMachine(RuleBasedStateMachine):
     def retry(self) -> None:
         """Takes rows as they are stored; so there is nothing to retry but what the last run left."""
         report = agac.retry(self.number, agac.Retry(), project=self.project.root)
+        while not report.summary["complete"]:  # what it submitted is taken
+            retrieved = agac.batch_retrieve(project=self.project.root)
+            assert retrieved.ready
+            assert retrieved.run is not None
+            report = retrieved.run
         assert self.provider.answered.keys() >= {c for row in self.came.failed for c in row.must if c.refused}
         self.were_asked(self.came)
         self.came_to(self.came, report, "reviews")
@@ -265,7 +286,7 @@ class GraphMachine(RuleBasedStateMachine):
         again = Counter({c: n for c, n in took.items() if not c.refused}) - wanted
         assert again.total() <= twice, f"asked twice: {again}"
         assert all(n <= (2 if before is not None else 1) for c, n in took.items() if c.refused)
-        self.had |= {c for c, n in took.items() if not c.refused and n >= c.calls}
+        self.had |= {c for c, n in took.items() if not c.refused and (all_of_it or n >= c.calls)}
         self.refused |= {c for c in took if c.refused}
 
     def came_to(self, came: Outcome, report: agac.RunReport, folder: str) -> None:
@@ -322,7 +343,7 @@ class GraphMachine(RuleBasedStateMachine):
 
     def asks_nothing_again(self, came: Outcome, limit: int | None) -> None:
         """Only what is refused may be tried once more."""
-        report = self.project.run(limit=limit)
+        report = self.project.run(limit=limit, wait=True)
         assert set(self.provider.take()) <= self.refused
         self.came_to(came, report, "reviews/preview" if limit else "reviews")
 

@@ -142,6 +142,13 @@ def no_model(p: Spoilt) -> Made:
     yield VALIDATE
 
 
+def no_batches(p: Spoilt) -> Made:
+    """Batches of a provider that has none"""
+    p.acme("http://127.0.0.1:8000/v1")
+    p.workflow("stages:\n", "defaults: {run_mode: batch}\nstages:\n")
+    yield VALIDATE
+
+
 def missing_key(p: Spoilt) -> Made:
     """The API key is not set"""
     p.project.write("agac.yml", "defaults: {model: openai/gpt-5.4-mini}\n")
@@ -372,7 +379,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     ),
     "rows": (missing_input, semicolons, other_encoding, missing_id_column, repeated_id),
     "models": (
-        no_model, model_without_provider, unknown_provider, missing_key, wrong_key, no_money, unknown_model,
+        no_model, model_without_provider, unknown_provider, no_batches, missing_key, wrong_key, no_money, unknown_model,
         unreachable, rate_limited, context_too_long, wrong_answers, nearly_all_fail,
     ),
     "limits": (budget_without_bound, budget_used_up),

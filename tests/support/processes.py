@@ -25,6 +25,11 @@ def kill_at(moment: str) -> dict[str, str]:
     return env | {"PYTHONDONTWRITEBYTECODE": "1"}  # a rename for bytecode is none that counts
 
 
+def asleep_at(moment: str) -> dict[str, str]:
+    """The environment with which a process stops itself there, as SIGSTOP does; `asleep` waits for it."""
+    return kill_at(moment) | {"AGAC_TEST_SIGNAL": "SIGSTOP"}
+
+
 def little_room(pages: int) -> dict[str, str]:
     """The environment in which the disk is full once a database has so many pages."""
     return {"PYTHONPATH": _path(), "AGAC_TEST_PAGES": str(pages)}
@@ -92,8 +97,14 @@ def interrupt(process: Process, number: signal.Signals = signal.SIGINT) -> None:
 def stopped(process: Process) -> None:
     """SIGSTOP, and its effect."""
     process.send_signal(signal.SIGSTOP)
+    asleep(process)
+
+
+def asleep(process: Process) -> Process:
+    """Waits until the process has been stopped."""
     stat = Path(f"/proc/{process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a stopped process")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a stopped process", process)
+    return process
 
 
 def quiet_account(server: Server) -> dict[str, int]:

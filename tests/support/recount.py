@@ -31,6 +31,8 @@ def assert_recounted(query: Query) -> None:
 
 def assert_descent(query: Query) -> None:
     """Every row that a stage made is there because of one that is there."""
+    if query("PRAGMA user_version") != [(migrations()[-1][0],)]:
+        return
     for what, found in orphans(query).items():
         assert not found, f"{what}: {found[:5]}"
 

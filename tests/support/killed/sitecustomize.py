@@ -1,7 +1,9 @@
 """Put on a child's PYTHONPATH: ends it by SIGKILL at an exact moment, or gives its database little room.
 
 AGAC_TEST_KILL is `EVENT:N`: the N-th time that EVENT is about to happen. EVENT is `statement` (any SQL statement),
-`commit`, `committed` (right after a COMMIT), or one of Python's audit events: `import`, `os.rename`, `os.scandir`.
+`commit`, `committed` (right after a COMMIT), or one of Python's audit events: `import`, `os.rename`, `os.scandir`; or a
+moment of a batch's life (see batchmoments.py); or `any` of those that leave something behind.
+AGAC_TEST_SIGNAL is what it sends itself instead of SIGKILL, such as SIGSTOP.
 AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the disk is full beyond that.
 AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
 """
@@ -14,19 +16,26 @@ import sqlite3
 import sys
 from typing import Any
 
-EVENT, _, _number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
-LEFT = int(_number or 0)
+import batchmoments
+
+EVENT = ""
+LEFT = 0
 PAGES = os.environ.get("AGAC_TEST_PAGES")
 PATIENCE = os.environ.get("AGAC_TEST_PATIENCE")
 
 
+def leaves_something(event: str) -> bool:
+    """Whether there is something in the store, on the disk or at a provider before or after it that was not there."""
+    return event in ("commit", "committed", "os.rename") or batchmoments.is_moment(event)
+
+
 def happens(event: str) -> None:
-    """Counts down, and ends this process as kill -9 does when it is time."""
+    """Counts down, and ends this process as kill -9 does (or stops it) when it is time."""
     global LEFT
-    if event == EVENT:
+    if event == EVENT or (EVENT == "any" and leaves_something(event)):
         LEFT -= 1
         if LEFT == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, os.environ.get("AGAC_TEST_SIGNAL", "SIGKILL")))
 
 
 def audit(event: str, arguments: Any) -> None:
@@ -65,6 +74,17 @@ def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
     return _connect(*arguments, factory=Connection, **options)
 
 
-if EVENT or PAGES or PATIENCE:
+def begin() -> None:
+    """From here on, as the environment says."""
+    global EVENT, LEFT
+    EVENT, _, number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
+    LEFT = int(number or 0)
+    if not (EVENT or PAGES or PATIENCE):
+        return
     sqlite3.connect = connect  # type: ignore[assignment]
     sys.addaudithook(audit)
+    if EVENT == "any" or batchmoments.is_moment(EVENT):
+        batchmoments.tell(happens)
+
+
+begin()

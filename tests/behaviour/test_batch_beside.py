@@ -1,0 +1,282 @@
+"""Other commands and options beside batches: waiting for them, parts of a workflow, retries, exports, previews."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batched import store
+from support.batchrun import BatchProject, advance
+from support.server import Server
+
+import agac
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+SECONDS = 100
+A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
+B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo"}
+C: dict[str, Any] = {"name": "c", "prompt": "C ${b}", "model": "local/echo"}
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project with ten rows at a server whose batches take a while."""
+    made: list[BatchProject] = []
+
+    def start(*faults: dict[str, Any], **keys: Any) -> BatchProject:
+        project = BatchProject(tmp_path / "project", faulty(list(faults), "--batch-seconds", str(SECONDS)))
+        project.numbered(10)
+        project.batched(A, B, C, **keys)
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+        assert project.doubles() == 0
+
+
+def done(project: BatchProject) -> list[int]:
+    """How many results each stage has."""
+    found = dict(project.query("SELECT stage, count(*) FROM task WHERE outcome IN ('done', 'reused') GROUP BY 1"))
+    return [found.get(stage, 0) for stage in range(3)]
+
+
+def test_waiting_for_what_does_not_end(make: Make) -> None:
+    project = make()
+    project.run()
+    waited = project.agac("batch", "wait", "--timeout", "0.01")
+    assert waited.code == 75
+    assert "1 of 1 have not ended yet" in waited.out
+    assert project.steps() == ["SUBMITTED"]
+
+
+def test_waiting_for_what_has_ended_takes_nothing(make: Make) -> None:
+    project = make()
+    project.run()
+    advance(project.server, SECONDS)
+    waited = project.agac("batch", "wait", "--timeout", "1h", "--json")
+    assert waited.code == 0
+    assert waited.json["ready"] is True
+    assert project.steps() == ["SUBMITTED"]
+    assert project.account["calls"].get("download", 0) == 0
+    assert project.agac("batch", "wait", "nothing").code == 2
+    assert project.agac("batch", "wait", "--timeout", "soon").code == 2
+    assert project.retrieve().exit_code == 0
+
+
+def test_a_part_of_the_stages(make: Make, server: Server) -> None:
+    """`--until a` submits a alone; what follows is for the next command."""
+    project = make()
+    assert project.run(until="a").exit_code == 0
+    advance(project.server, SECONDS)
+    assert project.run(until="a").exit_code == 0
+    assert (done(project), project.account["posts"]) == ([10, 0, 0], 1)
+    assert project.run().exit_code == 0
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (3, 30)
+    project.assert_as_sync(server)
+
+
+def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_line_status", "status": 400, "lines": [2, 3], "at": [1]})
+    project.run()
+    assert project.to_the_end(seconds=SECONDS).exit_code == 3
+    left = project.agac("run", "-a", "reviews", "--no-retry-failed")
+    assert left.code == 3
+    assert project.account["posts"] == 3
+    retried = project.agac("retry", "last")
+    assert retried.code == 0, retried.err
+    assert ": 2 requests, 1 of 1" in retried.out
+    for _ in range(4):
+        advance(project.server, SECONDS)
+        report = project.retrieve()
+    assert report.run is not None
+    assert report.run.summary["rows"]["done"] == 10
+    assert project.charged()[1] == 30
+    project.assert_as_sync(server)
+
+
+def test_a_retry_from_a_stage_asks_it_anew_in_a_batch(make: Make) -> None:
+    project = make()
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (3, 30)
+    again = project.agac("retry", "last", "--from", "c", "--all", "--yes")
+    if again.code == 2:
+        again = project.agac("retry", "last", "--from", "c", "--yes")
+    assert again.code == 0, again.err
+    project.to_the_end(seconds=SECONDS)
+    assert project.account["posts"] == 4
+    assert project.account["charged"] == 40
+    project.server.reset()
+
+
+def test_fresh_asks_all_of_it_anew_once(make: Make) -> None:
+    project = make()
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.run(fresh=True).exit_code == 0
+    assert project.run().exit_code == 0
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (6, 60)
+    assert project.run().exit_code == 0
+    assert project.account["posts"] == 6
+    project.server.reset()
+
+
+def test_what_is_finished_is_exported_on_demand_alone(make: Make) -> None:
+    project = make(defaults={"batch": {"max_requests": 5}})
+    project.run()
+    advance(project.server, SECONDS)
+    project.retrieve(1)
+    for _ in range(2):
+        advance(project.server, SECONDS)
+        project.retrieve(max(number for (number,) in project.query("SELECT id FROM batch WHERE state = 'SUBMITTED'")))
+    assert project.query("SELECT state, count(*) FROM row GROUP BY 1 ORDER BY 1") == [(0, 5), (1, 5)]
+    assert not (project.root / "output/reviews").exists()
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert len(project.envelopes()) == 5
+    project.to_the_end(seconds=SECONDS)
+    assert len(project.envelopes()) == 10
+
+
+def test_a_preview_goes_to_its_own_folder(make: Make) -> None:
+    project = make()
+    project.run(limit=3)
+    project.to_the_end(seconds=SECONDS)
+    assert len(project.envelopes("reviews/preview")) == 3
+    assert not (project.root / "output/reviews/results.jsonl").exists()
+    project.run()
+    assert project.query("SELECT tasks FROM batch ORDER BY id DESC LIMIT 1") == [(7,)]
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged()[1] == 30
+
+
+def test_outputs_of_an_earlier_run_stay_until_the_new_one_is_done(make: Make) -> None:
+    project = make()
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    before = (project.root / "output/reviews/results.jsonl").read_bytes()
+    project.batched(A, B, C | {"prompt": "Better ${b}"})
+    assert project.run().exit_code == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() == before
+    advance(project.server, SECONDS)
+    assert project.retrieve().exit_code == 0
+    assert (project.root / "output/reviews/results.jsonl").read_bytes() != before
+    assert project.charged() == (4, 40)
+
+
+def test_a_dry_run_and_a_plan_send_nothing(make: Make) -> None:
+    project = make()
+    for arguments in (["run", "-a", "reviews", "--dry-run"], ["plan", "-a", "reviews"], ["validate"]):
+        assert project.agac(*arguments).code == 0
+    assert project.account["files"] == project.account["posts"] == 0
+    project.run()
+    planned = project.agac("plan", "-a", "reviews")
+    assert planned.code == 0
+    assert project.account["posts"] == 1
+
+
+def test_a_project_that_was_moved_goes_on(make: Make) -> None:
+    project = make()
+    project.run()
+    moved = project.root.rename(project.root.with_name("moved"))
+    advance(project.server, SECONDS)
+    report = agac.batch_retrieve(project=moved)
+    assert report.exit_code == 0
+    assert [one["done"] for one in report.ingested] == [10]
+    project.root = moved
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (3, 30)
+
+
+def test_a_function_that_was_edited_while_batches_are_open_is_named(make: Make) -> None:
+    """What it did is not to be had any more: nothing is taken in that could not be gone on with."""
+    project = make()
+    project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].upper()}\n")
+    project.batched(A, {"name": "f", "python": "tools/f.py:up"}, {"name": "b", "prompt": "B ${f.t}"})
+    project.run()
+    advance(project.server, SECONDS)
+    whole = (project.root / "tools/f.py").read_text()
+    project.write("tools/f.py", whole.replace("upper", "lower"))
+    refused = project.agac("batch", "retrieve")
+    assert refused.code == 2
+    assert "tools/f.py" in refused.err
+    assert project.agac("batch", "status").code == 0
+    project.write("tools/f.py", whole)
+    project.to_the_end(seconds=SECONDS)
+    assert len(project.envelopes()) == 10
+
+
+def test_an_edited_function_and_run_takes_the_batch_in(make: Make, server: Server) -> None:
+    """`agac run` goes by the files: a is unchanged and had, what follows is new."""
+    project = make()
+    project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].upper()}\n")
+    stages = (A, {"name": "f", "python": "tools/f.py:up"}, {"name": "b", "prompt": "B ${f.t}", "model": "local/echo"})
+    project.batched(*stages)
+    project.run()
+    advance(project.server, SECONDS)
+    project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].lower()}\n")
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, ran.err) == (0, "")
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (2, 20)
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize("command", ["retrieve", "run"])
+def test_a_result_that_grew_old_while_a_later_batch_ran_is_kept(make: Make, command: str) -> None:
+    """`max_age` is about results of earlier runs: what a row had in this one, it has."""
+    project = make()
+    project.batched(A | {"max_age": "1h"}, B, C)
+    project.run()
+    for _ in range(3):
+        advance(project.server, SECONDS)
+        if command == "run":
+            project.run()
+        else:
+            project.retrieve()
+        with store(project) as database:
+            database.execute("UPDATE result SET created_at = created_at - 7200")
+    assert project.charged() == (3, 30)
+    assert project.output(file="summary.json")["complete"]
+
+
+@pytest.mark.parametrize("reuse", ["never", "row"])
+def test_rows_that_share_no_answers_are_enrolled_each(make: Make, server: Server, reuse: str) -> None:
+    project = make()
+    project.rows({"id": f"r-{n}", "text": "the same"} for n in range(6))
+    project.batched(A | {"reuse": reuse}, B | {"reuse": reuse})
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (2, 12)
+    project.assert_as_sync(server)
+    assert project.run().exit_code == 0
+    assert project.account["posts"] == 2
+    project.server.reset()
+
+
+def test_a_rows_time_is_not_that_of_its_batches(make: Make) -> None:
+    project = make(row_timeout=0.5)
+    project.run()
+    report = project.to_the_end(seconds=SECONDS)
+    assert report.exit_code == 0
+    assert project.charged() == (3, 30)
+
+
+def test_what_the_first_command_was_given_holds_for_all_that_follow(make: Make) -> None:
+    project = make()
+    project.batched(A, B | {"prompt": "B ${a} ${vars.tone}"}, vars={"tone": "calm"})
+    ran = project.agac("run", "-a", "reviews", "--var", "tone=wild", "--output", "elsewhere")
+    assert "`agac run -a reviews --var tone=wild --output elsewhere --wait` stays" in ran.out
+    for _ in range(2):
+        advance(project.server, SECONDS)
+        assert project.agac("batch", "retrieve").code == 0
+    lines = (project.root / "elsewhere/results.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == 10
+    assert all("wild" in line for line in lines)
+    assert not (project.root / "output").exists()

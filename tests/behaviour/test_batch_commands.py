@@ -1,0 +1,302 @@
+"""Batches from the command line: submitted, followed, taken, ended, and what each command says and ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import advance
+from support.project import SENTIMENT, ProjectFolder, Ran
+from support.server import Server
+
+import agac
+from agac.api.watching import BatchCount, RowCount, Watched
+
+THREE: list[dict[str, Any]] = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "run_mode": "batch"},
+    {"name": "reply", "prompt": "Answer ${text}, which is ${classify.sentiment}"},
+    {"name": "judge", "prompt": "Judge ${text}: ${reply}", "run_mode": "batch"},
+]
+PRICES = {"small": {"input": 2.0, "output": 8.0, "batch": 0.5}}
+
+
+@pytest.fixture
+def slow(tmp_path: Path, faulty: Callable[..., Server]) -> Server:
+    """A provider whose batches take a hundred seconds of its own clock, which stands still."""
+    return faulty([], "--batch-seconds", "100")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, slow: Server) -> ProjectFolder:
+    """A project whose batches hold four requests each, of five rows."""
+    project = ProjectFolder(tmp_path / "shop")
+    project.configure(slow.base_url, batch="openai", prices=PRICES)
+    project.numbered(5)
+    project.workflow(stages=THREE, defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
+    return project
+
+
+def charged(server: Server) -> int:
+    found = server.account()["batches"]
+    assert found["duplicates"] == 0
+    return int(found["charged"])
+
+
+def lines_with(ran: Ran, start: str) -> list[str]:
+    return [line for line in ran.out.split("\n") if line.startswith(start)]
+
+
+def test_run_submits_says_so_and_ends(shop: ProjectFolder, slow: Server) -> None:
+    ran = shop.agac("run", "-a", "reviews")
+    assert (ran.code, ran.err) == (0, "")
+    first, second = lines_with(ran, "Submitted batch ")
+    ids = [batch["provider_id"] for batch in shop.agac("batch", "list", "--json").json["batches"]]
+    assert first.startswith(f"Submitted batch {ids[0]}: 4 requests, 1 of 2, local/small, up to $")
+    assert second.startswith(f"Submitted batch {ids[1]}: 1 request, 2 of 2, local/small, up to $")
+    assert first.endswith(" at batch price")
+    assert ran.out.endswith(
+        "Nothing is finished yet. `agac batch status` follows them, `agac batch retrieve` takes what is ready; "
+        "`agac run -a reviews --wait` stays.\n"
+    )
+    assert "Open: " not in ran.out, "the rows wait for no stage that was left out"
+    assert (slow.account()["batches"]["created"], charged(slow)) == (2, 0)
+    assert not (shop.root / "output").exists()
+
+
+def test_run_retrieve_retrieve_and_nothing_else(shop: ProjectFolder, slow: Server) -> None:
+    assert shop.agac("run", "-a", "reviews").code == 0
+    advance(slow, 200)
+    second = shop.agac("batch", "retrieve")
+    assert (second.code, second.err) == (0, "")
+    assert [line.partition(" (")[0] for line in lines_with(second, "Took ")] == ["Took batch 1", "Took batch 2"]
+    assert len(lines_with(second, "Submitted batch ")) == 2
+    advance(slow, 200)
+    third = shop.agac("batch", "retrieve")
+    assert (third.code, third.err) == (0, "")
+    assert "reviews, run 1: 5 rows, 5 done\n" in third.out
+    assert "\nResults: output/reviews/results.jsonl" in third.out
+    assert lines_with(third, "Submitted ") == []
+    assert [one["ok"] for one in shop.envelopes()] == [True] * 5
+    assert len(shop.output()) == 5
+    assert charged(slow) == 10
+    assert slow.account()["batches"]["kept"] == 0, "nothing is left at the provider"
+
+
+def test_retrieving_again_changes_and_pays_nothing(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    for _ in range(2):
+        advance(slow, 200)
+        shop.agac("batch", "retrieve")
+    before, account = shop.envelopes(), slow.account()
+    again = shop.agac("batch", "retrieve")
+    assert (again.code, again.err) == (0, "")
+    assert shop.envelopes() == before
+    assert slow.account()["batches"] == account["batches"]
+
+
+def test_nothing_ready_is_a_sentence_and_exit_code_75(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    ran = shop.agac("batch", "retrieve")
+    assert (ran.code, ran.out) == (75, "")
+    assert ran.err == "Nothing is ready yet: 2 batches are open, with 0 of 5 requests done\n"
+    ran = shop.agac("batch", "retrieve", "--json")
+    assert (ran.code, ran.json["ready"], ran.json["exit_code"], len(ran.json["batches"])) == (75, False, 75, 2)
+    ran = shop.agac("batch", "wait", "--timeout", "0s")
+    assert ran.code == 75
+    assert len(lines_with(ran, "Batch job status: ")) == 2
+
+
+def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    advance(slow, 60)
+    (one, two) = shop.agac("batch", "status", "--json").json["batches"]
+    assert (one["status"], one["step"]) == ("in_progress", "SUBMITTED")
+    assert 0 < one["done"] < 4
+    kept = shop.query("SELECT status, done FROM batch WHERE id = 1")
+    assert kept == [("in_progress", one["done"])]
+    advance(slow, 60)
+    for named in ("1", one["provider_id"]):
+        ran = shop.agac("batch", "status", "--batch-id", named)
+        assert ran.out.startswith("Batch job status: completed\nBatch 1 (")
+        assert "\nRequests: 4 done, 0 failed of 4\n" in ran.out
+    assert shop.agac("batch", "wait", two["provider_id"]).code == 0
+    assert shop.query("SELECT DISTINCT state FROM batch") == [("SUBMITTED",)], "looking takes nothing"
+
+
+def test_one_batch_is_taken_by_itself_and_its_rows_move_on(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    advance(slow, 200)
+    ran = shop.agac("batch", "retrieve", "--batch-id", "2")
+    assert (ran.code, len(lines_with(ran, "Took batch 2 ("))) == (0, 1)
+    steps = dict(shop.query("SELECT id, state FROM batch"))
+    assert (steps[1], steps[2]) == ("SUBMITTED", "CLEANED")
+    assert shop.query("SELECT stage, tasks FROM batch WHERE id = 3") == [(2, 1)]
+
+
+def test_what_is_cancelled_keeps_what_was_finished(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    advance(slow, 60)
+    ran = shop.agac("batch", "cancel")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(lines_with(ran, "Cancelling batch ")) == 2
+    taken = shop.agac("batch", "retrieve")
+    assert taken.code == 0
+    done = charged(slow)
+    assert 0 < done < 5
+    assert (
+        sum(one["done"] for one in json.loads(shop.agac("batch", "list", "--all", "--json").out)["batches"][:2]) == done
+    )
+    refused = shop.agac("batch", "cancel", "1")
+    assert "Left batch 1 (" in refused.out
+
+
+def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, faulty: Callable[..., Server]) -> None:
+    rule = {"kind": "batch_reject", "at": [1], "code": "invalid_json_line", "line": 2, "message": "no JSON"}
+    project = ProjectFolder(tmp_path / "refused")
+    project.configure(faulty([rule]).base_url, batch="openai")
+    project.numbered(3)
+    project.workflow(stages=THREE[:1])
+    assert project.agac("run", "-a", "reviews").code == 0
+    ran = project.agac("batch", "status")
+    assert ran.out.startswith("Batch job status: failed\n")
+    assert "\nNote: line 2: no JSON (invalid_json_line)\n" in ran.out
+    assert project.agac("batch", "list", "--json").json["batches"][0]["status"] == "failed"
+
+
+def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, faulty: Callable[..., Server]) -> None:
+    server = faulty([{"kind": "batch_gone", "at": [1]}])
+    project = ProjectFolder(tmp_path / "gone")
+    project.configure(server.base_url, batch={"api": "openai", "results_kept": 0.001}, prices=PRICES)
+    project.numbered(6)
+    project.workflow(stages=THREE[:1], defaults={"max_tokens": 200, "batch": {"max_requests": 3}})
+    assert project.agac("run", "-a", "reviews").code == 0
+    for command in (["batch", "retrieve"], ["run", "-a", "reviews"]):
+        ran = project.agac(*command)
+        assert ran.code == 75, "the other batch went on, this one waits"
+        assert "A decision is needed about batch 1 (batch_" in ran.err
+        assert "with: agac doctor --resubmit --batch-id 1\n" in ran.err
+    assert "A decision is needed about batch 1 (" in project.agac("--quiet", "batch", "retrieve").err
+    assert "Batch job status: needs a decision\n" in project.agac("batch", "status").out
+    found = project.agac("doctor")
+    assert found.code == 75
+    assert "agac doctor --resubmit --batch-id 1" in found.out
+    wrong = project.agac("doctor", "--resubmit", "--batch-id", "2")
+    assert (wrong.code, wrong.out) == (2, "")
+    decided = project.agac("doctor", "--resubmit")
+    assert decided.code == 0
+    assert decided.out.startswith("did: ")
+    assert project.agac("run", "-a", "reviews", "--wait").code == 0
+    assert [one["ok"] for one in project.envelopes()] == [True] * 6
+
+
+def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
+    shop.agac("run", "-a", "reviews")
+    (line, *_) = agac.batch_list(project=shop.root).batches
+    why, inspect = shop.agac("why", "last", "r-1", "classify"), shop.agac("inspect", "last", "r-1")
+    told = f"in batch 1 ({line.provider_id}) of run 1, submitted "
+    assert f"\n{told}" in why.out
+    assert "\noutcome: none yet\n" in why.out
+    assert f"\n  {told}" in inspect.out
+    report = agac.why("last", "r-1", "classify", project=shop.root).as_json()
+    (asked,) = shop.query("SELECT lower(hex(fingerprint)) FROM batch_task WHERE batch_id = 1 AND place = 0")
+    assert (report["fingerprint"], report["in_batch"]["batch"]) == (asked[0], 1)
+    (row,) = agac.inspect("last", "r-1", project=shop.root).rows or ()
+    assert [[one["batch"] for one in stage["in_batches"]] for stage in row["stages"]] == [[1], [], []]
+    shop.workflow(stages=[THREE[0]], defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
+    ran = shop.agac("run", "-a", "reviews")
+    assert "\nRows wait for batches 1, 2 of an earlier run, which ask the same (`agac batch list`); " in ran.out
+    assert "Open: " not in ran.out
+    assert "\nwaits for the same question in batch 1 (" in shop.agac("why", "last", "r-1", "classify").out
+
+
+def test_what_retrieves_goes_on_with_all_stages(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews", "--until", "classify")
+    advance(slow, 200)
+    shop.agac("batch", "retrieve")
+    assert shop.query("SELECT count(*) FROM batch") == [(4,)], "--until held for that command alone"
+
+
+def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Server) -> None:
+    shop.workflow(stages=THREE[:1], defaults={"max_tokens": 200, "batch": {"max_requests": 4, "poll_interval": "0.2s"}})
+    seen: list[tuple[BatchCount, ...]] = []
+
+    async def watch(watched: Watched) -> None:
+        while not seen:
+            await asyncio.sleep(0.02)
+            batches = watched.snapshot().batches
+            seen.extend([batches] if sum(one.batches for one in batches if one.status != "not submitted") == 2 else [])
+        assert [stage.total for stage in watched.snapshot().stages] == [RowCount(5, exact=True)]
+        await asyncio.to_thread(advance, slow, 200)
+
+    assert agac.run("reviews", agac.RunOptions(wait=True), project=shop.root, watch=watch).exit_code == 0
+    assert {one.stage for one in seen[0]} == {"classify"}
+    assert sum(one.requests for one in seen[0]) == 5
+
+
+def test_two_workflows_in_one_command_both_submit(shop: ProjectFolder) -> None:
+    shop.workflow("others", stages=[{**THREE[0], "prompt": "Opinion: ${text}"}])
+    ran = shop.agac("run", "-a", "reviews", "-a", "others")
+    assert ran.code == 0
+    assert [len(agac.batch_list(name, project=shop.root).batches) for name in ("reviews", "others")] == [2, 1]
+
+
+def test_run_with_wait_goes_to_the_end(tmp_path: Path, server: Server) -> None:
+    project = ProjectFolder(tmp_path / "quick")
+    project.configure(server.base_url, batch="openai")
+    project.numbered(5)
+    project.workflow(stages=THREE, defaults={"batch": {"max_requests": 4, "poll_interval": "1s"}})
+    ran = project.agac("run", "-a", "reviews", "--wait")
+    assert ran.code == 0
+    assert "reviews, run 1: 5 rows, 5 done\n" in ran.out
+    assert len(lines_with(ran, "Took batch ")) == 4
+    assert lines_with(ran, "Submitted ") == [], "they are in: who waited need not read of them"
+    assert [one["ok"] for one in project.envelopes()] == [True] * 5
+
+
+def test_the_embedded_simulator_remembers_its_batches(tmp_path: Path) -> None:
+    project = ProjectFolder(tmp_path / "embedded")
+    project.numbered(3)
+    project.workflow()
+    deep = project.root / "a/b"
+    deep.mkdir(parents=True)
+    assert project.agac("run", "-a", "reviews", "--run-mode", "batch").code == 0
+    assert "Batch job status: completed\n" in project.agac("batch", "status", cwd=deep).out
+    assert project.agac("batch", "retrieve", cwd=deep).code == 0
+    assert [one["ok"] for one in project.envelopes()] == [True] * 3
+    assert project.agac("doctor").code == 0
+
+
+def test_an_edited_workflow_asks_before_it_submits_beside_stale_batches(shop: ProjectFolder, slow: Server) -> None:
+    shop.agac("run", "-a", "reviews")
+    edited = [{**THREE[0], "prompt": "Opinion: ${text}"}, *THREE[1:]]
+    shop.workflow(stages=edited, defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
+    ran = shop.agac("run", "-a", "reviews")
+    assert ran.code == 2
+    assert ran.err.startswith(
+        "error: nothing was submitted: reviews no longer asks 5 of the requests in 2 open batches (up"
+    )
+    assert (
+        "\n  Add --yes to submit the others beside them, or end them first with: agac batch cancel 1; agac" in ran.err
+    )
+    assert slow.account()["batches"]["created"] == 2
+    assert shop.agac("run", "-a", "reviews", "--yes").code == 0
+    assert slow.account()["batches"]["created"] == 4
+    ran = shop.agac("run", "-a", "reviews", "--fresh")
+    assert (ran.code, slow.account()["batches"]["created"]) == (2, 4)
+    assert "agac batch cancel" in ran.err
+
+
+def test_what_the_command_line_does_python_does_too(shop: ProjectFolder, slow: Server) -> None:
+    report = agac.run("reviews", project=shop.root)
+    assert [batch["requests"] for batch in report.invocation["batches"]] == [4, 1]
+    advance(slow, 200)
+    assert agac.batch_wait(project=shop.root).ready
+    assert [line.ready for line in agac.batch_status(project=shop.root).batches] == [True, True]
+    taken = agac.batch_retrieve(project=shop.root)
+    assert (taken.ready, taken.exit_code, len(taken.ingested), len(taken.submitted)) == (True, 0, 2, 2)
+    assert [batch["id"] for batch in agac.batch_cancel(project=shop.root).asked] == [3, 4]
+    assert agac.doctor(project=shop.root).exit_code == 0

@@ -1,0 +1,371 @@
+"""Workflows and rows that are edited while batches are open: what is unchanged is had, what is not is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import BatchProject, advance, outcomes
+from support.server import Server
+
+import agac
+
+Start = Callable[..., Server]
+SECONDS = 100
+A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
+B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, faulty: Start) -> Iterator[BatchProject]:
+    """A project with ten rows whose batches take a while."""
+    made = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)))
+    made.numbered(10)
+    yield made
+    made.assert_sound()
+    assert made.doubles() == 0
+
+
+def rows(project: BatchProject, *numbers: int, **texts: str) -> None:
+    """These rows, some with a text of their own: `r3="new"`."""
+    texts = {name.replace("r", "r-"): text for name, text in texts.items()}
+    ids = [f"r-{number}" for number in numbers]
+    project.rows({"id": id_, "text": texts.get(id_, f"I love number {id_[2:]}")} for id_ in ids)
+
+
+def runs_of(project: BatchProject) -> list[tuple[int, str, int]]:
+    """Run, step and tasks of each batch."""
+    return project.query("SELECT run_id, state, tasks FROM batch ORDER BY id")
+
+
+def test_retrieve_uses_what_is_recorded_and_no_file(project: BatchProject) -> None:
+    project.batched(A, B)
+    project.run()
+    project.workflow(stages=[{"name": "other", "prompt": "nothing alike"}], description="edited")
+    (project.root / "data/rows.csv").unlink()
+    advance(project.server, SECONDS)
+    assert project.agac("batch", "retrieve").code == 0
+    (project.root / "workflows/reviews.yml").unlink()
+    advance(project.server, SECONDS)
+    assert project.agac("batch", "retrieve").code == 0
+    assert outcomes(project) == [(f"r-{n}", True, f"B A I love number {n}", None) for n in range(1, 11)]
+    assert project.charged() == (2, 20)
+
+
+def test_a_workflow_that_does_not_parse_stops_no_retrieve(project: BatchProject) -> None:
+    project.batched(A)
+    project.run()
+    project.write("workflows/reviews.yml", "stages: [")
+    advance(project.server, SECONDS)
+    assert project.agac("batch", "retrieve").code == 0
+    assert project.charged() == (1, 10)
+
+
+def test_the_same_command_again_submits_nothing(project: BatchProject, server: Server) -> None:
+    project.batched(A, B)
+    for _ in range(3):
+        again = project.agac("run", "-a", "reviews")
+        assert again.code == 0
+        assert "Nothing is finished yet." in again.out
+    assert runs_of(project) == [(1, "SUBMITTED", 10)]
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+
+
+def test_run_takes_in_what_has_ended_and_goes_on(project: BatchProject, server: Server) -> None:
+    project.batched(A, B)
+    for code in (0, 0, 0):
+        assert project.agac("run", "-a", "reviews").code == code
+        advance(project.server, SECONDS)
+    assert project.output(file="summary.json")["complete"]
+    assert project.charged() == (2, 20)
+    project.assert_as_sync(server)
+
+
+def test_new_rows_join_without_a_question(project: BatchProject, server: Server) -> None:
+    project.batched(A)
+    project.run()
+    rows(project, *range(1, 13))
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code == 0
+    assert ": 2 requests, 1 of 1, local/echo" in ran.out
+    assert runs_of(project) == [(1, "SUBMITTED", 10), (1, "SUBMITTED", 2)]
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 12)
+
+
+@pytest.mark.parametrize("edit", ["changed", "removed"])
+def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server: Server, edit: str) -> None:
+    project.batched(A)
+    project.run()
+    if edit == "changed":
+        rows(project, *range(1, 12), r9="another", r10="too")
+    else:
+        rows(project, *range(1, 9), 11)
+    refused = project.agac("run", "-a", "reviews")
+    assert refused.code == 2
+    assert "no longer asks 2 of the requests in 1 open batch" in refused.err
+    assert "agac batch cancel 1" in refused.err
+    assert "--yes" in refused.err
+    assert project.account["posts"] == 1
+    agreed = project.agac("run", "-a", "reviews", "--yes")
+    assert (agreed.code, agreed.err) == (0, "")
+    assert "broke off" not in agreed.out
+    assert project.account["posts"] == 2
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 13 if edit == "changed" else 11)
+
+
+def test_a_row_that_was_removed_leaves_the_outputs_and_its_answer_is_kept(project: BatchProject) -> None:
+    project.batched(A)
+    project.run()
+    rows(project, *range(1, 9))
+    project.run(yes=True)
+    project.to_the_end(seconds=SECONDS)
+    assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 9)]
+    rows(project, *range(1, 11))
+    assert project.run().exit_code == 0
+    assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 11)]
+    assert project.charged() == (1, 10)
+
+
+def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, server: Server) -> None:
+    project.provider(prices={"echo": {"input": 1.0, "output": 2.0, "batch": 0.5}})
+    project.batched(A, defaults={"max_tokens": 100})
+    project.run()
+    project.batched(A | {"prompt": "Another ${text}"}, defaults={"max_tokens": 100})
+    refused = project.agac("run", "-a", "reviews")
+    assert (refused.code, refused.out) == (2, "")
+    assert "nothing was submitted: reviews no longer asks 10 of the requests in 1 open batch" in refused.err
+    assert "$0.00" in refused.err
+    assert "agac batch cancel 1" in refused.err
+    assert project.account["posts"] == 1
+    assert project.account["cancelled"] == 0
+    agreed = project.agac("run", "-a", "reviews", "--yes")
+    assert (agreed.code, agreed.err) == (0, "")
+    assert "broke off" not in agreed.out
+    assert [one[:2] for one in runs_of(project) if one[1] == "SUBMITTED"] == [(1, "SUBMITTED"), (2, "SUBMITTED")]
+    report = project.to_the_end(seconds=SECONDS)
+    assert report.run is not None
+    assert report.run.summary["run"] == 2
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 20)
+    assert project.account["cancelled"] == 0
+
+
+def test_an_edited_prompt_is_submitted_on_a_typed_yes(project: BatchProject) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    project.batched(A)
+    project.run()
+    project.batched(A | {"prompt": "Another ${text}"})
+    report = agac.run("reviews", agac.RunOptions(), project=project.root, confirm=confirm)
+    assert report.exit_code == 0
+    assert len(asked) == 1
+    assert "10" in asked[0]
+    assert len(report.invocation["batches"]) == 1
+
+
+def test_a_no_submits_nothing_and_leaves_all_as_it_was(project: BatchProject) -> None:
+    project.batched(A)
+    project.run()
+    project.batched(A | {"prompt": "Another ${text}"})
+    with pytest.raises(agac.UsageError):
+        agac.run("reviews", agac.RunOptions(), project=project.root, confirm=lambda question: False)
+    assert project.account["posts"] == 1
+    project.batched(A)
+    assert project.run().exit_code == 0
+    report = project.to_the_end(seconds=SECONDS)
+    assert report.run is not None
+    assert report.run.summary["run"] == 1
+    assert project.charged() == (1, 10)
+
+
+def test_edited_back_it_is_as_if_nothing_had_been(project: BatchProject, server: Server) -> None:
+    project.batched(A)
+    project.run()
+    project.batched(A | {"prompt": "Another ${text}"})
+    assert project.agac("run", "-a", "reviews").code == 2
+    project.batched(A)
+    again = project.agac("run", "-a", "reviews")
+    assert (again.code, again.err) == (0, "")
+    assert project.account["posts"] == 1
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_an_edited_later_stage_keeps_what_is_enrolled(project: BatchProject, server: Server) -> None:
+    """Only stage b changed: all of a is in flight, and had."""
+    project.batched(A, B)
+    project.run()
+    project.batched(A, B | {"prompt": "Better ${a}"})
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, ran.err) == (0, "")
+    assert project.account["posts"] == 1
+    assert "not to be asked" not in ran.out
+    advance(project.server, SECONDS)
+    went_on = project.agac("run", "-a", "reviews")
+    assert (went_on.code, went_on.err) == (0, "")
+    assert runs_of(project)[1:] == [(2, "SUBMITTED", 10)]
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 20)
+
+
+def test_cancelling_what_is_stale_makes_room(project: BatchProject, server: Server) -> None:
+    project.batched(A)
+    project.run()
+    project.batched(A | {"prompt": "Another ${text}"})
+    assert project.agac("run", "-a", "reviews").code == 2
+    advance(project.server, SECONDS / 2)
+    assert project.agac("batch", "cancel", "1").code == 0
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, ran.err) == (0, "")
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 15)
+    # what the cancelled one had finished is kept: the old prompt asks the other half
+    project.batched(A)
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (3, 20)
+
+
+@pytest.mark.parametrize("flags", [[], ["--yes"], ["--run-mode", "sync"]])
+def test_fresh_is_refused_while_batches_are_open(project: BatchProject, flags: list[str]) -> None:
+    project.batched(A)
+    project.run()
+    refused = project.agac("run", "-a", "reviews", "--fresh", *flags)
+    assert (refused.code, refused.out) == (2, "")
+    assert "open" in refused.err
+    assert "agac batch cancel" in refused.err
+    assert project.query("SELECT count(*) FROM run") == [(1,)]
+    assert project.charged() == (1, 0)
+    project.to_the_end(seconds=SECONDS)
+    fresh = project.agac("run", "-a", "reviews", "--fresh")
+    assert fresh.code == 0
+    assert project.query("SELECT count(*) FROM batch") == [(2,)]
+    project.server.reset()
+
+
+def test_another_mode_does_not_ask_what_is_in_a_batch(project: BatchProject, server: Server) -> None:
+    """Run mode is not part of what is the same: in flight counts as had, for calls too."""
+    project.batched(A)
+    project.run()
+    rows(project, *range(1, 12))
+    ran = project.agac("run", "-a", "reviews", "--run-mode", "sync")
+    assert ran.code == 0
+    assert project.server.account()["charged"] == 1
+    assert runs_of(project) == [(1, "SUBMITTED", 10)]
+    advance(project.server, SECONDS)
+    ended = project.agac("run", "-a", "reviews", "--run-mode", "sync")
+    assert ended.code == 0
+    assert project.output(file="summary.json")["complete"]
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 11)
+
+
+def test_manner_changes_are_no_edits(project: BatchProject, server: Server) -> None:
+    """How often and in which pieces it is asked changes neither run nor tasks."""
+    project.batched(A)
+    project.run()
+    project.batched(A | {"batch": {"max_requests": 3, "retry": "sync"}, "timeout": 7, "concurrency": 3})
+    assert project.run().exit_code == 0
+    assert runs_of(project) == [(1, "SUBMITTED", 10)]
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+
+
+def test_a_limited_run_beside_open_batches(project: BatchProject, server: Server) -> None:
+    """A selection is another run whose rows are in flight already; what it does not select is no edit."""
+    project.batched(A)
+    project.run()
+    ran = project.agac("run", "-a", "reviews", "--limit", "4")
+    assert ran.code == 0, ran.err
+    assert project.account["posts"] == 1
+    advance(project.server, SECONDS)
+    assert project.agac("run", "-a", "reviews", "--limit", "4").code == 0
+    assert project.agac("run", "-a", "reviews").code == 0
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_what_was_refused_is_never_sent(project: BatchProject, server: Server) -> None:
+    """The second wording was never agreed to; the third is, and nothing but it is sent."""
+    project.batched(A)
+    project.run()
+    project.batched(A | {"prompt": "Second ${text}"})
+    assert project.agac("run", "-a", "reviews").code == 2
+    project.batched(A | {"prompt": "Third ${text}"})
+    assert project.agac("run", "-a", "reviews", "--yes").code == 0
+    assert project.account["posts"] == 2
+    report = project.to_the_end(seconds=SECONDS)
+    assert report.run is not None
+    assert project.charged() == (2, 20)
+    project.assert_as_sync(server)
+
+
+def followed(project: BatchProject) -> None:
+    """Run 2, whose first stage is unchanged, waits for the batch of run 1."""
+    project.batched(A, B)
+    project.run()
+    project.batched(A, B | {"prompt": "Better ${a}"})
+    assert project.run().exit_code == 0
+    assert runs_of(project) == [(1, "SUBMITTED", 10)]
+
+
+def finish(project: BatchProject) -> None:
+    """Run by run until all is done."""
+    for _ in range(6):
+        advance(project.server, SECONDS)
+        if project.run().summary["rows"] == {**dict.fromkeys(OTHERS, 0), "total": 10, "done": 10}:
+            return
+    raise AssertionError(runs_of(project))
+
+
+OTHERS = ("skipped", "failed", "dropped", "open")
+
+
+def test_a_batch_that_another_run_waits_for_is_ended(project: BatchProject, server: Server) -> None:
+    followed(project)
+    advance(project.server, SECONDS * 0.4)
+    agac.batch_cancel(1, project=project.root)
+    assert project.run().exit_code == 0
+    assert [one[2] for one in runs_of(project)] == [10, 6, 4]
+    finish(project)
+    assert project.charged()[1] == 20
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "batch_expire", "after": 4},
+        {"kind": "batch_line_status", "status": 400, "match": "number 3"},
+        {"kind": "batch_line_status", "status": 500, "match": "number 3"},
+    ],
+)
+def test_a_batch_that_another_run_waits_for_goes_wrong(
+    tmp_path: Path, faulty: Start, server: Server, fault: dict[str, Any]
+) -> None:
+    """Whoever waited asks what is left; both runs together pay once."""
+    project = BatchProject(tmp_path / "project", faulty([{**fault, "at": [1]}], "--batch-seconds", str(SECONDS)))
+    project.numbered(10)
+    followed(project)
+    advance(project.server, SECONDS)
+    assert project.run().exit_code == 0
+    project.retrieve(1)
+    finish(project)
+    assert project.charged()[1] == 20
+    assert project.doubles() == 0
+    project.assert_as_sync(server)
+    project.assert_sound()

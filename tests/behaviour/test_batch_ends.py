@@ -1,0 +1,216 @@
+"""Batches that are ended before their time: by a deadline, by their user; and those that do not move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import BatchProject, advance
+from support.server import Server
+
+import agac
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+SECONDS = 100
+HOUR = 3600.0
+SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "local/echo"}
+MORE: dict[str, Any] = {"name": "more", "prompt": "More of ${say}", "model": "local/echo"}
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project with ten rows whose batch takes a while, and submits it."""
+    made: list[BatchProject] = []
+
+    def start(*faults: dict[str, Any], stages: Any = None, **batch: Any) -> BatchProject:
+        project = BatchProject(tmp_path / "project", faulty(list(faults), "--batch-seconds", str(SECONDS)))
+        project.numbered(10)
+        project.batched(*(stages or [SAY]), defaults={"batch": batch})
+        assert project.run().exit_code == 0
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+
+
+@pytest.mark.parametrize("done", [0, 4, 9])
+def test_at_its_deadline_the_rest_is_called(make: Make, server: Server, done: int) -> None:
+    project = make(deadline="8h")
+    [(deadline,)] = project.query("SELECT deadline - submitted_at FROM batch")
+    assert deadline == pytest.approx(8 * HOUR, abs=5)
+    advance(project.server, SECONDS * done / 10)
+    assert project.retrieve().exit_code == 75
+    project.set_batch(deadline=1.0)
+    report = project.to_the_end()
+    assert report.exit_code == 0
+    assert (project.account["charged"], project.server.account()["charged"]) == (done, 10 - done)
+    assert (project.account["cancelled"], project.account["posts"], project.doubles()) == (1, 1, 0)
+    project.assert_as_sync(server)
+
+
+def test_a_time_of_day_is_the_next_one(make: Make) -> None:
+    soon = datetime.now() + timedelta(hours=2)  # noqa: DTZ005 (as its author reads the clock)
+    project = make(deadline=soon.strftime("%H:%M"))
+    [(deadline,)] = project.query("SELECT deadline FROM batch")
+    assert deadline == soon.replace(second=0, microsecond=0).timestamp()
+    earlier = datetime.now() - timedelta(hours=2)  # noqa: DTZ005
+    project.batched(SAY | {"prompt": "Else ${text}"}, defaults={"batch": {"deadline": earlier.strftime("%H:%M")}})
+    project.run(yes=True)
+    [(later,)] = project.query("SELECT deadline FROM batch WHERE id = 2")
+    assert later > time.time() + 20 * HOUR
+
+
+def test_wait_only_tells_at_the_deadline(make: Make, server: Server) -> None:
+    project = make(deadline="8h", on_deadline="wait")
+    project.set_batch(deadline=1.0)
+    assert project.retrieve().exit_code == 75
+    assert project.account["cancelled"] == 0
+    assert "eadline" in project.agac("batch", "status").out
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (1, 10)
+    project.assert_as_sync(server)
+
+
+def test_a_deadline_that_comes_while_all_is_done_cancels_nothing(make: Make, server: Server) -> None:
+    project = make(deadline="8h")
+    project.set_batch(deadline=1.0)
+    advance(project.server, SECONDS)
+    assert project.retrieve().exit_code == 0
+    assert (project.account["cancelled"], project.charged()) == (0, (1, 10))
+    project.assert_as_sync(server)
+
+
+def test_after_the_deadline_the_stages_that_follow_go_on_as_they_are(make: Make, server: Server) -> None:
+    """Each batch has its own: from its own submission."""
+    project = make(stages=[SAY, MORE], deadline="8h")
+    advance(project.server, SECONDS / 2)
+    project.set_batch(deadline=1.0)
+    project.retrieve()
+    project.retrieve()
+    [(first, second)] = project.query("SELECT min(deadline), max(deadline) FROM batch")
+    assert first == 1.0
+    assert second > time.time() + 7 * HOUR
+    project.to_the_end(seconds=SECONDS)
+    assert project.account["cancelled"] == 1
+    project.assert_as_sync(server)
+    assert project.doubles() == 0
+
+
+def test_cancelling_keeps_what_is_finished(make: Make, server: Server) -> None:
+    """Case 28."""
+    project = make()
+    advance(project.server, SECONDS * 0.4)
+    cancelled = project.agac("batch", "cancel")
+    assert (cancelled.code, cancelled.err) == (0, "")
+    assert project.account["cancelled"] == 1
+    again = project.agac("batch", "cancel", "1")
+    assert again.code == 0
+    assert project.account["cancelled"] == 1
+    taken = project.agac("batch", "retrieve")
+    assert taken.code == 0
+    assert "4 done" in taken.out
+    assert project.account["posts"] == 1, "what its user ended is not begun again by `retrieve`"
+    assert project.query("SELECT count(*) FROM row WHERE state = 0") == [(6,)]
+    assert not (project.root / "output").exists()
+    went_on = project.agac("run", "-a", "reviews")
+    assert ": 6 requests, 1 of 1" in went_on.out
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+    project.assert_as_sync(server)
+
+
+def test_run_after_cancelling_takes_in_and_goes_on(make: Make, server: Server) -> None:
+    project = make()
+    advance(project.server, SECONDS * 0.4)
+    agac.batch_cancel(project=project.root)
+    assert project.run().exit_code == 0
+    assert project.query("SELECT tasks FROM batch ORDER BY id") == [(10,), (6,)]
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+    project.assert_as_sync(server)
+
+
+def test_cancelling_what_has_ended_keeps_all_of_it(make: Make, server: Server) -> None:
+    """Case 29: the provider says that it is over."""
+    project = make()
+    advance(project.server, SECONDS)
+    report = agac.batch_cancel(1, project=project.root)
+    assert report.exit_code == 0
+    assert project.to_the_end().exit_code == 0
+    assert (project.charged(), project.account["cancelled"]) == ((1, 10), 0)
+    project.assert_as_sync(server)
+
+
+def test_one_of_several_is_ended(make: Make, server: Server) -> None:
+    project = make(max_requests=5)
+    [(named,)] = project.query("SELECT provider_id FROM batch WHERE id = 2")
+    assert project.agac("batch", "cancel", named).code == 0
+    advance(project.server, SECONDS)
+    project.retrieve()
+    assert project.query("SELECT state, count(*) FROM row GROUP BY 1 ORDER BY 1") == [(0, 5), (1, 5)]
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((3, 10), 0)
+    project.assert_as_sync(server)
+
+
+def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(tmp_path: Path, faulty: Start) -> None:
+    project = BatchProject(
+        tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)), limits={"enqueued_tokens": 150}
+    )
+    project.numbered(10)
+    project.batched(SAY, defaults={"batch": {"max_requests": 5}})
+    project.run()
+    [(waiting,)] = project.query("SELECT id FROM batch WHERE submitted_at IS NULL")
+    assert project.agac("batch", "cancel", str(waiting)).code == 0
+    assert project.account["cancelled"] == 0
+    advance(project.server, SECONDS)
+    project.retrieve()
+    assert project.charged() == (1, 5)
+    assert project.run().exit_code == 0
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+    project.assert_sound()
+
+
+def test_what_does_not_move_is_told(make: Make) -> None:
+    project = make({"kind": "batch_stuck", "word": "in_progress", "after": 3}, stuck_after="1h")
+    advance(project.server, SECONDS)
+    fine = project.agac("batch", "status")
+    assert "has not moved" not in fine.out
+    assert project.agac("doctor").code == 0
+    project.set_batch(moved_at=time.time() - 2 * HOUR)
+    stuck = project.agac("batch", "status", "--json").json
+    [one] = stuck["batches"]
+    assert one["stuck"] is True
+    assert one["stuck_for_s"] == pytest.approx(2 * HOUR, abs=60)
+    shown = project.agac("batch", "status").out
+    for words in ("batch cancel", "batch retrieve"):
+        assert words in shown, "it offers ways out"
+    found = agac.doctor(project=project.root).findings
+    assert [one["kind"] for one in found] == ["stuck"]
+    assert found[0]["remedy"]
+
+
+def test_a_count_that_moves_is_no_standstill(make: Make) -> None:
+    project = make(stuck_after="1h")
+    project.set_batch(moved_at=time.time() - 2 * HOUR)
+    advance(project.server, SECONDS / 2)
+    [one] = project.agac("batch", "status", "--json").json["batches"]
+    assert one["stuck"] is False
+
+
+def test_how_long_batches_of_the_lane_took_is_kept_and_shown(make: Make) -> None:
+    project = make()
+    project.to_the_end(seconds=SECONDS)
+    project.numbered(12)
+    plan = project.agac("plan", "-a", "reviews")
+    assert plan.code == 0
+    assert "1m 4" in plan.out or "1m 3" in plan.out, plan.out

@@ -1,0 +1,216 @@
+"""What fits into a batch and into a lane: requests, bytes, enqueued tokens. What does not fit waits; nothing fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import BATCHES, BatchProject, advance
+from support.server import Server
+
+from agac.providers.batchtraits import GENERIC
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+SECONDS = 100
+ECHO: dict[str, Any] = {"name": "say", "prompt": "${text}", "model": "local/echo"}
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project at a server with faults whose batches take a while; nothing is submitted yet."""
+    made: list[BatchProject] = []
+
+    def start(*faults: dict[str, Any], rows: int = 20, batch: dict[str, Any] | None = None, **provider: Any) -> Any:
+        server = faulty(list(faults), "--batch-seconds", str(SECONDS))
+        project = BatchProject(tmp_path / "project", server, **provider)
+        project.numbered(rows)
+        project.batched(ECHO, defaults={"batch": batch or {}})
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+
+
+def sizes(project: BatchProject) -> list[int]:
+    """The requests of each batch that was submitted."""
+    return [tasks for (tasks,) in project.query("SELECT tasks FROM batch WHERE submitted_at IS NOT NULL ORDER BY id")]
+
+
+@pytest.mark.parametrize(("rows", "most", "expected"), [(25, 10, [10, 10, 5]), (20, 10, [10, 10]), (3, 1, [1, 1, 1])])
+def test_split_by_requests(make: Make, server: Server, rows: int, most: int, expected: list[int]) -> None:
+    """Case 1."""
+    project = make(rows=rows, batch={"max_requests": most})
+    project.run()
+    assert sizes(project) == expected
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert (project.charged(), project.doubles()) == ((len(expected), rows), 0)
+
+
+@pytest.mark.parametrize("most", [600, 1000, 3000])
+def test_split_by_bytes(make: Make, server: Server, most: int) -> None:
+    project = make(rows=23, batch={"max_bytes": most})
+    project.run()
+    found = project.query("SELECT max(bytes), min(tasks), sum(tasks) FROM batch")
+    assert found[0][0] <= most
+    assert found[0][1:] == (min(sizes(project)), 23)
+    assert len(sizes(project)) > 1
+    for file, size in project.query("SELECT file, bytes FROM batch"):
+        assert (project.root / ".agac/batches" / file).stat().st_size == size
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+
+
+def test_what_the_provider_takes_at_most_bounds_it(make: Make) -> None:
+    project = make(rows=7)
+    project.provider(batch={**BATCHES, "max_requests": 3})
+    project.run()
+    assert sizes(project) == [3, 3, 1]
+
+
+def test_a_cap_that_fits_one_batch_makes_the_other_wait(make: Make, server: Server) -> None:
+    """Case 31: refused once, learned, shown; it waits in the store until the first has ended."""
+    project = make({"kind": "batch_enqueued_cap", "tokens": 600}, batch={"max_requests": 10})
+    project.run()
+    advance(project.server, 1)
+    told = project.agac("batch", "retrieve")
+    assert told.code in (0, 75)
+    assert project.account["rejected"] == 1
+    assert "enqueued" in str(project.notes()[1]).lower()
+    assert project.query("SELECT count(*) FROM batch_lane WHERE cap <= 600") == [(1,)]
+    assert "Batch 2: Not submitted: " in project.agac("batch", "list").out
+    for arguments in (["run", "-a", "reviews"], ["batch", "retrieve"], ["run", "-a", "reviews"]):
+        assert project.agac(*arguments).code in (0, 75)
+    assert project.account["posts"] == 2
+    advance(project.server, SECONDS)
+    assert "Submitted batch" in project.agac("batch", "retrieve").out
+    project.to_the_end(seconds=SECONDS)
+    account = project.account
+    assert (account["posts"], account["rejected"], account["charged"], account["duplicates"]) == (3, 1, 20, 0)
+    assert sizes(project) == [10, 10]
+    project.assert_as_sync(server)
+
+
+def test_a_cap_that_is_known_is_never_met(make: Make, server: Server) -> None:
+    """`limits.enqueued_tokens`: nothing is sent that the account would refuse."""
+    project = make(limits={"enqueued_tokens": 300}, batch={"max_requests": 10})
+    report = project.run()
+    assert report.exit_code == 0
+    assert len(sizes(project)) == 1
+    waiting = report.invocation["waiting_batches"]
+    assert waiting
+    assert all("tokens are enqueued" in one["waits"] for one in waiting)
+    listed = project.agac("batch", "list").out
+    assert "Not submitted: " in listed
+    rounds = 0
+    while project.query("SELECT count(*) FROM row WHERE state = 0") != [(0,)]:
+        open_ = project.query("SELECT coalesce(sum(tokens), 0) FROM batch WHERE state = 'SUBMITTED'")
+        assert open_[0][0] <= 300
+        advance(project.server, SECONDS)
+        assert project.retrieve().exit_code == 0
+        rounds += 1
+    assert rounds >= 2
+    assert project.account["rejected"] == 0
+    project.assert_as_sync(server)
+    assert (project.charged()[1], project.doubles()) == (20, 0)
+
+
+def test_a_batch_larger_than_a_known_cap_is_cut(make: Make) -> None:
+    project = make(limits={"enqueued_tokens": 200})
+    project.run()
+    assert project.query("SELECT max(tokens) <= 200, sum(tasks) FROM batch") == [(1, 20)]
+    project.to_the_end(seconds=SECONDS, most=20)
+    assert project.charged()[1] == 20
+
+
+def test_a_batch_larger_than_a_cap_that_shows_is_cut(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_enqueued_cap", "tokens": 250})
+    project.run()
+    project.to_the_end(seconds=SECONDS, most=25)
+    assert project.query("SELECT count(*) FROM batch WHERE state = 'NOT_CREATED'")[0][0] >= 1
+    assert (project.charged()[1], project.doubles()) == (20, 0)
+    project.assert_as_sync(server)
+
+
+def test_waiting_submits_what_waits_by_itself(tmp_path: Path, server: Server) -> None:
+    project = BatchProject(tmp_path / "project", server, limits={"enqueued_tokens": 200})
+    project.numbered(20)
+    project.batched(ECHO, defaults={"batch": {"poll_interval": 0.01}})
+    report = project.run(wait=True)
+    assert (report.exit_code, report.summary["complete"]) == (0, True)
+    assert len(sizes(project)) >= 2
+    assert project.charged()[1] == 20
+    project.assert_sound()
+
+
+def test_no_more_open_than_the_account_takes(make: Make, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Azure, which takes 500 files in a resource, whatever models they are for."""
+    monkeypatch.setitem(GENERIC, "openai", replace(GENERIC["openai"], max_open=3))
+    project = make(rows=10)
+    other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
+    project.batched(ECHO, other, defaults={"batch": {"max_requests": 5}})
+    report = project.run()
+    assert sizes(project) == [5, 5, 5]
+    [waiting] = report.invocation["waiting_batches"]
+    assert waiting["waits"] == "3 batches are open, and the account takes no more"
+    advance(project.server, SECONDS)
+    assert project.retrieve().exit_code == 0
+    assert sizes(project) == [5] * 4
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert (project.charged(), project.doubles()) == ((4, 20), 0)
+
+
+def test_lanes_do_not_wait_for_one_another(make: Make) -> None:
+    project = make(batch={"max_requests": 5})
+    project.provider(batch={**BATCHES}, limits={"enqueued_tokens": 150})
+    other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
+    project.batched(ECHO, other, defaults={"batch": {"max_requests": 5}})
+    project.run()
+    submitted = project.query("SELECT DISTINCT model FROM batch WHERE state = 'SUBMITTED' ORDER BY 1")
+    assert submitted == [("echo",), ("small",)]
+    project.to_the_end(seconds=SECONDS, most=25)
+    assert project.charged()[1] == 40
+
+
+def test_a_second_run_of_a_workflow_waits_for_the_same_room(make: Make) -> None:
+    """Room is the account's: what another workflow has enqueued counts."""
+    project = make(limits={"enqueued_tokens": 250}, rows=10)
+    project.workflow("others", stages=[ECHO | {"prompt": "other ${text}"}], defaults={"run_mode": "batch"})
+    project.run()
+    report = project.run("others")
+    assert report.exit_code == 0
+    total = project.query("SELECT sum(tokens) FROM batch WHERE state = 'SUBMITTED'")[0][0]
+    assert total <= 250
+    assert report.invocation["waiting_batches"]
+    project.to_the_end(seconds=SECONDS)
+    assert project.run("others").exit_code == 0
+
+
+@pytest.mark.parametrize("retry_after", [0, 2])
+def test_a_create_that_is_limited_is_made_later(make: Make, retry_after: int) -> None:
+    project = make({"kind": "batch_status", "status": 429, "retry_after": retry_after, "first": 1})
+    assert project.run().exit_code == 0
+    assert (project.account["posts"], project.account["created"]) == (2, 1)
+
+
+def test_a_create_that_is_limited_for_long_waits_in_the_store(make: Make) -> None:
+    project = make({"kind": "batch_status", "status": 429, "retry_after": 3000, "first": 1})
+    report = project.run()
+    assert report.exit_code == 0, report.stopped
+    assert project.account["posts"] == 1
+    [one] = report.invocation["waiting_batches"]
+    assert one["waits"]
+    assert project.retrieve().exit_code == 75
+    assert project.account["posts"] == 1
+    project.set_batch(try_at=1.0)
+    assert project.retrieve().exit_code == 0
+    assert project.account["posts"] == 2
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((1, 20), 0)

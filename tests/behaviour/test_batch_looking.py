@@ -1,0 +1,281 @@
+"""What `agac batch status` and `list` say of batches, from a store that holds some."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from support.batched import HOUR, put_batch, store, unsent
+from support.project import ProjectFolder
+
+import agac
+from agac.cli.shown.batches import list_lines, status_lines
+
+
+@pytest.fixture
+def ran(project: ProjectFolder) -> ProjectFolder:
+    """A project with a finished run of ten rows, whose provider is gone by now."""
+    project.numbered(10)
+    assert project.run(project.workflow()).exit_code == 0
+    project.configure("http://127.0.0.1:1/v1", batch="openai")
+    return project
+
+
+def the_status(project: ProjectFolder, batch: str | int | None = None) -> str:
+    return "\n".join(status_lines(agac.batch_status(batch, project=project.root)))
+
+
+def test_without_any_batch_a_sentence_and_exit_code_2(project: ProjectFolder) -> None:
+    project.workflow()
+    for _ in range(2):
+        for arguments in (["status"], ["status", "7"], ["status", "--batch-id", "batch_7"]):
+            ran = project.agac("batch", *arguments)
+            assert (ran.code, ran.out) == (2, "")
+            assert ran.err.startswith("error: no batch"), ran.err
+            assert "\n  " in ran.err
+        assert project.agac("batch", "list").out == "No open batches. With --all, those that are in, too\n"
+        project.numbered(2)
+        project.run()
+
+
+def test_a_batch_is_named_by_our_number_or_the_providers_id(ran: ProjectFolder) -> None:
+    number = put_batch(ran, provider_id="batch_abc")
+    for named in (number, str(number), "batch_abc", None):
+        (line,) = agac.batch_status(named, project=ran.root).batches
+        assert (line.id, line.provider_id, line.stage, line.model) == (number, "batch_abc", "classify", "local/small")
+    with pytest.raises(agac.UsageError, match="no batch 'batch_x' in this project"):
+        agac.batch_status("batch_x", project=ran.root)
+
+
+def test_one_batch_is_told_in_full(ran: ProjectFolder) -> None:
+    put_batch(ran, deadline=time.time() + 5 * HOUR)
+    text = the_status(ran)
+    assert (
+        "\nBatch job status: in_progress\nBatch 1 (batch_0001): reviews, run 1, classify 1 of 1, local/small\n" in text
+    )
+    assert "\nRequests: 4 done, 1 failed of 10\n" in text
+    assert "h 00m ago" in text
+    assert "\nThe provider gives up: " in text
+    assert "(in 22h 59m)" in text
+    assert "\nDeadline: " in text
+    assert "; what is not finished then is cancelled\n" in text
+    assert "\nCost: up to $0.25\n" in text
+    assert "\nThe provider deletes its results and files: " in text
+    assert "(in 29d 23h)" in text
+    assert re.search(r"\nCost of run 1 so far: .*; open batches: up to \$0\.25\Z", text)
+
+
+def test_several_batches_are_told_a_line_each(ran: ProjectFolder) -> None:
+    for status in ("completed", "validating", "finalizing"):
+        put_batch(ran, status=status)
+    lines = [line for line in the_status(ran).split("\n") if line.startswith("Batch job status: ")]
+    assert [line.partition(";")[0].rpartition(" ")[2] for line in lines] == ["completed", "validating", "finalizing"]
+    assert [f"classify {n} of 3; local/small; 4 done, 1 failed of 10; 1h 00m old" in line for n, line in
+            enumerate(lines, start=1)] == [True] * 3  # fmt: skip
+    assert "3 batches, 12 done, 3 failed of 30 requests; 1 ended: agac batch retrieve" in the_status(ran)
+
+
+def test_a_provider_that_is_not_there_leaves_what_was_known(ran: ProjectFolder) -> None:
+    put_batch(ran)
+    report = agac.batch_status(project=ran.root)
+    assert len(report.not_asked) == 1
+    assert "batch 1 could not be asked for at local: " in report.not_asked[0]
+    assert (report.batches[0].status, report.batches[0].done) == ("in_progress", 4)
+    shown = ran.agac("batch", "status")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.startswith("not asked: batch 1 could not be asked for at local: ")
+    assert ran.query("SELECT status, done, seen_at = moved_at FROM batch") == [("in_progress", 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("providers: [", "agac.yml cannot be used"),
+        ("defaults: {model: simulator/small}\n", "local could not be asked: it is no longer in agac.yml"),
+        (
+            "providers: {local: {dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', batch: none}}\n",
+            "local could not be asked: local has no batches",
+        ),
+    ],
+)
+def test_files_that_changed_meanwhile_are_no_obstacle(ran: ProjectFolder, text: str, said: str) -> None:
+    put_batch(ran)
+    ran.write("agac.yml", text)
+    report = agac.batch_status(project=ran.root)
+    assert said in report.not_asked[0]
+    assert report.batches[0].status == "in_progress"
+    assert agac.batch_list(project=ran.root).batches[0].status == "in_progress"
+
+
+def test_stuck_is_said_with_what_can_be_done(ran: ProjectFolder) -> None:
+    put_batch(ran, moved_at=time.time() - 7 * HOUR, submitted_at=time.time() - 9 * HOUR)
+    (line,) = agac.batch_status(project=ran.root).batches
+    assert line.stuck
+    assert line.stuck_for_s == pytest.approx(7 * HOUR, abs=60)
+    text = the_status(ran)
+    assert "Stuck: no count has moved for 7h 00m" in text
+    for command in ("agac batch cancel 1;", "agac batch retrieve;", "agac run -a reviews --run-mode sync"):
+        assert command in text
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"moved_at": time.time() - 5 * HOUR},
+        {"moved_at": time.time() - 50 * HOUR, "status": "completed"},
+        {"moved_at": time.time() - 50 * HOUR, "state": "DOWNLOADED"},
+        {"moved_at": time.time() + 50 * HOUR, "submitted_at": time.time() + 50 * HOUR},  # the clock was set back
+    ],
+)
+def test_what_moved_or_ended_is_not_stuck(ran: ProjectFolder, columns: dict[str, Any]) -> None:
+    put_batch(ran, **columns)
+    (line,) = agac.batch_status(project=ran.root).batches
+    assert not line.stuck
+    assert line.age_s is not None
+    assert line.age_s >= 0
+
+
+def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
+    put_batch(ran)
+    with store(ran) as database:
+        database.execute("""UPDATE run SET manner = '{"stages": [{"batch": {"stuck_after": 1800.0}}]}'""")
+    assert agac.batch_status(project=ran.root).batches[0].stuck
+
+
+@pytest.mark.parametrize(
+    ("columns", "word", "said"),
+    [
+        (
+            unsent(note="no room for its tokens", try_at=2e9),
+            "not submitted",
+            "Not submitted: no room for its tokens; tried",
+        ),
+        (unsent("CREATE_INTENT"), "not submitted", "whether the provider has it is to be found out"),
+        (unsent("NEEDS_HUMAN", note="it may exist"), "needs a decision", "agac doctor --adopt ID --batch-id 1"),
+        (
+            {"state": "NEEDS_HUMAN", "note": "results are gone"},
+            "needs a decision",
+            "agac doctor --resubmit --batch-id 1",
+        ),
+        ({"cancel_at": 1.0, "status": "cancelling"}, "cancelling", "Its cancellation was asked for"),
+        ({"status": "expired"}, "expired", "take it with: agac batch retrieve"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_with_its_command(
+    ran: ProjectFolder, columns: dict[str, Any], word: str, said: str
+) -> None:
+    put_batch(ran, **columns)
+    text = the_status(ran)
+    assert f"Batch job status: {word}\n" in text
+    assert said in text
+    table = "\n".join(list_lines(agac.batch_list(project=ran.root), closed=False))
+    assert word in table
+    assert said in table or word == "expired", "that it can be taken need not be said of each"
+
+
+def test_what_a_refused_batch_cost_and_why(ran: ProjectFolder) -> None:
+    put_batch(ran, state="REJECTED", status="failed", note="line 3: invalid_json_line", held_usd=0.25)
+    text = the_status(ran, 1)
+    assert "Batch job status: failed\n" in text
+    assert "Cost: $0.00\n" in text
+    assert (
+        "Note: line 3: invalid_json_line\nNext: nothing was charged; mend what is wrong, then: agac run -a reviews"
+        in text
+    )
+
+
+def test_when_all_is_in_that_is_said_and_the_exit_code_is_2(ran: ProjectFolder) -> None:
+    put_batch(ran, state="INGESTED", cost=0.1, ingested_at=time.time(), status="completed")
+    shown = ran.agac("batch", "status")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == (
+        "error: run 1 of reviews has no open batches\n"
+        "  All that was submitted is in. Look at the run with: agac status 1\n"
+    )
+    assert "Batch job status: completed\n" in the_status(ran, 1)
+    assert "\nCost: $0.10\n" in the_status(ran, 1)
+    assert ran.agac("batch", "list").out.startswith("No open batches")
+    (line,) = agac.batch_list(all=True, project=ran.root).batches
+    assert (line.step, line.cost_usd, line.held_usd, line.open) == ("INGESTED", 0.1, None, False)
+
+
+def test_those_of_the_run_that_submitted_last_are_meant_and_others_are_mentioned(ran: ProjectFolder) -> None:
+    ran.workflow("others", stages=[{"name": "say", "prompt": "Say ${text}"}])
+    with store(ran) as database:
+        columns = [row[1] for row in database.execute("PRAGMA table_info(run)")]
+        copied = ", ".join({"id": "2", "workflow": "'others'"}.get(name, name) for name in columns)
+        database.execute(f"INSERT INTO run SELECT {copied} FROM run")
+        database.execute("INSERT INTO event (run_id, kind, at, body) VALUES (2, 'invocation', 1, '{}')")
+    put_batch(ran, run_id=2, submitted_at=time.time() - 2 * HOUR)
+    put_batch(ran)
+    report = agac.batch_status(project=ran.root)
+    assert ([line.id for line in report.batches], report.elsewhere) == ([2], 1)
+    assert the_status(ran).endswith("\nOpen batches of other runs: 1; list them with: agac batch list")
+    assert [line.id for line in agac.batch_list(project=ran.root).batches] == [1, 2]
+    assert [line.id for line in agac.batch_list("others", project=ran.root).batches] == [1]
+    with pytest.raises(agac.UsageError, match="no workflow 'nobody'"):
+        agac.batch_list("nobody", project=ran.root)
+    with store(ran) as database:
+        database.execute("UPDATE batch SET state = 'CLEANED' WHERE id = 2")
+    report = agac.batch_status(project=ran.root)
+    assert ([line.id for line in report.batches], report.elsewhere) == ([1], 0), "of those that have open ones"
+    with store(ran) as database:
+        database.execute("UPDATE batch SET state = 'CLEANED'")
+    with pytest.raises(agac.UsageError, match="run 1 of reviews has no open batches"):
+        agac.batch_status(project=ran.root)
+
+
+def test_json_has_every_fact_and_the_providers_own_word(ran: ProjectFolder) -> None:
+    put_batch(ran, status="in_progress", word="finalizing_soon")
+    found = ran.agac("batch", "status", "--json").json
+    (line,) = found["batches"]
+    assert set(line) >= {
+        "id", "provider_id", "workflow", "run", "stage", "model", "provider", "step", "status", "provider_status",
+        "requests", "number", "of", "done", "failed", "total", "age_s", "submitted_at", "expires_at", "deadline",
+        "results_until", "stuck", "stuck_for_s", "cost_usd", "held_usd", "simulated", "waits", "note", "remedy",
+    }  # fmt: skip
+    assert (line["status"], line["provider_status"], line["step"]) == ("in_progress", "finalizing_soon", "SUBMITTED")
+    assert line["submitted_at"].endswith("Z")
+    assert found["not_asked"]
+    assert ran.agac("batch", "list", "--json").json["batches"][0]["id"] == 1
+
+
+def test_batches_are_found_from_every_folder_of_the_project(ran: ProjectFolder) -> None:
+    put_batch(ran)
+    deep = ran.root / "a/b"
+    deep.mkdir(parents=True)
+    assert ran.agac("batch", "status", "--json", cwd=deep).json["batches"][0]["id"] == 1
+
+
+@pytest.mark.parametrize("command", ["status", "retrieve", "wait", "cancel"])
+def test_two_names_for_one_batch_are_refused(ran: ProjectFolder, command: str) -> None:
+    shown = ran.agac("batch", command, "1", "--batch-id", "2")
+    assert (shown.code, shown.out) == (2, "")
+    assert "error: 1 and --batch-id 2 name two batches" in shown.err
+
+
+def test_how_long_batches_of_the_lane_took_is_told(ran: ProjectFolder) -> None:
+    now = time.time()
+    for hours in (1, 2, 3, 20):
+        put_batch(ran, state="CLEANED", submitted_at=now - 30 * HOUR, ended_at=now - 30 * HOUR + hours * HOUR)
+    put_batch(ran, state="CLEANED", submitted_at=now - 9 * HOUR, ended_at=now - 1 * HOUR, cancel_at=now)
+    put_batch(ran, state="CLEANED", model="other", submitted_at=now - 9 * HOUR, ended_at=now)
+    put_batch(ran)
+    assert "; of 4 in this lane half took up to 2h 00m, 95 % up to 20h 00m" in the_status(ran, 7)
+
+
+def test_status_and_runs_mention_open_batches(ran: ProjectFolder) -> None:
+    with store(ran) as database:
+        database.execute("UPDATE run SET finished_at = NULL")
+    put_batch(ran)
+    put_batch(ran, **unsent())
+    text = ran.agac("status").out
+    assert "  waiting  " in text
+    assert (
+        "Run 1 has 2 open batches, 1 not submitted yet: 4 done, 1 failed of 20 requests when last asked\n"
+        "Ask again with: agac batch status. Take what is ready with: agac batch retrieve\n"
+    ) in text
+    assert ran.agac("status", "1", "--json").json["runs"][0]["open_batches"]["batches"] == 2
+    assert ran.agac("runs", "--json").json["runs"][0]["state"] == "waiting"

@@ -1,0 +1,260 @@
+"""The machine beneath: a disk that is full, a folder that is none, a clock that is wrong, two terminals, what is not
+installed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batched import store
+from support.batchrun import BatchProject, advance
+from support.processes import ended, interrupt, listening, wait_until
+from support.project import Ran
+from support.server import Server
+
+from agac.core.errors import AgacError, StoreError
+from agac.engine.batch.spool import BUFFER, Spool
+from agac.engine.work import Clocks
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+SECONDS = 100
+HOUR = 3600.0
+SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "local/echo"}
+MORE: dict[str, Any] = {"name": "more", "prompt": "More of ${say}", "model": "local/echo"}
+FULL = Path("/dev/full")
+"""A file that takes nothing, as a full disk."""
+
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full on this system")
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project at a server whose batches take a while; nothing is submitted yet."""
+    made: list[BatchProject] = []
+
+    def start(rows: int = 10, *faults: dict[str, Any], name: str = "project", **provider: Any) -> BatchProject:
+        server = faulty(list(faults), "--batch-seconds", str(SECONDS))
+        project = BatchProject(tmp_path / name, server, **provider)
+        project.numbered(rows)
+        project.batched(SAY, MORE)
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+
+
+def is_explained(ran: Ran, *words: str) -> None:
+    """Exit 1, one error that says what and what to do, nothing that looks like a bug."""
+    assert ran.code == 1, ran
+    assert ran.err.count("error: ") == 1, ran.err
+    for word in words:
+        assert word in ran.err, ran.err
+    assert "Traceback" not in ran.err
+    assert "bug" not in ran.err
+
+
+@needs_full
+@pytest.mark.parametrize("rows", [10, 9000])
+def test_a_disk_that_is_full_while_a_batch_is_written(
+    make: Make, server: Server, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the file, or in the middle of it: nothing was sent, and the same command goes on."""
+    project = make(rows)
+    begin = Spool.__init__
+
+    def full(spool: Spool, path: Path) -> None:
+        begin(spool, path)
+        spool._file.close()
+        spool._file = FULL.open("wb", buffering=BUFFER)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "__init__", full)
+        with pytest.raises(StoreError, match="cannot be written: No space left") as refused:
+            project.run()
+    assert "free some space" in str(refused.value.remedy)
+    assert project.account["files"] == project.account["posts"] == 0
+    again = project.agac("run", "-a", "reviews")
+    assert (again.code, again.err) == (0, "")
+    assert "broke off" not in again.out
+    assert project.query("SELECT sum(tasks) FROM batch WHERE state = 'SUBMITTED'") == [(rows,)]
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 2 * rows), 0)
+    if rows == 10:
+        project.assert_as_sync(server)
+
+
+@needs_full
+def test_a_disk_that_is_full_while_results_are_fetched(make: Make, server: Server) -> None:
+    project = make()
+    project.run()
+    advance(project.server, SECONDS)
+    [(intent,)] = project.query("SELECT intent FROM batch")
+    part = project.root / ".agac/batches" / f"{intent}.output.part"
+    for _ in range(2):
+        part.symlink_to(FULL)
+        is_explained(project.agac("batch", "retrieve"), "cannot be written", "No space left", "free some space")
+        assert project.steps() == ["TERMINAL"]
+    part.unlink(missing_ok=True)
+    assert project.agac("batch", "retrieve").code == 0
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 20), 0)
+    project.assert_as_sync(server)
+
+
+def test_a_folder_that_is_a_file(make: Make, server: Server) -> None:
+    project = make()
+    project.write(".agac/batches", "not a folder")
+    is_explained(project.agac("run", "-a", "reviews"), "cannot be written")
+    assert project.account["files"] == 0
+    (project.root / ".agac/batches").unlink()
+    project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged() == (2, 20)
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize("what", ["lost", "cut", "changed"])
+@pytest.mark.parametrize("which", [".jsonl", ".output"])
+def test_files_that_somebody_spoiled_are_made_again(make: Make, server: Server, which: str, what: str) -> None:
+    """A spool that is not what was written is enrolled again; results that are not what was fetched are fetched
+    again."""
+    project = make(5)
+    project.provider(limits={"enqueued_tokens": 1_000_000})
+    project.run()
+    if which == ".output":
+        advance(project.server, SECONDS)
+        [(intent,)] = project.query("SELECT intent FROM batch")
+        project.agac("batch", "retrieve", env={"AGAC_TEST_KILL": "journal.ingested.before:1"})
+    else:
+        with store(project) as database:
+            reset = "provider_id = NULL, submitted_at = NULL, file_id = NULL, status = NULL, created_after = NULL"
+            database.execute(f"UPDATE batch SET state = 'BUILT', {reset}")
+        [(intent,)] = project.query("SELECT intent FROM batch")
+        project.server.reset()
+    path = project.root / ".agac/batches" / f"{intent}{which}"
+    data = path.read_bytes()
+    if what == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-10] if what == "cut" else data[:-10] + b"x" * 10)
+    assert project.run().exit_code == 0
+    project.to_the_end(seconds=SECONDS)
+    project.assert_as_sync(server)
+    assert project.query("SELECT count(*) FROM row WHERE state <> 1") == [(0,)]
+    if which == ".output":
+        assert (project.charged(), project.doubles()) == ((2, 10), 0)
+
+
+@pytest.mark.parametrize("hours", [-30, -1, 1, 30])
+def test_a_clock_that_was_wrong_when_it_was_submitted(
+    make: Make, server: Server, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ahead, and set back later; or behind, and set forward."""
+    project = make()
+    with monkeypatch.context() as patch:
+        patch.setattr("agac.api.running.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        project.run()
+    assert project.retrieve().exit_code == 75
+    assert project.agac("batch", "status").code == 0
+    assert project.agac("batch", "list").code == 0
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 20), 0)
+    assert project.query("SELECT count(*) FROM attempt WHERE duration < 0") == [(0,)]
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_wrong_clock_finds_what_was_created_under_it(
+    make: Make, server: Server, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the create is lost, and the clock is an hour off: it is found by its name, not by its time."""
+    project = make(10, {"kind": "batch_drop_after", "first": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("agac.api.running.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        project.run()
+    project.to_the_end(seconds=SECONDS)
+    assert project.account["posts"] == 2
+    assert (project.charged(), project.doubles()) == ((2, 20), 0)
+    project.assert_as_sync(server)
+
+
+def test_two_terminals_at_once(make: Make, server: Server) -> None:
+    """One waits for its batches; whoever comes then is refused, and nothing happens twice."""
+    project = make()
+    waiting = project.start("run", "-a", "reviews", "--wait")
+    listening(waiting)
+    wait_until(lambda: project.account["created"] == 1 and project.steps() == ["SUBMITTED"], "a batch", waiting)
+    for arguments in (["run", "-a", "reviews"], ["batch", "retrieve"], ["batch", "cancel"]):
+        refused = project.agac(*arguments)
+        assert refused.code in (1, 2), (arguments, refused)
+        assert "is being run by another process" in refused.err
+        assert "bug" not in refused.err
+    for arguments in (["batch", "status"], ["batch", "list"], ["status"]):
+        looked = project.agac(*arguments)
+        assert looked.code == 0, (arguments, looked)
+    assert (project.account["posts"], project.account["cancelled"]) == (1, 0)
+    interrupt(waiting, signal.SIGINT)
+    assert ended(waiting).code == 130
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 20), 0)
+    project.assert_as_sync(server)
+
+
+def test_two_workflows_at_once_do_not_disturb_each_other(make: Make) -> None:
+    project = make()
+    project.workflow("others", stages=[SAY | {"prompt": "other ${text}"}], defaults={"run_mode": "batch"})
+    project.run()
+    project.run("others")
+    advance(project.server, SECONDS)
+    assert project.query("SELECT run_id, state FROM batch ORDER BY id") == [(1, "SUBMITTED"), (2, "SUBMITTED")]
+    newest = project.retrieve()
+    assert newest.run is not None
+    assert newest.run.summary["workflow"] == "others"
+    first = project.retrieve(1)
+    assert first.run is not None
+    assert first.run.summary["workflow"] == "reviews"
+    advance(project.server, SECONDS)
+    assert project.retrieve().exit_code == 0
+    assert project.output("others", "summary.json")["complete"]
+    assert project.output("reviews", "summary.json")["complete"]
+    assert project.charged() == (3, 30)
+
+
+def test_an_anthropic_extra_that_is_gone_is_named(make: Make, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a batch is open: nothing is lost, and it says what to install."""
+    row = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
+    project = make(**row)
+    project.run()
+    advance(project.server, SECONDS)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "anthropic", None)
+        with pytest.raises(AgacError, match="anthropic package, which is not installed") as refused:
+            project.retrieve()
+    assert "pip install 'agac[anthropic]'" in str(refused.value.remedy)
+    assert project.steps() == ["SUBMITTED"]
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.doubles()) == ((2, 20), 0)
+    project.assert_as_sync(server)
+
+
+def test_the_embedded_simulator_goes_on_between_commands(tmp_path: Path) -> None:
+    """What the README runs: no server, no key; a batch outlives the process that submitted it."""
+    from support.project import ProjectFolder
+
+    project = ProjectFolder(tmp_path / "project")
+    project.numbered(10)
+    project.workflow(defaults={"run_mode": "batch"})
+    assert project.agac("run", "-a", "reviews").code == 0
+    assert project.agac("batch", "status").out.startswith("Batch job status: ")
+    taken = project.agac("batch", "retrieve")
+    assert taken.code == 0, taken.err
+    assert project.output(file="summary.json")["rows"]["done"] == 10
+    project.assert_sound()

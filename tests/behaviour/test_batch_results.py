@@ -1,0 +1,376 @@
+"""What result files may hold: whatever it is, every task gets an end, and nothing is paid again that was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import BatchProject, advance, outcomes
+from support.server import Server
+
+import agac
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+Fault = dict[str, Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project with rows at a server with faults, and its batches submitted."""
+    made: list[BatchProject] = []
+
+    def start(*faults: Fault, rows: int = 10, flags: tuple[str, ...] = (), **keys: Any) -> BatchProject:
+        project = BatchProject(tmp_path / "project", faulty(list(faults), *flags), **keys.pop("provider", {}))
+        project.numbered(rows)
+        project.batched(*keys.pop("stages", []), **keys)
+        report = project.run()
+        assert report.exit_code == 0, report.stopped
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+
+
+def counts(report: agac.RetrieveReport) -> dict[str, int]:
+    """What the lines of the one batch that was taken came to."""
+    [one] = report.ingested
+    return {name: value for name, value in one.items() if name not in ("id", "provider_id") and value}
+
+
+def failed(project: BatchProject) -> dict[str, str]:
+    """Rows that failed, with the kinds of their errors."""
+    return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
+
+
+def strange(project: BatchProject) -> list[bytes]:
+    """The lines that were put aside."""
+    return [
+        line for path in (project.root / ".agac/batches").glob("*.strange") for line in path.read_bytes().split(b"\n")
+    ]
+
+
+def test_in_another_order_with_a_mark_and_blank_lines(make: Make, server: Server) -> None:
+    """Case 20: rows whose contents hold what ends lines elsewhere are joined by their names."""
+    project = make({"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}, rows=1)
+    texts = ["a\u2028b", "c\u2029d", "e\u0085f", "🙂 g", "h\r\ni", "j\nk", 'l"m\\', "n\tp", "q\x0br", "s"]
+    project.rows({"id": f"s-{n}", "text": text} for n, text in enumerate(texts))
+    project.batched({"name": "say", "prompt": "${text}", "model": "local/echo"})
+    project.run(yes=True)
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert len(project.envelopes()) == 10
+    assert (project.account["created"], project.account["charged"], strange(project)) == (2, 11, [])
+
+
+@pytest.mark.parametrize("kind", ["batch_null_output", "batch_empty_output_id"])
+def test_nothing_but_errors_and_no_output_file(make: Make, kind: str) -> None:
+    """Case 21."""
+    project = make({"kind": "batch_line_status", "status": 400}, {"kind": kind})
+    report = project.retrieve()
+    assert report.exit_code in (1, 3)
+    assert counts(report) == {"failed": 10}
+    assert project.charged() == (1, 0)
+    assert set(failed(project).values()) == {"ProviderError"}
+    assert len(failed(project)) == 10
+
+
+def test_an_error_file_of_no_bytes(make: Make, server: Server) -> None:
+    """Case 22."""
+    project = make({"kind": "batch_zero_error_file"})
+    assert counts(project.retrieve()) == {"done": 10}
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_failed_lines_go_round_again_as_their_errors_say(make: Make) -> None:
+    """Case 23, with counts that lie."""
+    project = make(
+        {"kind": "batch_line_status", "status": 400, "lines": [1, 2], "at": [1]},
+        {"kind": "batch_line_status", "status": 500, "lines": [3], "at": [1]},
+        {"kind": "batch_line_zero", "lines": [4], "at": [1]},
+        {"kind": "batch_counts_lie"},
+    )
+    first = project.retrieve()
+    assert counts(first) == {"done": 6, "failed": 2, "again": 2}
+    assert [one["requests"] for one in first.submitted] == [2]
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-1": "ProviderError", "r-2": "ProviderError"}
+    assert project.charged() == (2, 8)
+    assert project.doubles() == 0
+
+
+def test_lines_that_are_missing_are_asked_again_and_told(make: Make, server: Server) -> None:
+    """Case 24: they may have been paid for, which is said."""
+    prices = {"small": {"input": 1.0, "output": 1.0}}
+    fault = {"kind": "batch_omit", "lines": [2, 5], "at": [1]}
+    project = make(fault, provider={"prices": prices}, defaults={"max_tokens": 100})
+    first = project.retrieve()
+    assert counts(first) == {"done": 8, "again": 2, "missing": 2}
+    report = project.to_the_end()
+    assert report.run is not None
+    assert project.charged() == (2, 12)
+    assert project.doubles() == 2
+    assert project.query("SELECT count(*), min(error_type) FROM attempt WHERE ambiguous = 1") == [(2, "BatchLost")]
+    [(held,)] = project.query("SELECT sum(held_usd) FROM v_costs")
+    assert held > 0
+    shown = project.agac("inspect", "last", "r-2")
+    assert "BatchLost" in shown.out
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize("form", ["unknown", "null", "list", "no_custom_id", "not_utf8"])
+def test_lines_that_are_nobodys_are_put_aside(make: Make, server: Server, form: str) -> None:
+    """Case 25."""
+    project = make({"kind": "batch_dup_line", "lines": [3]}, {"kind": "batch_foreign_line", "form": form})
+    report = project.retrieve()
+    assert counts(report) == {"done": 10, "duplicate": 1, "unknown" if form == "unknown" else "malformed": 1}
+    assert len(list(filter(None, strange(project)))) == 1
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+    assert project.query("SELECT count(*) FROM attempt") == [(10,)]
+
+
+def test_a_line_that_is_there_twice_counts_once_wherever_it_stands(make: Make, server: Server) -> None:
+    """Also across the chunks in which lines are read."""
+    project = make({"kind": "batch_dup_line", "lines": [1, 511, 512, 513, 600]}, rows=600)
+    assert counts(project.retrieve()) == {"done": 600, "duplicate": 5}
+    assert project.query("SELECT count(*) FROM attempt") == [(600,)]
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 600)
+
+
+def test_every_line_twice_in_another_order(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_dup_line"}, {"kind": "batch_shuffle"}, rows=700)
+    assert counts(project.retrieve())["done"] == 700
+    assert project.query("SELECT count(*), count(DISTINCT row_key) FROM attempt") == [(700, 700)]
+    project.assert_as_sync(server)
+
+
+def test_a_line_that_cannot_be_read_is_asked_again(make: Make, server: Server) -> None:
+    """Case 26."""
+    project = make({"kind": "batch_corrupt_line", "lines": [4], "at": [1]})
+    assert counts(project.retrieve()) == {"done": 9, "again": 1, "missing": 1, "malformed": 1}
+    assert len(list(filter(None, strange(project)))) == 1
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 11)
+
+
+def test_a_batch_that_expires_keeps_what_it_did(make: Make, server: Server) -> None:
+    """Case 27."""
+    project = make({"kind": "batch_expire", "after": 7, "at": [1]})
+    assert counts(project.retrieve()) == {"done": 7, "again": 3, "expired": 3}
+    assert project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(0,)]
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+
+
+def test_a_batch_that_is_refused_for_a_line_fails_that_row_alone(make: Make) -> None:
+    """Case 30."""
+    fault = {"kind": "batch_reject", "line": 3, "code": "invalid_json_line", "message": "not a line", "at": [1]}
+    project = make(fault)
+    first = project.agac("batch", "retrieve")
+    assert first.code == 0
+    assert project.steps() == ["REJECTED", "SUBMITTED"]
+    assert "nothing was charged" in str(project.notes()[0])
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "ProviderError"}
+    [error] = project.envelopes(file="errors.jsonl")
+    assert "line 3 was refused: not a line (invalid_json_line)" in error["error"]["message"]
+    assert (project.charged(), project.account["rejected"], project.doubles()) == ((2, 9), 1, 0)
+
+
+def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(make: Make, server: Server) -> None:
+    """Model, permission, billing: every other batch would be refused as well."""
+    fault = {"kind": "batch_reject", "code": "model_not_found", "message": "no such deployment", "at": [1]}
+    project = make(fault)
+    stopped = project.agac("batch", "retrieve")
+    assert stopped.code == 1
+    assert "no such deployment (model_not_found)" in stopped.err + stopped.out
+    assert "nothing was charged" in stopped.err + stopped.out
+    assert project.steps() == ["REJECTED"]
+    assert project.charged() == (1, 0)
+    assert project.query("SELECT count(*) FROM row WHERE state = 0") == [(10,)]
+    assert project.run().exit_code == 0
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 10)
+
+
+def test_a_batch_that_never_ends_is_ended_at_its_deadline(make: Make, server: Server) -> None:
+    """Case 37: all of it is done, and the provider does not say so."""
+    project = make({"kind": "batch_stuck", "word": "finalizing"}, defaults={"batch": {"deadline": "8h"}})
+    assert project.retrieve().exit_code == 75
+    project.set_batch(deadline=1.0)
+    project.to_the_end()
+    assert (project.charged(), project.doubles(), project.account["cancelled"]) == ((1, 10), 0, 1)
+    assert project.server.account()["charged"] == 0
+    project.assert_as_sync(server)
+
+
+def test_a_word_that_nobody_knows_is_no_end(make: Make, server: Server) -> None:
+    """Case 38."""
+    project = make({"kind": "batch_unknown_status", "word": "paused", "seconds": 3600})
+    early = project.agac("batch", "retrieve")
+    assert early.code == 75
+    assert "'paused', which is no state that agac knows" in early.err
+    status = project.agac("batch", "status", "--json").json
+    assert "paused" in str(status)
+    advance(project.server, 3700)
+    assert project.retrieve().exit_code == 0
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: Path, server: Server) -> None:
+    """Case 41."""
+    project = BatchProject(tmp_path / "project", server)
+    texts = ["x" * 9000 if n == 5 else f"number {n}" for n in range(12)]
+    project.rows({"id": f"r-{n}", "text": text} for n, text in enumerate(texts))
+    project.batched(
+        {"name": "say", "prompt": "${text}", "model": "local/echo"}, defaults={"batch": {"max_bytes": 4000}}
+    )
+    project.run()
+    assert project.to_the_end().exit_code == 3
+    [(id_, kind)] = failed(project).items()
+    assert (id_, kind) == ("r-5", "InvalidRow")
+    [error] = project.envelopes(file="errors.jsonl")
+    assert "a batch of local/echo takes 4,000" in error["error"]["message"]
+    assert project.charged()[1] == 11
+    assert project.query("SELECT max(bytes) <= 4000 FROM batch") == [(1,)]
+    project.assert_sound()
+
+
+def test_a_body_that_is_written_as_text_is_read(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_body_text"})
+    assert counts(project.retrieve()) == {"done": 10}
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"kind": "batch_line_error", "code": "request_timeout"}, "unanswered"),
+        ({"kind": "batch_line_error", "code": "batch_expired"}, "expired"),
+        ({"kind": "batch_line_error", "code": "batch_cancelled"}, "cancelled"),
+        ({"kind": "batch_line_zero"}, "unanswered"),
+        ({"kind": "batch_line_status", "status": 429}, ""),
+        ({"kind": "batch_line_status", "status": 503}, ""),
+    ],
+)
+def test_lines_that_were_not_answered_go_round_again(make: Make, server: Server, fault: Fault, expected: str) -> None:
+    project = make({**fault, "lines": [1, 9], "at": [1]})
+    found = counts(project.retrieve())
+    assert (found.pop("done"), found.pop("again")) == (8, 2)
+    assert project.query("SELECT counts LIKE ? FROM batch WHERE id = 1", f'%"{expected}":2%') == [(1,)] or not expected
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+
+
+def test_a_torn_download_is_fetched_again_and_nothing_is_asked(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_truncate", "after_bytes": 700, "first": 2})
+    assert counts(project.retrieve()) == {"done": 10}
+    assert project.account["calls"]["download"] == 3
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_results_that_answer_500_three_times_are_fetched_then(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_status", "op": "download", "status": 500, "first": 3})
+    assert counts(project.retrieve()) == {"done": 10}
+    assert project.account["calls"]["download"] == 4
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_results_that_are_not_to_be_had_for_now_are_fetched_by_the_next_command(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_status", "op": "download", "status": 429, "retry_after": 3000, "first": 1})
+    first = project.agac("batch", "retrieve")
+    assert project.steps() == ["TERMINAL"]
+    assert "could not be fetched" in str(project.notes()[0])
+    assert first.code in (0, 75)
+    assert counts(project.retrieve()) == {"done": 10}
+    project.assert_as_sync(server)
+    assert project.charged() == (1, 10)
+
+
+def test_results_that_are_gone_are_a_humans_decision(make: Make, server: Server) -> None:
+    """Case 40: what may have been paid is never asked again by itself."""
+    project = make({"kind": "batch_gone", "at": [1]})
+    project.set_batch(results_until=1.0, status="completed", state="TERMINAL")
+    first = project.agac("batch", "retrieve")
+    assert first.code == 75
+    assert "agac doctor" in first.out + first.err
+    assert project.steps() == ["NEEDS_HUMAN"]
+    for _ in range(2):
+        assert project.agac("batch", "retrieve").code == 75
+        assert project.agac("run", "-a", "reviews").code == 75
+    assert project.account["posts"] == 1
+    doctor = project.agac("doctor")
+    assert doctor.code == 75
+    assert "--resubmit --batch-id 1" in doctor.out
+    assert project.agac("doctor", "--resubmit", "--batch-id", "1").code == 0
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert project.charged() == (2, 20)
+
+
+ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("faults", "expected", "charged"),
+    [
+        ([{"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}], {"done": 10}, (1, 10)),
+        ([{"kind": "batch_line_status", "status": 500, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
+        ([{"kind": "batch_line_status", "status": 529, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
+        ([{"kind": "batch_omit", "lines": [2, 5]}], {"done": 8, "again": 2, "missing": 2}, (2, 12)),
+        (
+            [{"kind": "batch_corrupt_line", "lines": [4]}],
+            {"done": 9, "again": 1, "missing": 1, "malformed": 1},
+            (2, 11),
+        ),
+        ([{"kind": "batch_expire", "after": 7}], {"done": 7, "again": 3, "expired": 3}, (2, 10)),
+        ([{"kind": "batch_dup_line", "lines": [3]}], {"done": 10, "duplicate": 1}, (1, 10)),
+        ([{"kind": "batch_foreign_line", "form": "null"}], {"done": 10, "malformed": 1}, (1, 10)),
+        ([{"kind": "batch_truncate", "after_bytes": 500, "first": 1}], {"done": 10}, (1, 10)),
+    ],
+)
+def test_results_of_anthropic(
+    make: Make, server: Server, faults: list[Fault], expected: dict[str, int], charged: tuple[int, int]
+) -> None:
+    """The same of the other protocol: one file, other words, nothing but size and names to tell by."""
+    picked = [fault if "first" in fault else {**fault, "at": [1]} for fault in faults]
+    project = make(*picked, provider=ANTHROPIC)
+    assert counts(project.retrieve()) == expected
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert project.charged() == charged
+    assert project.doubles() == charged[1] - 10
+
+
+def test_a_request_that_anthropic_refuses_fails_alone(make: Make) -> None:
+    project = make({"kind": "batch_line_status", "status": 400, "lines": [3]}, provider=ANTHROPIC)
+    assert counts(project.retrieve()) == {"done": 9, "failed": 1}
+    assert failed(project) == {"r-3": "ProviderError"}
+    assert project.charged() == (1, 9)
+
+
+def test_a_batch_of_anthropic_that_is_ended_keeps_what_it_did(make: Make, server: Server) -> None:
+    project = make(provider=ANTHROPIC, flags=("--batch-seconds", "100"))
+    advance(project.server, 40)
+    assert project.retrieve().exit_code == 75
+    agac.batch_cancel(project=project.root)
+    assert counts(project.retrieve()) == {"done": 4, "cancelled": 6}
+    project.run()
+    advance(project.server, 101)
+    project.to_the_end()
+    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+    project.assert_as_sync(server)

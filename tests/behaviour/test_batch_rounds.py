@@ -1,0 +1,257 @@
+"""Tasks that come back from a batch without a result: round again, to the next model, by a call, or to an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.batchrun import BATCHES, BatchProject, outcomes
+from support.server import Server
+
+Start = Callable[..., Server]
+Make = Callable[..., BatchProject]
+Fault = dict[str, Any]
+SENTIMENT = {"sentiment": "positive|neutral|negative", "reason": "string"}
+SORT: dict[str, Any] = {"name": "sort", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
+
+
+@pytest.fixture
+def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+    """Makes a project with ten rows at a server with faults, and its batch submitted."""
+    made: list[BatchProject] = []
+
+    def start(*faults: Fault, stage: dict[str, Any] | None = None, **batch: Any) -> BatchProject:
+        project = BatchProject(tmp_path / "project", faulty(list(faults)))
+        project.numbered(10)
+        project.batched(SORT | (stage or {}), defaults={"batch": batch}, stop_loss=False)
+        assert project.run().exit_code == 0
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()
+
+
+def failed(project: BatchProject) -> dict[str, str]:
+    return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
+
+
+def messages(project: BatchProject) -> set[str]:
+    return {one["error"]["message"] for one in project.envelopes(file="errors.jsonl")}
+
+
+def other_server(project: BatchProject, server: Server, **row: Any) -> None:
+    """A second provider `other`, at another server."""
+    text = (project.root / "agac.yml").read_text()
+    body = yaml.safe_load(text)
+    body["providers"]["other"] = {**body["providers"]["local"], "base_url": server.base_url, **row}
+    project.write("agac.yml", yaml.safe_dump(body))
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_so_many_rounds_and_then_it_has_failed(make: Make, rounds: int) -> None:
+    project = make({"kind": "batch_line_status", "status": 500, "match": "number 3"}, max_rounds=rounds)
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "ProviderError"}
+    assert project.charged() == (rounds, 9)
+    assert project.account["requests"] == 10 + rounds - 1
+    [message] = messages(project)
+    assert message.endswith(f"(after {rounds} round{'s' * (rounds > 1)})")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "charged"),
+    [
+        ({"kind": "batch_corrupt_line", "match": "number 3"}, "BatchLost", 9 + 3),
+        ({"kind": "batch_line_error", "code": "batch_expired", "match": "number 3"}, "Timeout", 9),
+        ({"kind": "batch_line_error", "code": "batch_cancelled", "match": "number 3"}, "BatchLost", 9),
+        ({"kind": "batch_line_zero", "match": "number 3"}, "ProviderError", 9),
+        ({"kind": "batch_line_status", "status": 429, "match": "number 3"}, "RateLimited", 9),
+    ],
+)
+def test_each_way_to_fail_has_its_error(make: Make, fault: Fault, kind: str, charged: int) -> None:
+    project = make(fault)
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": kind}
+    assert project.charged() == (3, charged)
+
+
+def test_a_line_that_is_lost_each_time_is_asked_in_every_round_and_no_more(make: Make) -> None:
+    """Beside one that fails: the results hold that one."""
+    project = make(
+        {"kind": "batch_omit", "match": "number 3"}, {"kind": "batch_line_status", "status": 500, "match": "number 4"}
+    )
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "BatchLost", "r-4": "ProviderError"}
+    assert project.charged() == (3, 8 + 3)
+    assert project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(3,)]
+
+
+def test_a_batch_that_did_something_and_shows_no_results_is_a_humans_decision(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_omit", "at": [1]})
+    assert project.retrieve().exit_code == 75
+    assert project.steps() == ["NEEDS_HUMAN"]
+    assert project.agac("doctor", "--resubmit").code == 0
+    assert project.to_the_end().exit_code == 0
+    assert project.charged() == (2, 20)
+    project.assert_as_sync(server)
+
+
+def test_fail_asks_nothing_again(make: Make) -> None:
+    project = make({"kind": "batch_line_status", "status": 500, "match": "number 3", "at": [1]}, retry="fail")
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "ProviderError"}
+    assert project.charged() == (1, 9)
+    # the user runs it again: failed tasks are tried again as ever
+    project.run()
+    assert project.to_the_end().exit_code == 0
+    assert project.charged() == (2, 10)
+
+
+def test_sync_calls_what_is_left(make: Make, server: Server) -> None:
+    project = make(
+        {"kind": "batch_line_status", "status": 500, "lines": [3, 4]},
+        {"kind": "batch_omit", "lines": [7]},
+        retry="sync",
+    )
+    assert project.to_the_end().exit_code == 0
+    assert project.charged() == (1, 8 + 3)
+    assert project.server.account()["charged"] == 3
+    project.assert_as_sync(server)
+
+
+def test_sync_is_never_begun_before_the_batch_is_in(make: Make) -> None:
+    project = make({"kind": "batch_stuck", "word": "in_progress"}, retry="sync")
+    for _ in range(2):
+        assert project.retrieve().exit_code == 75
+        assert project.run().exit_code == 0
+    assert project.server.account()["charged"] == 0
+    project.server.reset()
+
+
+def fallback_project(tmp_path: Path, start: Start, server: Server, *faults: Fault, **row: Any) -> BatchProject:
+    """A stage with two models, the second at another server."""
+    project = BatchProject(tmp_path / "project", start(list(faults)))
+    project.numbered(10)
+    other_server(project, server, **row)
+    project.batched(SORT | {"model": ["local/small", "other/small"]}, defaults={"batch": {"max_rounds": 2}})
+    assert project.run().exit_code == 0
+    return project
+
+
+@pytest.mark.parametrize("row", [{"batch": BATCHES}, {"batch": "none"}])
+@pytest.mark.parametrize("status", [500, 400])
+def test_after_the_last_round_the_fallback_model(
+    tmp_path: Path, faulty: Start, server: Server, row: dict[str, Any], status: int
+) -> None:
+    fault = {"kind": "batch_line_status", "status": status, "match": "number 3"}
+    project = fallback_project(tmp_path, faulty, server, fault, **row)
+    assert project.to_the_end().exit_code == 0
+    rounds = 2 if status == 500 else 1  # a 400 is the same in every round
+    assert project.charged() == (rounds, 9)
+    account = server.account()
+    assert (account["batches"]["created"], account["batches"]["charged"], account["charged"]) == (
+        (1, 1, 0) if row["batch"] != "none" else (0, 0, 1)
+    )
+    summary = project.output(file="summary.json")
+    assert summary["stages"][0]["by_fallback"] == 1
+    assert sorted(summary["stages"][0]["answered_by"]) == ["local/small", "other/small"]
+    [one] = project.query("SELECT provider, model FROM batch WHERE position = 1") or [("other", "small")]
+    assert one == ("other", "small")
+    project.assert_sound()
+
+
+def test_a_fallback_that_fails_too_is_the_end(tmp_path: Path, faulty: Start, server: Server) -> None:
+    fault = {"kind": "batch_line_status", "status": 400, "match": "number 3"}
+    project = fallback_project(tmp_path, faulty, server, fault, base_url=faulty([fault]).base_url, batch=BATCHES)
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "ProviderError"}
+    assert project.steps() == ["CLEANED", "CLEANED"]
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("retry", ["batch", "sync"])
+def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: str) -> None:
+    """In the next round, or by a call: the model is told what was wrong, and what it said is paid once."""
+    project = make({"kind": "wrong_schema", "first": 1, "match": "number 3"}, stage={"repair": 2}, retry=retry)
+    report = project.to_the_end()
+    assert report.exit_code == 0
+    assert project.charged() == ((2, 11) if retry == "batch" else (1, 11))
+    assert project.query("SELECT purpose, count(*) FROM attempt GROUP BY 1 ORDER BY 1") == [("ask", 10), ("repair", 1)]
+    assert project.output(file="summary.json")["stages"][0]["repaired"] == 1
+    twin = outcomes(project.twin(server))
+    assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
+
+
+@pytest.mark.parametrize("retry", ["batch", "sync"])
+@pytest.mark.parametrize("repair", [1, 2])
+def test_a_reply_that_stays_of_the_wrong_form_fails(make: Make, retry: str, repair: int) -> None:
+    """After so many re-asks, wherever they are made."""
+    project = make({"kind": "wrong_schema", "match": "number 3"}, stage={"repair": repair}, retry=retry)
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "SchemaMismatch"}
+    assert project.charged() == (1 + repair if retry == "batch" else 1, 10 + repair)
+
+
+def test_without_repairs_nothing_is_quoted(make: Make) -> None:
+    project = make({"kind": "wrong_schema", "match": "number 3"}, stage={"repair": 0})
+    assert project.to_the_end().exit_code == 3
+    assert failed(project) == {"r-3": "SchemaMismatch"}
+    assert project.charged() == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("refusal", "Refused"), ("length", "Truncated"), ("empty", "EmptyResponse")]
+)
+def test_answers_that_are_none_fail_and_are_not_asked_again(make: Make, kind: str, error: str) -> None:
+    project = make({"kind": kind, "match": "number 3"})
+    report = project.to_the_end()
+    assert report.exit_code == 3
+    assert failed(project) == {"r-3": error}
+
+
+def test_a_line_that_fails_in_a_later_round_keeps_the_others(make: Make, server: Server) -> None:
+    """Rounds of the same rows: each answers one more."""
+    project = make(
+        {"kind": "batch_line_status", "status": 500, "lines": [1, 2, 3], "at": [1]},
+        {"kind": "batch_line_status", "status": 500, "lines": [1], "at": [2]},
+    )
+    assert project.to_the_end().exit_code == 0
+    assert (project.charged(), project.doubles()) == ((3, 10), 0)
+    assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [10, 3, 1]
+    project.assert_as_sync(server)
+
+
+def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Start, server: Server) -> None:
+    faults = [
+        {"kind": "batch_line_status", "status": 500, "lines": [1], "at": [1]},
+        {"kind": "batch_omit", "lines": [2], "at": [1]},
+    ]
+    project = BatchProject(tmp_path / "project", faulty(faults))
+    project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
+    project.batched(SORT)
+    project.run()
+    assert project.to_the_end().exit_code == 0
+    assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [3, 2]
+    assert project.charged() == (2, 4)
+    project.assert_as_sync(server)
+    project.assert_sound()
+
+
+def test_equal_tasks_fail_as_one(tmp_path: Path, faulty: Start) -> None:
+    """The rows that wait for a task that fails are no orphans: each is tried, or fails, like it."""
+    project = BatchProject(
+        tmp_path / "project", faulty([{"kind": "batch_line_status", "status": 400, "lines": [1], "at": [1]}])
+    )
+    project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
+    project.batched(SORT, stop_loss=False)
+    project.run()
+    project.to_the_end()
+    states = project.query("SELECT state, count(*) FROM row GROUP BY 1")
+    assert sum(count for _, count in states) == 30
+    assert all(state != 0 for state, _ in states)
+    project.assert_sound()

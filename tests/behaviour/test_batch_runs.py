@@ -1,0 +1,264 @@
+"""What a user sees of batches: `agac run` submits, `agac batch retrieve` takes and goes on, till the results are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchrun import BatchProject, advance, outcomes
+from support.processes import ended, interrupt, listening, wait_until
+from support.server import Server
+
+Start = Callable[..., Server]
+SECONDS = 100
+"""How long a batch takes at the slow server, by its own clock, which only tests move."""
+
+A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
+B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo", "run_mode": "sync"}
+C: dict[str, Any] = {"name": "c", "prompt": "C ${b}", "model": "local/echo"}
+
+
+@pytest.fixture
+def slow(tmp_path: Path, faulty: Start) -> Iterator[BatchProject]:
+    """A project at a server whose batches take a while; with ten rows."""
+    project = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)))
+    project.numbered(10)
+    yield project
+    project.assert_sound()
+
+
+@pytest.fixture
+def fast(tmp_path: Path, server: Server) -> Iterator[BatchProject]:
+    """A project at a server whose batches are done at once; with ten rows."""
+    project = BatchProject(tmp_path / "project", server)
+    project.numbered(10)
+    yield project
+    project.assert_sound()
+
+
+def test_run_submits_and_retrieve_finishes(slow: BatchProject, server: Server) -> None:
+    slow.batched()
+    ran = slow.agac("run", "-a", "reviews")
+    assert (ran.code, ran.err) == (0, "")
+    [(batch,)] = slow.query("SELECT provider_id FROM batch")
+    assert f"\nSubmitted batch {batch}: 10 requests, 1 of 1, local/small, price unknown\n" in ran.out
+    assert "\nNothing is finished yet. `agac batch status` follows it, `agac batch retrieve` takes" in ran.out
+    assert not (slow.root / "output").exists()
+
+    for _ in range(2):
+        early = slow.agac("batch", "retrieve")
+        assert (early.code, early.out) == (75, "")
+        assert early.err.lower().startswith("nothing is ready yet: ")
+        assert "0 of 10 requests done" in early.err
+    assert slow.steps() == ["SUBMITTED"]
+
+    advance(slow.server, SECONDS / 2)
+    assert "5 of 10 requests done" in slow.agac("batch", "retrieve").err
+    advance(slow.server, SECONDS)
+    taken = slow.agac("batch", "retrieve")
+    assert (taken.code, taken.err) == (0, "")
+    assert "Took batch 1 (" in taken.out
+    assert "Results: output/reviews/results.jsonl" in taken.out
+    assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((1, 10), 0, 1)
+    slow.assert_as_sync(server)
+
+
+def test_retrieving_again_changes_nothing_and_asks_nothing(slow: BatchProject) -> None:
+    slow.batched()
+    slow.run()
+    slow.to_the_end(seconds=SECONDS)
+    slow.agac("batch", "retrieve")  # the first process closes the log of the database
+    before, account = slow.picture(), slow.server.account()
+    for arguments in (["batch", "retrieve"], ["batch", "retrieve", "1"], ["batch", "status", "1"], ["batch", "list"]):
+        assert slow.agac(*arguments).code == 0, arguments
+    again = slow.retrieve()
+    assert (again.exit_code, again.ready, again.submitted, again.ingested) == (0, True, [], [])
+    assert slow.picture() == before
+    assert slow.server.account() == account
+
+
+def test_a_retrieve_that_finds_nothing_leaves_the_outputs(slow: BatchProject) -> None:
+    slow.batched()
+    slow.run()
+    before = slow.query("SELECT state, tasks, held_usd, note FROM batch"), slow.query("SELECT * FROM row")
+    counters = slow.query("SELECT * FROM counter ORDER BY 1, 2, 3, 4, 5")
+    assert slow.retrieve().exit_code == 75
+    assert before == (slow.query("SELECT state, tasks, held_usd, note FROM batch"), slow.query("SELECT * FROM row"))
+    assert counters == slow.query("SELECT * FROM counter ORDER BY 1, 2, 3, 4, 5")
+    assert slow.account["posts"] == 1
+
+
+def test_without_any_batch_a_sentence_and_exit_code_2(fast: BatchProject) -> None:
+    fast.batched()
+    for command in ("retrieve", "wait", "cancel", "status"):
+        refused = fast.agac("batch", command)
+        assert (refused.code, refused.out) == (2, ""), command
+        assert refused.err.startswith("error: no batch"), command
+        assert "\n  " in refused.err
+    assert fast.agac("batch", "retrieve", "7").code == 2
+
+
+def test_batch_sync_batch_needs_run_retrieve_retrieve(slow: BatchProject, server: Server) -> None:
+    slow.batched(A, B, C)
+    assert slow.agac("run", "-a", "reviews").code == 0
+    advance(slow.server, SECONDS)
+    first = slow.agac("batch", "retrieve")
+    assert first.code == 0
+    assert "Submitted batch " in first.out
+    assert slow.agac("batch", "retrieve").code == 75
+    advance(slow.server, SECONDS)
+    second = slow.agac("batch", "retrieve", "--json")
+    assert second.code == 0
+    assert [one["done"] for one in second.json["ingested"]] == [10]
+    assert second.json["run"]["rows"]["done"] == 10
+    assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((2, 30), 0, 2)
+    assert slow.query("SELECT count(*) FROM event") == [(4,)]
+    slow.assert_as_sync(server)
+
+
+def test_batch_sync_batch_with_wait_alone(fast: BatchProject, server: Server) -> None:
+    fast.batched(A, B, C)
+    report = fast.run(wait=True)
+    assert (report.exit_code, report.summary["complete"]) == (0, True)
+    assert (fast.charged(), fast.doubles(), fast.steps()) == ((2, 30), 0, ["CLEANED"] * 2)
+    assert fast.query("SELECT count(*) FROM event") == [(1,)]
+    before = fast.server.account()
+    fast.assert_as_sync(server)
+    assert before["batches"]["kept"] == 0
+
+
+@pytest.mark.parametrize("then", [["batch", "retrieve"], ["run", "-a", "reviews"], ["run", "-a", "reviews", "--wait"]])
+def test_an_interrupted_wait_is_taken_up_by_any_command(slow: BatchProject, server: Server, then: list[str]) -> None:
+    slow.batched(A, B, C)
+    waiting = slow.start("run", "-a", "reviews", "--wait")
+    listening(waiting)
+
+    def submitted() -> bool:
+        return slow.account["created"] == 1 and slow.steps() == ["SUBMITTED"]
+
+    wait_until(submitted, "a submitted batch", waiting)
+    interrupt(waiting)
+    stopped = ended(waiting)
+    assert stopped.code == 130
+    assert "agac" in stopped.out + stopped.err
+    assert not (slow.root / "output").exists()
+    advance(slow.server, SECONDS)
+    if "--wait" in then:
+        slow.provider()
+        going_on = slow.start(*then)
+        listening(going_on)
+        wait_until(lambda: slow.account["created"] == 2, "the second batch", going_on)
+        advance(slow.server, SECONDS)
+        interrupt(going_on)
+        assert ended(going_on).code in (0, 130)
+        slow.to_the_end()
+    else:
+        assert slow.agac(*then).code == 0
+        advance(slow.server, SECONDS)
+        assert slow.agac(*then).code == 0
+    assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((2, 30), 0, 2)
+    slow.assert_as_sync(server)
+
+
+def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Server) -> None:
+    """Of three batches one ends: its rows go through the next stages without the others."""
+    slow.batched(A, B, C, defaults={"batch": {"max_requests": 4}})
+    report = slow.run()
+    assert [(one["requests"], one["number"], one["of"]) for one in report.invocation["batches"]] == [
+        (4, 1, 3),
+        (4, 2, 3),
+        (2, 3, 3),
+    ]
+    advance(slow.server, SECONDS)
+    first = slow.retrieve(2)
+    assert [one["id"] for one in first.ingested] == [2]
+    assert [one["requests"] for one in first.submitted] == [4]
+    assert slow.steps() == ["SUBMITTED", "CLEANED", "SUBMITTED", "SUBMITTED"]
+    assert first.run is not None
+    assert [stage["done"] for stage in first.run.summary["stages"]] == [4, 4, 0]
+    advance(slow.server, SECONDS)
+    assert slow.retrieve(4).exit_code == 0
+    assert slow.query("SELECT count(*) FROM row WHERE state = 1") == [(4,)]
+    slow.to_the_end(seconds=SECONDS)
+    assert (slow.charged(), slow.doubles()) == ((6, 30), 0)
+    slow.assert_as_sync(server)
+
+
+def test_a_batch_is_named_by_either_id_and_from_a_subfolder(slow: BatchProject) -> None:
+    slow.batched(defaults={"batch": {"max_requests": 5}})
+    slow.run()
+    advance(slow.server, SECONDS)
+    [(one,), (two,)] = slow.query("SELECT provider_id FROM batch ORDER BY id")
+    below = slow.root / "data"
+    status = slow.agac("batch", "status", "--batch-id", one, cwd=below)
+    assert status.out.startswith("Batch job status: completed\n")
+    assert slow.agac("batch", "retrieve", "--batch-id", one, cwd=below).code == 0
+    assert slow.steps() == ["CLEANED", "SUBMITTED"]
+    assert slow.agac("batch", "retrieve", "2", cwd=below).code == 0
+    assert slow.steps() == ["CLEANED", "CLEANED"]
+    assert two != one
+
+
+def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(tmp_path: Path, faulty: Start, server: Server) -> None:
+    faults = [{"kind": "batch_line_status", "status": 400, "match": "number 3"}]
+    project = BatchProject(tmp_path / "project", faulty(faults))
+    project.numbered(10)
+    project.batched(A, C | {"prompt": "C ${a}"})
+    project.run()
+    report = project.to_the_end()
+    assert report.exit_code == 3
+    assert [one for one in outcomes(project) if not one[1]] == [("r-3", False, None, "ProviderError")]
+    assert project.envelopes(file="errors.jsonl")[0]["id"] == "r-3"
+    assert project.charged() == (2, 18)
+    assert report.again == "agac run -a reviews"
+    # the failed row alone is asked again
+    assert project.run().exit_code == 0
+    assert project.account["requests"] == 10 + 9 + 1
+    assert project.to_the_end().exit_code == 3
+    project.assert_sound()
+
+
+def test_views_of_a_run_made_of_batches(slow: BatchProject) -> None:
+    slow.provider(prices={"echo": {"input": 1.0, "output": 2.0, "batch": 0.5}})
+    slow.batched(A, C | {"prompt": "C ${a}"}, defaults={"max_tokens": 50})
+    slow.run()
+    shown = slow.agac("status")
+    assert "waiting" in shown.out
+    assert "Run 1 has 1 open batch: 0 done, 0 failed of 10 requests when last asked" in shown.out
+    advance(slow.server, SECONDS)
+    slow.to_the_end(seconds=SECONDS)
+    summary = slow.output(file="summary.json")
+    calls = summary["calls"]
+    expected = (calls["input_tokens"] * 1.0 + calls["output_tokens"] * 2.0) * 0.5 / 1e6
+    assert (calls["count"], calls["failed"], calls["simulated"], calls["calls_without_price"]) == (20, 0, 20, 0)
+    assert calls["cost_usd"] == pytest.approx(expected)
+    assert slow.query("SELECT sum(cost) FROM batch")[0][0] == pytest.approx(expected)
+    assert [stage["timing_ms"]["duration"]["count"] for stage in summary["stages"]] == [0, 0]
+    inspected = slow.agac("inspect", "last", "r-1", "--json").json["rows"][0]
+    for stage, batch in zip(inspected["stages"], (1, 2), strict=True):
+        [attempt] = stage["attempts"]
+        assert (attempt["service_tier"], attempt["http_status"], attempt["purpose"]) == ("batch", 200, "ask")
+        assert attempt["duration_s"] >= SECONDS - 1
+        assert slow.query("SELECT stage FROM batch WHERE id = ?", batch) == [(batch - 1,)]
+    assert "tier batch" in slow.agac("inspect", "last", "r-1").out
+    assert "outcome: done" in slow.agac("why", "last", "r-1", "c").out
+    telemetry = slow.envelopes(file="telemetry.jsonl")
+    assert [one["usage"]["provider_attempts"][0]["service_tier"] for one in telemetry] == ["batch"] * 10
+    costs = slow.agac("sql", "SELECT stage, calls, cost_usd FROM v_costs ORDER BY stage", "--json").json
+    assert [(one["stage"], one["calls"]) for one in costs] == [("a", 10), ("c", 10)]
+    assert sum(one["cost_usd"] for one in costs) == pytest.approx(expected)
+
+
+def test_views_of_a_row_that_waits_for_a_batch_name_it(slow: BatchProject) -> None:
+    slow.batched(A)
+    slow.run()
+    [(batch, fingerprint)] = slow.query(
+        "SELECT provider_id, hex(fingerprint) FROM batch JOIN batch_task ON batch_id = batch.id WHERE place = 0"
+    )
+    for arguments in (["why", "last", "r-1", "a"], ["inspect", "last", "r-1"]):
+        shown = slow.agac(*arguments)
+        assert shown.code == 0
+        assert batch in shown.out, arguments
+    assert fingerprint.lower() in slow.agac("why", "last", "r-1", "a").out

@@ -1,0 +1,254 @@
+"""Batches at a provider that drops, refuses, forgets and comes late, nobody being killed: every row once, paid once.
+
+The numbers of cases are those of the list of crash points that agac's design refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchcase import APIS, ROWS, BatchCase, assert_ended
+from support.commands import Commands
+from support.processes import ended, interrupt, wait_until
+from support.server import Server
+
+import agac
+
+Start = Callable[..., BatchCase]
+everywhere = pytest.mark.parametrize("api", APIS)
+by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
+
+
+@pytest.fixture
+def start(forked: Commands, faulty: Callable[..., Server], tmp_path: Path) -> Start:
+    """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
+
+    def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
+        server = faulty(list(faults), "--batch-seconds", str(seconds))
+        return BatchCase(tmp_path / "project", server, forked, api, **more)
+
+    return started
+
+
+@everywhere
+def test_a_create_whose_answer_was_lost_is_sent_once(api: str, start: Start) -> None:
+    """Cases 6 and 45: whoever sends it again, an SDK by itself too, pays twice."""
+    case = start(api, {"kind": "batch_drop_after", "op": "create", "at": [1]})
+    case.submit()
+    assert case.steps() == ["SUBMITTED"]
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@pytest.mark.parametrize(
+    ("api", "status"),
+    [("openai", 500), ("openai", 503), ("openai", 408), ("openai", 409), ("anthropic", 500), ("anthropic", 529)],
+)
+def test_a_create_that_failed_at_the_provider_after_all_was_done_is_not_repeated(
+    api: str, status: int, start: Start
+) -> None:
+    """Case 7."""
+    case = start(api, {"kind": "batch_status", "op": "create", "status": status, "when": "after", "at": [1]})
+    case.submit()
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@pytest.mark.parametrize(
+    "fault", [{"kind": "batch_drop_before"}, {"kind": "batch_status", "status": 500, "when": "before"}], ids=str
+)
+@by_key_or_count
+def test_a_create_that_failed_before_anything_was_done_is_repeated_once_that_is_proved(
+    api: str, fault: dict[str, Any], start: Start
+) -> None:
+    """Case 8."""
+    case = start(api, {**fault, "op": "create", "at": [1]})
+    case.submit()
+    case.finish("retrieve")
+    case.assert_whole(posts=2)
+
+
+@everywhere
+def test_a_create_in_doubt_is_not_repeated_within_its_grace(api: str, start: Start) -> None:
+    """Cases 8 and 9a: the command does not sit out ten minutes; a later one finds what the list shows late."""
+    case = start(
+        api,
+        {"kind": "batch_drop_after", "op": "create", "at": [1]},
+        {"kind": "batch_list_lag", "seconds": 3600, "at": [1]},
+        grace="10m",
+    )
+    ran = assert_ended(case.run())
+    assert case.steps() == ["CREATE_INTENT"]
+    assert "is known in" in ran.out, ran.out
+    assert case.retrieve().code in (0, 75)
+    assert case.account()["posts"] == 1
+    case.advance(3600)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@pytest.mark.parametrize("api", ["openai", "azure"])
+def test_an_upload_whose_answer_was_lost_is_found_by_its_name(api: str, start: Start) -> None:
+    """Case 3 without a kill."""
+    case = start(api, {"kind": "batch_drop_after", "op": "upload", "at": [1]})
+    case.submit()
+    case.finish("retrieve")
+    assert case.account()["files"] == 1
+    case.assert_whole()
+
+
+@pytest.mark.parametrize("api", ["openai", "azure"])
+def test_an_upload_that_failed_is_repeated(api: str, start: Start) -> None:
+    case = start(api, {"kind": "batch_status", "op": "upload", "status": 503, "when": "before", "at": [1]})
+    case.submit()
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@everywhere
+def test_results_that_were_cut_short_are_downloaded_again(api: str, start: Start) -> None:
+    """Case 17: nothing is asked again for what did not come."""
+    case = start(api, {"kind": "batch_truncate", "at": [1]})
+    case.submit()
+    case.finish("retrieve")
+    assert case.account()["calls"]["download"] == (3 if api == "azure" else 2)  # Azure has a file of errors, too
+    case.assert_whole()
+
+
+@pytest.mark.parametrize("form", ["unknown", "null", "not_utf8"])
+@by_key_or_count
+def test_a_line_of_somebody_elses_before_ours_does_not_make_the_batch_theirs(api: str, form: str, start: Start) -> None:
+    """Case 25: where nothing but the results tells batches apart, one line of ours is proof enough."""
+    case = start(api, {"kind": "batch_foreign_line", "form": form})
+    case.submit()
+    case.finish("retrieve")
+    for strange in (case.project.root / ".agac/batches").glob("*.strange"):
+        strange.unlink()  # it is kept, to be looked at
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_a_batch_that_its_provider_does_not_find_is_looked_at_again(api: str, start: Start) -> None:
+    """Case 35."""
+    case = start(api, {"kind": "batch_get_404", "seconds": 60})
+    case.submit()
+    assert case.retrieve().code == 75
+    assert case.retrieve().code == 75
+    case.advance(60)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_a_batch_that_is_gone_between_its_end_and_its_results_is_looked_at_again(api: str, start: Start) -> None:
+    """Case 35: seen as ended, then not found."""
+    case = start(api, {"kind": "batch_status", "op": "poll", "status": 404, "at": [2, 3]})
+    case.submit()
+    for _ in range(4):
+        if case.retrieve().code == 0 and case.is_whole():
+            break
+    case.assert_whole()
+
+
+@pytest.mark.parametrize("api", ["openai", "azure"])
+def test_a_file_that_its_provider_does_not_find_yet_is_not_uploaded_again(api: str, start: Start) -> None:
+    """Case 36."""
+    case = start(api, {"kind": "batch_file_lag", "times": 2})
+    case.submit()
+    case.finish("retrieve")
+    assert case.account()["files"] == 1
+    case.assert_whole(posts=3)
+
+
+@by_key_or_count
+def test_a_create_that_came_too_fast_is_sent_again_when_the_provider_says(api: str, start: Start) -> None:
+    """Case 32."""
+    fault = {"kind": "batch_status", "op": "create", "status": 429, "retry_after": 0.2, "at": [1]}
+    case = start(api, fault)
+    case.submit()
+    case.finish("retrieve")
+    case.assert_whole(posts=2)
+
+
+@by_key_or_count
+def test_a_create_that_has_to_wait_for_long_is_left_to_a_later_command(api: str, start: Start) -> None:
+    """Case 32: nobody sits out an hour, and the time is kept to."""
+    case = start(api, {"kind": "batch_status", "op": "create", "status": 429, "retry_after": 3600, "at": [1]})
+    assert_ended(case.run())
+    assert_ended(case.run())
+    assert case.account()["posts"] == 1
+    assert case.steps() in (["UPLOADED"], ["BUILT"])
+
+
+@pytest.mark.parametrize("code", ["credit_balance_exhausted", "insufficient_quota"])
+def test_without_money_the_run_stops_at_once_and_goes_on_when_there_is_some(code: str, start: Start) -> None:
+    """Case 33."""
+    case = start("openai", {"kind": "batch_status", "op": "create", "status": 429, "code": code, "at": [1]})
+    ran = case.run()
+    assert ran.code == 1
+    assert "credit" in ran.err or "quota" in ran.err, ran.err
+    assert case.account()["posts"] == 1
+    case.submit()
+    case.finish("retrieve")
+    case.assert_whole(posts=2)
+
+
+@by_key_or_count
+def test_a_key_that_was_revoked_stops_and_a_new_one_of_the_same_project_goes_on(api: str, start: Start) -> None:
+    """Case 34 (a)."""
+    case = start(api)
+    case.connect(api, api_key="${MY_KEY}")
+    assert_ended(case.run(env={"MY_KEY": "sk-first"}))
+    revoked = case.retrieve(env={"MY_KEY": "sk-invalid"})
+    assert revoked.code == 1
+    assert "key" in revoked.err
+    assert_ended(case.retrieve(env={"MY_KEY": "sk-second"}))
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_a_key_of_another_project_sees_no_batch_and_submits_none(api: str, start: Start) -> None:
+    """Case 34 (b): the batch is not found there, which proves nothing."""
+    case = start(api, {"kind": "batch_status", "op": "poll", "status": 404, "at": [1, 2, 3]})
+    case.connect(api, api_key="${MY_KEY}")
+    assert_ended(case.run(env={"MY_KEY": "sk-first"}))
+    for _ in range(2):
+        assert case.retrieve(env={"MY_KEY": "sk-other"}).code == 75
+    told = case.agac("doctor", env={"MY_KEY": "sk-other"})
+    assert "check that the key is that of the project which submitted it" in told.out
+    assert case.account()["posts"] == 1
+    assert_ended(case.retrieve(env={"MY_KEY": "sk-first"}))
+    case.assert_whole()
+
+
+def test_results_that_are_no_longer_kept_are_not_asked_for_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 40: they were paid for, so a human decides."""
+    monkeypatch.setattr("agac.engine.batch.collect.LATE_FILES", ())
+    case = start("anthropic")
+    case.submit()
+    case.advance(30 * 86_400)
+    report = agac.batch_retrieve(project=case.project.root)
+    assert (report.exit_code, case.steps()) == (75, ["NEEDS_HUMAN"])
+    assert "agac doctor --resubmit" in case.retrieve().err
+    assert case.run().code == 75
+    assert case.account()["posts"] == 1
+    assert_ended(case.agac("doctor", "--resubmit"))
+    case.finish("retrieve")
+    case.assert_whole(creates=2, twice=ROWS)
+
+
+@pytest.mark.parametrize("op", ["poll", "download"])
+def test_a_second_interrupt_gives_up_what_is_asked_of_a_provider(op: str, start: Start) -> None:
+    """The first one waits for it, as long as it takes: two minutes here. Neither loses anything."""
+    case = start("openai", {"kind": "batch_slow", "op": op, "seconds": 120, "at": [1]})
+    case.submit()
+    process = case.project.start("batch", "retrieve")
+    wait_until(lambda: case.account()["calls"].get(op, 0) == 1, f"a {op}", process)
+    interrupt(process)
+    interrupt(process)
+    assert ended(process, 30).code == 130
+    case.finish("run")
+    case.assert_whole()

@@ -1,0 +1,159 @@
+"""What is said of batches that a run submits, of those that wait, of what is stale; and what is shown meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+
+import agac
+from agac.api.confirming import confirm_stale
+from agac.api.watching import BatchCount, Snapshot
+from agac.cli.live.lines import Paper, run_lines
+from agac.cli.shown import submitted
+from agac.store.batchviews import CLOSED
+
+BATCH: dict[str, Any] = {
+    "id": 4, "provider_id": "batch_abc123", "requests": 50_000, "number": 1, "of": 3, "model": "openai/gpt-5.4-mini",
+    "held_usd": 12.4, "simulated": False, "step": "SUBMITTED", "waits": None, "note": None, "try_at": None,
+}  # fmt: skip
+STALE: dict[str, Any] = {"batch": 4, "requests": 1_200, "held_usd": 3.1, "simulated": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({}, "Submitted batch batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price"),
+        (
+            {"requests": 1, "held_usd": 0.0103, "simulated": True, "model": "simulator/small", "of": 1},
+            "Submitted batch batch_abc123: 1 request, 1 of 1, simulator/small, up to simulated $0.0103 at batch price",
+        ),
+        (
+            {"held_usd": None},
+            "Submitted batch batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, price unknown",
+        ),
+        (
+            {"provider_id": "batch\x1b[2J", "model": "m"},
+            "Submitted batch batch\\x1b[2J: 50,000 requests, 1 of 3, m, up to $12.40 at batch price",
+        ),
+    ],
+)  # fmt: skip
+def test_a_submitted_batch_has_a_line(changed: dict[str, Any], line: str) -> None:
+    assert submitted.batch_lines({"batches": [BATCH | changed]}) == [line]
+
+
+def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
+    facts = {
+        "provider_id": None,
+        "waits": "2,000,000 tokens fit, 1,900,000 are in use",
+        "try_at": "2026-11-21T20:00:00Z",
+    }
+    (line,) = submitted.batch_lines({"batches": [], "waiting_batches": [BATCH | facts]})
+    assert line == (
+        "Waiting batch 4: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price: "
+        "2,000,000 tokens fit, 1,900,000 are in use; tried again from 2026-11-21T20:00:00Z on"
+    )
+    assert submitted.batch_lines({}) == [], "a run without batches says nothing of them"
+
+
+@pytest.mark.parametrize(
+    ("open_rows", "batches", "said"),
+    [
+        (60, 1, "Nothing is finished yet. `agac batch status` follows it, "),
+        (59, 2, "1 of 60 rows is finished. `agac batch status` follows them, "),
+        (10, 2, "50 of 60 rows are finished. `agac batch status` follows them, "),
+    ],
+)
+def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> None:
+    summary = {"rows": {"total": 60, "open": open_rows}}
+    (line,) = submitted.next_lines(summary, {"open_batches": {"batches": batches}}, "agac run -a reviews --limit 60")
+    assert line.startswith(said)
+    assert line.endswith("`agac batch retrieve` takes what is ready; `agac run -a reviews --limit 60 --wait` stays.")
+    assert submitted.next_lines(summary, {"open_batches": None}, "agac run -a reviews") == []
+
+
+def test_who_waited_for_a_batch_need_not_read_that_it_was_submitted() -> None:
+    assert submitted.batch_lines({"batches": [BATCH | {"step": "CLEANED"}]}) == []
+    assert set(submitted.CLOSED) == CLOSED
+
+
+def test_what_was_taken_is_counted() -> None:
+    taken = {"id": 4, "provider_id": "batch_abc123", "done": 49_990, "failed": 3, "missing": 7, "again": 10}
+    assert submitted.taken_line(taken) == (
+        "Took batch 4 (batch_abc123): 49,990 done, 3 failed, 7 without an answer, 10 asked again"
+    )
+    assert submitted.taken_line({"id": 4, "provider_id": None, "done": 0}) == "Took batch 4: 0 done"
+
+
+def test_what_wants_attention_is_said_with_its_command() -> None:
+    undecided = BATCH | {"note": "it may exist", "remedy": "decide with: agac doctor --resubmit --batch-id 4"}
+    stale = STALE | {"provider_id": "batch_abc123"}
+    assert submitted.undecided_lines({"undecided_batches": [undecided]}) == [
+        "A decision is needed about batch 4 (batch_abc123): it may exist",
+        "  Decide with: agac doctor --resubmit --batch-id 4",
+    ]
+    gone, held = submitted.next_lines({}, {"stale": [stale], "tasks_held_back": 7}, "agac run -a reviews")
+    assert gone == (
+        "No longer asked: 1,200 requests in batch 4 (batch_abc123), up to $3.10; end it with: agac batch cancel 4"
+    )
+    assert held.startswith("Held back: 7 tasks for which the budget has no room beside the open batches; ")
+    assert submitted.undecided_lines({}) == submitted.next_lines({}, {}, "agac run -a reviews") == []
+
+
+def test_stale_requests_want_a_yes() -> None:
+    asked: list[str] = []
+
+    def yes(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    confirm_stale("reviews", [], None)
+    confirm_stale("reviews", [STALE, STALE | {"batch": 5}], yes)
+    (question,) = asked
+    assert question == (
+        "reviews no longer asks 2,400 of the requests in 2 open batches (up to $6.20). They run on, unless you end them"
+        " with: agac batch cancel 4; agac batch cancel 5. Submit the others now?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [(False, "nothing was submitted"), (None, "nothing was submitted: reviews")]
+)
+def test_without_a_yes_nothing_is_submitted(answer: bool | None, said: str) -> None:
+    with pytest.raises(agac.UsageError, match=said) as refused:
+        confirm_stale("reviews", [STALE | {"held_usd": None}], lambda _: answer)
+    assert refused.value.remedy == (
+        "Add --yes to submit the others beside them, or end them first with: agac batch cancel 4"
+    )
+    with pytest.raises(agac.UsageError, match=r"1,200 of the requests in 1 open batch \(price unknown\)"):
+        confirm_stale("reviews", [STALE | {"held_usd": None}], None)
+
+
+def test_progress_shows_the_batches() -> None:
+    counts = (
+        BatchCount("classify", "in_progress", 2, 100_000, 1_204, 3),
+        BatchCount("reply", "not submitted", 1, 7, 0, 0),
+    )
+    snapshot = Snapshot("reviews", (), None, 0, 0, None, stopping=False, batches=counts)
+    assert run_lines(snapshot, {}, Paper(None, "utf-8", bars=False)) == [
+        "classify: 2 batches in_progress, 1,204/100,000 done, 3 failed",
+        "reply: 1 batch not submitted, 0/7 done",
+    ]
+    (line, _) = run_lines(snapshot, {}, Paper(30, "utf-8"))
+    assert len(line) == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["batch", "wait", "--timeout", "soon"], "--timeout soon: 'soon' is no time; write it as 90s, 30m, 12h"),
+        (["batch", "stauts"], "no such command 'stauts'. Did you mean 'status'?"),
+        (["doctor", "--adopt", "x", "--resubmit"], "--adopt and --resubmit exclude one another"),
+        (["doctor", "--batch-id", "4"], "--batch-id goes with --adopt or --resubmit"),
+    ],
+)
+def test_what_is_typed_wrongly_is_told(project: ProjectFolder, arguments: list[str], said: str) -> None:
+    ran = project.agac(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err

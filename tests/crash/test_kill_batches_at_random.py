@@ -1,0 +1,102 @@
+"""kill -9 again and again, anywhere, with several batches of two stages: the results of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchcase import FINISHED, STAGE, BatchCase, assert_ended
+from support.commands import Commands
+from support.server import Server, simulator
+
+ANSWER = {"name": "answer", "prompt": "Answer ${text}, found ${classify.sentiment}: ${classify.reason}"}
+KILLS = 12
+FURTHEST = 40
+"""Steps after which a command is killed at the latest: it has about a hundred to do in all."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with simulator() as server:
+        yield server
+
+
+def two_stages(folder: Path, server: Server, forked: Commands, api: str, mode: str, **batch: Any) -> BatchCase:
+    """Ten rows, four at a time, through two stages; the second one in batches, too, or called."""
+    case = BatchCase(folder, server, forked, api)
+    rules = {"grace": 0.1, "poll_interval": 0.05, "max_requests": 4, **batch}
+    stages: list[dict[str, Any]] = [{**STAGE, "run_mode": "batch", "batch": rules}, {**ANSWER, "run_mode": mode}]
+    if mode == "batch":
+        stages[1]["batch"] = rules
+    case.project.workflow(stages=stages)
+    return case
+
+
+@pytest.fixture
+def expected(api: str, server: Server, forked: Commands, tmp_path: Path) -> list[Any]:
+    """The results of a run that nobody disturbed."""
+    called = two_stages(tmp_path / "called", server, forked, api, "sync")
+    assert_ended(called.run("--run-mode", "sync"))
+    server.reset()
+    return called.project.envelopes()
+
+
+def killed_all_the_time(case: BatchCase, chance: random.Random, *, faults: bool = False) -> None:
+    """Commands that die after some steps, until the run is whole or enough of them have died."""
+    kills = 0
+    while kills < KILLS and not (case.is_begun() and case.is_whole()):
+        command = ["batch", "retrieve"] if case.is_begun() and chance.random() < 0.5 else ["run", "-a", "reviews"]
+        ran = case.agac(*command, kill=f"any:{chance.randint(1, FURTHEST)}")
+        assert faults or ran.code in (-9, 0, 75), f"{command}: {ran.out}{ran.err}"
+        kills += ran.code == -9
+    assert kills >= 5
+
+
+@pytest.mark.parametrize(
+    ("api", "mode", "seed"),
+    [("openai", "batch", 1), ("openai", "sync", 2), ("anthropic", "batch", 3), ("anthropic", "sync", 4)],
+)
+def test_a_run_survives_being_killed_all_the_time(
+    api: str, mode: str, seed: int, expected: list[Any], server: Server, forked: Commands, tmp_path: Path
+) -> None:
+    """Case 43."""
+    case = two_stages(tmp_path / "project", server, forked, api, mode)
+    killed_all_the_time(case, random.Random(seed))
+    case.finish("run")
+    account, called = case.account(), server.account()
+    assert case.project.envelopes() == expected
+    batches = 6 if mode == "batch" else 3
+    assert (account["created"], account["duplicates"]) == (batches, 0)  # a create that was cut off is none
+    assert (account["open"], account["kept"]) == (0, 0)
+    assert account["charged"] == 20 if mode == "batch" else 10
+    assert called["charged"] - called["duplicates"] == (0 if mode == "batch" else 10)
+    case.assert_clean()
+
+
+OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_a_run_survives_being_killed_all_the_time_at_a_provider_that_fails(
+    api: str, seed: int, server: Server, expected: list[Any], forked: Commands, tmp_path: Path
+) -> None:
+    """Case 43 with answers that are lost before and after their effect."""
+    faults = [
+        {"kind": kind, "op": op, "at": [2 + seed, 5, 9 + seed]}
+        for kind, ops in (("batch_drop_after", OPERATIONS[::2]), ("batch_drop_before", OPERATIONS[1::2]))
+        for op in (ops if seed else reversed(ops))
+    ]
+    with simulator(faults=faults, folder=tmp_path / "faults") as failing:
+        case = two_stages(tmp_path / "project", failing, forked, api, "batch")
+        killed_all_the_time(case, random.Random(seed), faults=True)
+        while not case.is_whole() or not set(case.steps()) <= FINISHED:
+            case.run("--wait")
+        account = case.account()
+        assert case.project.envelopes() == expected
+        assert (account["created"], account["charged"], account["duplicates"]) == (6, 20, 0)
+        assert (account["open"], account["kept"]) == (0, 0)
+        case.assert_clean()

@@ -1,0 +1,380 @@
+"""Killed after a batch was created and before that was stored: it runs and costs, and only its provider knows of it.
+
+It is found by what the provider echoes of it, however the provider's list looks; until it can be known nothing is
+created again; and where it never can be known, a human is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batchcase import APIS, ROWS, STAGE, BatchCase, assert_ended
+from support.commands import Commands
+from support.processes import asleep, asleep_at, ended, killed
+from support.server import Server, simulator
+
+DAY_LONG = 80_000.0
+RUN = ("run", "-a", "reviews")
+CREATED, NOT_CREATED = "provider.create.after", "provider.create.before"
+Start = Callable[..., BatchCase]
+by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
+everywhere = pytest.mark.parametrize("api", APIS)
+by_key = pytest.mark.parametrize("api", ["openai", "azure"])
+
+
+@pytest.fixture
+def start(forked: Commands, faulty: Callable[..., Server], tmp_path: Path) -> Start:
+    """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
+
+    def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
+        server = faulty(list(faults), "--batch-seconds", str(seconds))
+        return BatchCase(tmp_path / "project", server, forked, api, **more)
+
+    return started
+
+
+def foreign(case: BatchCase, api: str, requests: int = ROWS) -> str:
+    """A batch of somebody else's in the same account; gives its id."""
+    names = [f"theirs-{n}" for n in range(requests)]
+    ask: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "What is theirs?"}]}
+    if api == "anthropic":
+        asked = [{"custom_id": name, "params": {**ask, "max_tokens": 99}} for name in names]
+        return created(case, "/v1/messages/batches", {"requests": asked})
+    prefix, endpoint = APIS[api][0], "/v1/chat/completions"
+    lines = [{"custom_id": name, "method": "POST", "url": endpoint, "body": ask} for name in names]
+    edge = "edge-of-a-part"
+    parts = ['name="purpose"\r\n\r\nbatch', 'name="file"; filename="theirs.jsonl"\r\n\r\n' + jsonl(lines)]
+    body = "".join(f"--{edge}\r\nContent-Disposition: form-data; {part}\r\n" for part in parts) + f"--{edge}--\r\n"
+    file = told(case, f"{prefix}/files", body.encode(), f"multipart/form-data; boundary={edge}")
+    asked_for = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h"}
+    return created(case, f"{prefix}/batches", asked_for)
+
+
+def jsonl(lines: list[Any]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def created(case: BatchCase, path: str, asked: dict[str, Any]) -> str:
+    return str(told(case, path, json.dumps(asked).encode(), "application/json")["id"])
+
+
+def told(case: BatchCase, path: str, body: bytes | None, kind: str) -> Any:
+    """What the provider answers."""
+    headers = {"content-type": kind, "anthropic-version": "2023-06-01"}
+    address = case.server.base_url.removesuffix("/v1") + path
+    with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=30) as answer:
+        return json.load(answer)
+
+
+def state_of(case: BatchCase, api: str, batch: str) -> str:
+    """How a batch stands, in the provider's words."""
+    address = "/v1/messages/batches" if api == "anthropic" else f"{APIS[api][0]}/batches"
+    found = told(case, f"{address}/{batch}", None, "application/json")
+    return str(found.get("processing_status") or found["status"])
+
+
+@everywhere
+def test_an_orphan_is_adopted_before_its_provider_has_finished_it(api: str, start: Start) -> None:
+    """Case 5, at all providers."""
+    case = start(api, seconds=DAY_LONG)
+    case.killed(CREATED, *RUN)
+    assert_ended(case.run())
+    assert case.steps() == ["SUBMITTED"]
+    case.advance(DAY_LONG)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_an_orphan_that_the_list_shows_late_is_waited_for(api: str, start: Start) -> None:
+    """Case 9a: no early create, whichever command looks and however often."""
+    case = start(api, {"kind": "batch_list_lag", "seconds": 3600}, grace="10m")
+    case.killed(CREATED, *RUN)
+    for command in (RUN, ("batch", "retrieve"), RUN, ("doctor",)):
+        assert case.agac(*command).code in (0, 75)
+        assert case.steps() == ["CREATE_INTENT"]
+    case.advance(3600)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@by_key
+def test_an_orphan_that_shows_up_after_its_grace_is_told_of_and_its_answers_are_counted(api: str, start: Start) -> None:
+    """Case 9c: the grace was too short for this provider. It is paid twice, and `agac doctor` says so."""
+    case = start(api, {"kind": "batch_list_lag", "seconds": 3600, "at": [1]})
+    case.killed(CREATED, *RUN)
+    case.finish("run")
+    case.advance(3600)
+    told = case.agac("doctor")
+    assert "given up" in told.out, told.out
+    case.assert_whole(creates=2, twice=ROWS)
+
+
+@pytest.fixture
+def undecided(start: Start) -> BatchCase:
+    """The list of this server has no pages, and the orphan is not on it: nothing can be proved."""
+    case = start("openai", {"kind": "batch_list_lag", "seconds": 3600, "at": [1]})
+    case.connect("openai", batch={"api": "openai", "pages": False})
+    case.killed(CREATED, *RUN)
+    ran = case.run()
+    assert (ran.code, case.steps()) == (75, ["NEEDS_HUMAN"])
+    assert "agac doctor --adopt" in ran.out + ran.err
+    assert "agac doctor --resubmit" in ran.out + ran.err
+    assert case.run().code == 75
+    assert case.agac("doctor").code == 75
+    assert case.account()["posts"] == 1
+    return case
+
+
+def test_where_nothing_can_be_proved_a_human_names_the_orphan(undecided: BatchCase) -> None:
+    """Case 9b."""
+    (orphan,) = listed_later(undecided)
+    assert_ended(undecided.agac("doctor", "--adopt", orphan))
+    undecided.finish("retrieve")
+    undecided.assert_whole()
+
+
+@pytest.mark.parametrize("moment", ["journal.submitted.before", "journal.submitted.after"])
+def test_a_decision_that_is_killed_is_decided_or_not(moment: str, undecided: BatchCase) -> None:
+    """Case 9b, with a kill. Decided twice it is decided once."""
+    (orphan,) = listed_later(undecided)
+    undecided.killed(moment, "doctor", "--adopt", orphan)
+    again = undecided.agac("doctor", "--adopt", orphan)
+    assert again.code == (0 if moment.endswith("before") else 2), again
+    undecided.finish("retrieve")
+    undecided.assert_whole()
+
+
+def test_an_orphan_that_shows_up_while_a_human_gives_it_up_is_taken_in(undecided: BatchCase) -> None:
+    """Case 9c, with luck: its answers are there, so nothing is asked again."""
+    listed_later(undecided)
+    assert_ended(undecided.agac("doctor", "--resubmit"))
+    undecided.finish("retrieve")
+    assert undecided.project.query("SELECT count(*) FROM row WHERE state = 1") == [(ROWS,)]
+    assert (undecided.account()["posts"], undecided.account()["duplicates"]) == (1, 0)
+    undecided.assert_clean()
+
+
+def test_an_orphan_that_a_human_gave_up_is_told_of_when_it_shows_up(undecided: BatchCase) -> None:
+    """Case 9c: paid twice, and known."""
+    assert_ended(undecided.agac("doctor", "--resubmit"))
+    undecided.finish("retrieve")
+    undecided.assert_whole(creates=2, twice=ROWS)
+    (orphan,) = set(listed_later(undecided)) - {
+        name for (name,) in undecided.project.query("SELECT provider_id FROM batch")
+    }
+    told = undecided.agac("doctor")
+    assert f"had it as {orphan}" in told.out, told.out
+
+
+def listed_later(case: BatchCase) -> list[str]:
+    """The batches at the provider, once its list shows all of them."""
+    case.advance(3600)
+    return [str(one["id"]) for one in told(case, "/v1/batches", None, "application/json")["data"]]
+
+
+@by_key_or_count
+def test_an_orphan_on_a_later_page_of_the_list_is_found(api: str, start: Start) -> None:
+    """Case 10: three newer batches, one on each page."""
+    case = start(api, {"kind": "batch_paged", "size": 1})
+    case.killed(CREATED, *RUN)
+    for _ in range(3):
+        foreign(case, api, requests=3)
+    assert_ended(case.run())
+    assert case.account()["created"] == 4
+    case.finish("retrieve")
+    assert case.account()["created"] == 4
+    assert case.account()["charged"] == ROWS + 9
+
+
+@pytest.mark.parametrize("ends", ["before it is looked for", "after it is looked for"])
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_a_foreign_batch_of_the_same_size_is_not_taken_for_an_orphan(first: str, ends: str, start: Start) -> None:
+    """Case 12: nothing but its results tells it from ours; it is left alone."""
+    case = start("anthropic", seconds=DAY_LONG)
+    theirs = foreign(case, "anthropic") if first == "theirs" else ""
+    case.killed(CREATED, *RUN)
+    theirs = theirs or foreign(case, "anthropic")
+    if ends == "after it is looked for":
+        assert_ended(case.run())
+        assert case.account()["posts"] == 2
+    case.advance(DAY_LONG)
+    case.finish("retrieve")
+    account = case.account()
+    assert (account["posts"], account["created"], account["cancelled"]) == (2, 2, 0)
+    assert account["charged"] == 2 * ROWS
+    assert state_of(case, "anthropic", theirs) == "ended"
+    assert [one["ok"] for one in case.project.envelopes()] == [True] * ROWS
+    case.assert_clean()
+
+
+@pytest.mark.parametrize("ends", ["at once", "later"])
+def test_a_foreign_batch_is_not_taken_for_one_that_was_never_created(ends: str, start: Start) -> None:
+    """Case 12: ours is not there at all. What is there is ours at most until its results are there."""
+    case = start("anthropic", seconds=DAY_LONG if ends == "later" else 0.0)
+    case.killed(NOT_CREATED, *RUN)
+    foreign(case, "anthropic")
+    for _ in range(4):
+        case.advance(DAY_LONG)
+        assert case.run().code == 0
+        if case.is_whole():
+            break
+    account = case.account()
+    assert (account["posts"], account["created"], account["cancelled"]) == (2, 2, 0)
+    assert account["charged"] == 2 * ROWS
+    case.assert_clean()
+
+
+@pytest.mark.parametrize("moment", [CREATED, NOT_CREATED])
+def test_a_batch_in_doubt_holds_back_others_that_could_be_taken_for_it(moment: str, start: Start) -> None:
+    """Case 12, both being ours: at most one create at a time is in doubt, so that what shows up is that one."""
+    case = start("anthropic", seconds=DAY_LONG)
+    case.project.workflow("other", stages=[{**STAGE, "prompt": "Other: ${text}"}], defaults=case.defaults)
+    case.killed(moment, *RUN)
+    posts = case.account()["posts"]
+    assert_ended(case.agac("run", "-a", "other"))
+    assert (case.account()["posts"], case.steps()) == (posts, ["CREATE_INTENT", "BUILT"])
+    assert_ended(case.run())
+    assert_ended(case.agac("run", "-a", "other"))
+    assert case.steps() == ["SUBMITTED", "SUBMITTED"]
+    case.advance(DAY_LONG)
+    for workflow in ("reviews", "other"):
+        assert_ended(case.agac("run", "-a", workflow))
+    account = case.account()
+    assert (account["posts"], account["charged"], account["duplicates"]) == (2, 2 * ROWS, 0)
+    case.assert_clean()
+
+
+@by_key
+def test_an_orphan_without_our_name_is_found_by_its_input(api: str, start: Start) -> None:
+    """Case 14: the server does not echo metadata."""
+    case = start(api, {"kind": "batch_no_metadata"})
+    case.killed(CREATED, *RUN)
+    case.finish("run")
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_polling_that_is_killed_again_and_again_writes_nothing(api: str, start: Start) -> None:
+    """Case 15."""
+    case = start(api, seconds=DAY_LONG)
+    case.submit()
+    before = case.project.query("SELECT state, attempt, provider_id, submitted_at FROM batch")
+    for moment in ("provider.look.before", "provider.look.after", "journal.seen.after"):
+        case.killed(moment, "batch", "retrieve")
+        assert case.retrieve().code == 75
+    assert case.project.query("SELECT state, attempt, provider_id, submitted_at FROM batch") == before
+    assert case.account()["calls"].get("list", 0) == 0
+    case.advance(DAY_LONG)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_an_orphan_of_another_key_is_a_humans_matter(api: str, start: Start) -> None:
+    """Case 34 (b), before the id was known: with another key the list proves nothing, so nothing is created."""
+    case = start(api, {"kind": "batch_list_lag", "seconds": 3600})
+    case.connect(api, api_key="${MY_KEY}")
+    assert case.agac(*RUN, kill=CREATED, env={"MY_KEY": "sk-first"}).code == -9
+    ran = case.run(env={"MY_KEY": "sk-other"})
+    assert (ran.code, case.steps()) == (75, ["NEEDS_HUMAN"]), f"{ran.out}{ran.err}"
+    assert "another key" in ran.out + ran.err
+    case.advance(3600)
+    assert case.agac("doctor", env={"MY_KEY": "sk-other"}).code == 75
+    assert case.account()["posts"] == 1
+    assert_ended(case.agac("doctor", env={"MY_KEY": "sk-first"}))
+    assert_ended(case.retrieve(env={"MY_KEY": "sk-first"}))
+    case.assert_whole()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@by_key_or_count
+def test_a_provider_that_falls_over_meanwhile_changes_nothing(
+    api: str, moment: str, forked: Commands, tmp_path: Path
+) -> None:
+    """The simulator is ended and started again over its state; ours is killed around its create."""
+    flags = ("--state", str(tmp_path / "state.db"), "--batch-seconds", str(DAY_LONG))
+    with ExitStack() as stack:
+        with simulator(*flags) as first:
+            case = BatchCase(tmp_path / "project", first, forked, api)
+            case.killed(f"provider.create.{moment}", *RUN)
+        assert case.steps() == ["CREATE_INTENT"]
+        port = first.base_url.removesuffix("/v1").rpartition(":")[2]
+        stack.enter_context(simulator(*flags, "--port", port))
+        assert_ended(case.run())
+        case.advance(DAY_LONG)
+        case.finish("retrieve")
+        case.assert_whole()
+
+
+@pytest.mark.parametrize("moment", [f"results._put.{when}:{n}" for n in (1, 2) for when in ("before", "after")])
+def test_results_that_are_half_taken_in_are_counted_once(moment: str, start: Start) -> None:
+    """Case 18, with more results than one commit takes: rows, calls, tokens and dollars."""
+    case = start("openai", rows=1100)
+    case.connect("openai", prices={"small": {"input": 1.0, "output": 10.0, "batch": 0.5}})
+    case.submit()
+    case.killed(moment, "batch", "retrieve")
+    case.finish("retrieve")
+    case.assert_whole()
+    account = case.account()
+    asked, answered = account["prompt_tokens"], account["completion_tokens"]
+    dollars = pytest.approx((asked * 1.0 + answered * 10.0) * 0.5 / 1e6)
+    summed = "SELECT count(*), sum(input_tokens), sum(output_tokens), sum(cost) FROM attempt"
+    assert case.project.query(summed) == [(1100, asked, answered, dollars)]
+    ((counts, cost),) = case.project.query("SELECT counts, cost FROM batch")
+    assert (json.loads(counts)["done"], cost) == (1100, dollars)
+
+
+@pytest.mark.parametrize("moment", ["before:1", "amid:1", "after:1", "before:2", "amid:2", "after:2"])
+def test_a_kill_between_the_two_files_of_results_loses_neither(moment: str, start: Start) -> None:
+    """Case 16, with answers and errors: three lines are refused for good."""
+    fault = {"kind": "batch_line_status", "status": 400, "lines": [2, 5, 9]}
+    case = start("openai", fault)
+    case.submit()
+    case.killed(f"provider.download.{moment}", "batch", "retrieve")
+    case.retrieve()
+    account = case.account()
+    assert (account["posts"], account["charged"], account["duplicates"]) == (1, 7, 0)
+    assert case.project.query("SELECT state, count(*) FROM row GROUP BY state ORDER BY state") == [(1, 7), (2, 3)]
+    case.assert_clean()
+
+
+def test_of_two_that_submit_at_once_one_works(start: Start) -> None:
+    """Case 39."""
+    case = start("openai")
+    both = [case.project.start(*RUN) for _ in range(2)]
+    codes = sorted(ended(process).code for process in both)
+    assert codes in ([0, 0], [0, 1])
+    case.finish("retrieve")
+    case.assert_whole()
+
+
+@by_key_or_count
+def test_one_that_slept_while_another_took_its_batch_over_writes_nothing(api: str, start: Start) -> None:
+    """Case 39: it wakes with the answer to its create, which the other has found and taken in long since."""
+    case = start(api)
+    sleeper = case.project.start(*RUN, env=asleep_at(f"{CREATED}:1"))
+    try:
+        asleep(sleeper)
+        with sqlite3.connect(case.project.root / ".agac/agac.db", timeout=60) as store:
+            store.execute("UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
+        store.close()
+        case.finish("run")
+        before = case.project.query("SELECT * FROM batch")
+        sleeper.send_signal(signal.SIGCONT)
+        ran = ended(sleeper)
+    finally:
+        if sleeper.poll() is None:
+            killed(sleeper)
+    assert ran.code == 1
+    assert "another process took over workflow 'reviews'" in ran.err
+    assert case.project.query("SELECT * FROM batch") == before
+    case.assert_whole()

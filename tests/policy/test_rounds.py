@@ -1,0 +1,145 @@
+"""What becomes of a task whose line brought no result, and which step of a batch's life may follow which."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.types import Fault, FaultKind
+from agac.engine.batch.rounds import Asked, Lack, Next, Then, after_check, after_fault, after_lack
+from agac.engine.batch.states import AT_PROVIDER, WAITING, BatchStep, may_follow
+from agac.spec.rounds import BatchRules
+
+LACKS: tuple[Lack, ...] = ("expired", "cancelled", "unanswered", "missing", "malformed")
+KINDS = {
+    "expired": ErrorType.TIMEOUT,
+    "cancelled": ErrorType.BATCH_LOST,
+    "unanswered": ErrorType.PROVIDER_ERROR,
+    "missing": ErrorType.BATCH_LOST,
+    "malformed": ErrorType.BATCH_LOST,
+}
+LAST = 3
+RETRIES = ("batch", "sync", "fail")
+
+
+def asked(round_: int = 1, models: int = 0, repairs: int = 0) -> Asked:
+    return Asked(round_, models, repairs)
+
+
+def rules(retry: str) -> BatchRules:
+    return BatchRules(retry=retry, max_rounds=LAST)  # type: ignore[arg-type]
+
+
+def expected(retry: str, round_: int, models: int) -> Then | None:
+    """Another round as the workflow says, while there is one; then the next model; then the task has failed."""
+    if retry != "fail" and round_ < LAST:
+        return "batch" if retry == "batch" else "sync"
+    return "fallback" if models else None
+
+
+@pytest.mark.parametrize(
+    ("retry", "round_", "models", "lack"), list(product(RETRIES, range(1, LAST + 2), (0, 1, 2), LACKS))
+)
+def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack: Lack) -> None:
+    found = after_lack(lack, asked(round_, models, repairs=5), rules(retry), "as it says")
+    assert found.then == expected(retry, round_, models)
+    assert found.error.type is KINDS[lack]
+    assert "as it says" in found.error.message
+    out_of_rounds = retry != "fail" and round_ >= LAST
+    assert (f"(after {round_} rounds)" in found.error.message) == out_of_rounds
+
+
+@pytest.mark.parametrize(("kind", "retry", "round_", "models"), list(product(FaultKind, RETRIES, (1, 2, LAST), (0, 1))))
+def test_a_line_that_holds_an_error(kind: FaultKind, retry: str, round_: int, models: int) -> None:
+    fault = Fault(kind, ErrorType.RATE_LIMITED, "slow down")
+    found = after_fault(fault, asked(round_, models), rules(retry))
+    may_pass = kind in (FaultKind.RETRY, FaultKind.PAUSE)
+    other = "fallback" if models else None
+    assert found.then == (expected(retry, round_, models) if may_pass else other)
+    assert found.error.type is ErrorType.RATE_LIMITED
+    assert found.error.message.startswith("slow down")
+
+
+@pytest.mark.parametrize(
+    ("type_", "retry", "models", "repairs"),
+    list(
+        product(
+            (ErrorType.SCHEMA_MISMATCH, ErrorType.REFUSED, ErrorType.TRUNCATED, ErrorType.FILTERED),
+            RETRIES,
+            (0, 1),
+            (0, 1, 2),
+        )
+    ),
+)
+def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, repairs: int) -> None:
+    error = RowError(type_, "not so")
+    found = after_check(error, asked(LAST, models, repairs), rules(retry))
+    quoted = type_ is ErrorType.SCHEMA_MISMATCH and repairs > 0 and retry != "fail"
+    other = "fallback" if models else None
+    assert found == Next("repair" if quoted else other, error)
+
+
+def test_one_round_is_said_in_the_singular() -> None:
+    found = after_lack("missing", asked(1), BatchRules(max_rounds=1))
+    assert found == Next(
+        None, RowError(ErrorType.BATCH_LOST, "the results of its batch do not hold it (after 1 round)")
+    )
+
+
+ENDS = {BatchStep.CLEANED, BatchStep.NOT_CREATED, BatchStep.REJECTED}
+ROAD = (
+    BatchStep.PLANNED,
+    BatchStep.BUILT,
+    BatchStep.UPLOAD_INTENT,
+    BatchStep.UPLOADED,
+    BatchStep.CREATE_INTENT,
+    BatchStep.SUBMITTED,
+    BatchStep.TERMINAL,
+    BatchStep.DOWNLOADED,
+    BatchStep.INGESTED,
+    BatchStep.CLEANED,
+)
+
+
+def test_the_road_is_gone_step_by_step() -> None:
+    assert all(may_follow(before, after) for before, after in pairwise(ROAD))
+    assert may_follow(BatchStep.BUILT, BatchStep.CREATE_INTENT)  # where requests go inline
+    jumps = {
+        (before, after)
+        for at, before in enumerate(ROAD)
+        for after in ROAD[at + 2 :]
+        if may_follow(before, after) and (before, after) != (BatchStep.BUILT, BatchStep.CREATE_INTENT)
+    }
+    assert jumps == set()
+
+
+def test_an_end_is_an_end() -> None:
+    assert not any(may_follow(end, step) for end in ENDS for step in BatchStep)
+    assert not any(may_follow(step, step) for step in BatchStep)
+
+
+def test_what_may_exist_is_never_declared_absent() -> None:
+    """From where a batch may exist and cost there is no way to `NOT_CREATED` but by proof or by a human."""
+    may_exist = {BatchStep.CREATE_INTENT, *AT_PROVIDER, BatchStep.INGESTED}
+    assert not any(may_follow(step, BatchStep.NOT_CREATED) for step in may_exist)
+    assert may_follow(BatchStep.NEEDS_HUMAN, BatchStep.NOT_CREATED)
+    assert may_follow(BatchStep.NEEDS_HUMAN, BatchStep.SUBMITTED)
+
+
+def test_what_was_taken_in_is_never_asked_for_again() -> None:
+    assert [step for step in BatchStep if may_follow(BatchStep.INGESTED, step)] == [BatchStep.CLEANED]
+
+
+def test_every_step_can_be_reached_and_all_but_the_ends_are_left() -> None:
+    reached = {after for before in BatchStep for after in BatchStep if may_follow(before, after)}
+    assert reached == set(BatchStep) - {BatchStep.PLANNED}
+    assert {step for step in BatchStep if not any(may_follow(step, after) for after in BatchStep)} == ENDS
+
+
+def test_where_a_batch_is() -> None:
+    assert not WAITING & AT_PROVIDER
+    assert WAITING | AT_PROVIDER | ENDS | {BatchStep.PLANNED, BatchStep.INGESTED, BatchStep.NEEDS_HUMAN} == set(
+        BatchStep
+    )

@@ -1,0 +1,83 @@
+"""The moments of a batch's life at which a process can be ended: before and after each step towards a provider, each
+commit in the store and each file on the disk.
+
+A moment is `WHERE.METHOD.before`, `.after`, or (downloads) `.amid`: what is there is cut in half then, as a kill in the
+middle of it leaves it. `provider` is whichever batch API is spoken, `journal` the steps in the store, `spool` the file
+that is submitted, `results` what is read into the store.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+OWNERS = {
+    "provider": [
+        ("agac.providers.openai_batch", "OpenAIBatches"),
+        ("agac.providers.anthropic_batch", "AnthropicBatches"),
+    ],
+    "journal": [("agac.engine.batch.journal", "Journal")],
+    "spool": [("agac.engine.batch.spool", "Spool")],
+    "results": [("agac.engine.batch.ingest", "Ingester")],
+}
+
+PROVIDER = ("upload", "uploaded", "create", "look", "download", "cancel", "delete")
+JOURNAL = (
+    "plan", "built", "step", "release", "reject", "uploaded", "intend", "defer", "submitted", "remark", "put_off",
+    "seen", "not_ours", "cancel", "downloaded", "ingested", "cleaned",
+)  # fmt: skip
+METHODS = {"provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("_lines", "_put")}
+
+Happens = Callable[[str], None]
+
+
+def is_moment(event: str) -> bool:
+    """Whether an event is one of these."""
+    return event.partition(".")[0] in OWNERS
+
+
+def tell(happens: Happens) -> None:
+    """Has every moment told to `happens`."""
+    for owner, classes in OWNERS.items():
+        for module, name in classes:
+            made = getattr(import_module(module), name)
+            for method in METHODS[owner]:
+                setattr(made, method, _telling(getattr(made, method), f"{owner}.{method}", happens))
+
+
+def _telling(method: Any, name: str, happens: Happens) -> Any:
+    if not inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        def plain(*arguments: Any, **options: Any) -> Any:
+            happens(f"{name}.before")
+            done = method(*arguments, **options)
+            happens(f"{name}.after")
+            return done
+
+        return plain
+
+    @functools.wraps(method)
+    async def waited(*arguments: Any, **options: Any) -> Any:
+        happens(f"{name}.before")
+        done = await method(*arguments, **options)
+        if name == "provider.download":
+            _halving(arguments[2], lambda: happens(f"{name}.amid"))
+        happens(f"{name}.after")
+        return done
+
+    return waited
+
+
+def _halving(path: Any, happens: Callable[[], None]) -> None:
+    """Tells of a moment at which only half of a file had come: if nobody dies of it, the file is whole again."""
+    whole = path.read_bytes() if path.exists() else b""
+    if not whole:
+        return
+    os.truncate(path, len(whole) // 2)
+    happens()
+    path.write_bytes(whole)
