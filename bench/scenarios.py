@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from batches import batches
 from figures import Figure
 from operators import operators
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
@@ -204,6 +205,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "simulator": simulation,
     "reading": reading,
     "operators": operators,
+    "batches": batches,
 }
 """Every scenario by the name that `--only` takes."""
 
