@@ -140,7 +140,7 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
     async def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agac.api.running.export_run", interrupted)
+    monkeypatch.setattr("agac.api.ending.export_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         project.run()
     monkeypatch.undo()
