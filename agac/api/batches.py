@@ -17,8 +17,8 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.engine.batch.states import BatchStep
 from agac.engine.summary import calls_of
 from agac.spec.root import find_project
-from agac.store import batchviews
-from agac.store.batchviews import BatchView
+from agac.store import batches
+from agac.store.batches import BatchView
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.history import workflows_run
 from agac.store.runs import counters, read_run
@@ -111,7 +111,7 @@ async def _again(database: Database, found: Sequence[BatchView]) -> list[BatchVi
     return [
         view
         for run in sorted(runs)
-        for view in await batchviews.batches(database, run=run, closed=True)
+        for view in await batches.batches(database, run=run, closed=True)
         if view.batch.id in wanted
     ]
 
@@ -120,17 +120,17 @@ async def chosen_batches(database: Database, named: str | None) -> list[BatchVie
     """The batch that is named by our number or the provider's id; without a name the open ones of the run that
     submitted last. Raises UsageError when there is none."""
     if named is not None:
-        found = await batchviews.batches(database, named=named, closed=True)
+        found = await batches.batches(database, named=named, closed=True)
         if not found:
             raise UsageError(
                 f"no batch {named!r} in this project",
                 remedy="Batches are named by their number or by the provider's id. `agac batch list --all` lists them.",
             )
         return found
-    run = await batchviews.last_submitting_run(database)
+    run = await batches.last_submitting_run(database)
     if run is None:
         raise nothing_submitted()
-    found = await batchviews.batches(database, run=run)
+    found = await batches.batches(database, run=run)
     if not found:
         raise await _nothing_open(database, run)
     return found
@@ -151,7 +151,7 @@ async def _nothing_open(database: Database, run: int) -> UsageError:
 
 
 async def _elsewhere(database: Database, runs: Sequence[int]) -> int:
-    counts = await batchviews.open_batches(database)
+    counts = await batches.open_batches(database)
     return sum(one.batches for run, one in counts.items() if run not in runs)
 
 
@@ -176,6 +176,6 @@ async def _list(root: Path, workflow: str | None, closed: bool) -> BatchReport:
             refuse_unknown(workflow, [*(await workflows_run(database) if database else []), *workflow_files(root)])
         if database is None:
             return BatchReport(root, time.time(), [])
-        found = await batchviews.batches(database, workflow=workflow, closed=closed)
+        found = await batches.batches(database, workflow=workflow, closed=closed)
         lines = await batch_lines(database, opened.providers if opened else {}, found)
     return BatchReport(root, time.time(), lines)

@@ -14,9 +14,8 @@ from agac.engine.summary import iso
 from agac.providers.batches import BatchState
 from agac.providers.provider import Provider
 from agac.spec.rounds import BatchRules
-from agac.store import batchviews
-from agac.store.batches import BatchRecord
-from agac.store.batchviews import CLOSED, BatchView, LaneTimes
+from agac.store import batches
+from agac.store.batches import CLOSED, BatchRecord, BatchView, LaneTimes
 from agac.store.db import Database
 from agac.store.runs import definition_of, manner_of, read_run
 
@@ -114,7 +113,7 @@ async def batch_lines(
         one = view.batch
         lane = (one.provider, one.account, one.model)
         if lane not in lanes:
-            lanes[lane] = await batchviews.lane_times(database, *lane)
+            lanes[lane] = await batches.lane_times(database, *lane)
         simulated = one.provider in providers and providers[one.provider].simulated
         line = _line(view, runs[one.run_id], lanes[lane], simulated, now)
         lines.append(replace(line, note=line.note or said.get(line.id)) if said else line)

@@ -23,9 +23,8 @@ from agac.engine.batch.doctor import Finding, adopt_as, look_again, look_at, res
 from agac.engine.batch.states import BatchStep
 from agac.engine.batch.tending import Tending, tending
 from agac.engine.work import Clocks
-from agac.store import batchviews
-from agac.store.batches import BatchRecord, read_batch
-from agac.store.batchviews import CLOSED, BatchView
+from agac.store import batches
+from agac.store.batches import CLOSED, BatchRecord, BatchView, read_batch
 from agac.store.db import Database, open_database
 
 PREFIX = "agac-"
@@ -72,10 +71,10 @@ async def _doctor(
         raise nothing_submitted()
     findings: list[Finding] = []
     async with open_database(path) as database:
-        views = await batchviews.batches(database, closed=True)
+        views = await batches.batches(database, closed=True)
         if adopt is not None or resubmit:
             findings.append(await _decided(opened, database, views, adopt, named))
-            views = await batchviews.batches(database, closed=True)
+            views = await batches.batches(database, closed=True)
         for workflow in dict.fromkeys(view.workflow for view in views):
             own = [view for view in views if view.workflow == workflow]
             try:
@@ -137,7 +136,7 @@ async def _stale(tended: Tending, records: Sequence[BatchRecord], *, clean: bool
 
 
 async def _stuck(opened: Project, database: Database) -> list[Finding]:
-    views = await batchviews.batches(database)
+    views = await batches.batches(database)
     lines = await batch_lines(database, opened.providers, views)
     records = {view.batch.id: view.batch for view in views}
     return [

@@ -23,10 +23,10 @@ from agac.engine.summary import cost_of, iso, summarise
 from agac.plan.plan import Plan
 from agac.providers.provider import Provider
 from agac.spec.workflow import Workflow
-from agac.store import batchviews, runs
+from agac.store import batches, runs
 from agac.store.batches import BatchRecord, read_batch, rows_in_batches
 from agac.store.db import Database
-from agac.store.made import made_counts
+from agac.store.rows import made_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,12 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
 async def batch_facts(database: Database, invocation: Invocation, providers: Mapping[str, Provider]) -> dict[str, Any]:
     """What the invocation did with batches, and which of its run's are open."""
     done, run = invocation.batches, invocation.run
-    views = await batchviews.batches(database, run=run, closed=True) if done.touched else []
+    views = await batches.batches(database, run=run, closed=True) if done.touched else []
     lines = await batch_lines(database, providers, views)
     submitted = [line for line in lines if line.id in done.submitted]
     waiting = [line for line in lines if line.waits is not None and line.open]
     records = [record for number in done.ingested if (record := await read_batch(database, number)) is not None]
-    summed = (await batchviews.open_batches(database)).get(run)
+    summed = (await batches.open_batches(database)).get(run)
     tries = [line.try_at for line in waiting if line.try_at is not None]
     return {
         "batches": [line.as_json() for line in submitted],
@@ -235,7 +235,7 @@ async def batch_facts(database: Database, invocation: Invocation, providers: Map
         "open_batches": summed.as_json() if summed is not None else None,
         "next_try_at": iso(min(tries, default=None)),
         "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,
-        "waits_for": [one._asdict() for one in await batchviews.awaited(database, run)] if done.touched else [],
+        "waits_for": [one._asdict() for one in await batches.awaited(database, run)] if done.touched else [],
         "tasks_held_back": invocation.held_back,
     }
 

@@ -23,7 +23,7 @@ from agac.spec.root import find_project
 from agac.spec.workflow import Overrides, Stage, Workflow
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
-from agac.store.made import made_counts, present
+from agac.store.rows import made_counts, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
 
 OURS = ("<svg ", "flowchart ")

@@ -22,7 +22,7 @@ from agac.api.reports import (
 from agac.engine.summary import calls_of, iso
 from agac.spec.root import find_project
 from agac.store import history
-from agac.store.batchviews import OpenBatches, open_batches
+from agac.store.batches import OpenBatches, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, row_counts
 

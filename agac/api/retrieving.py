@@ -28,9 +28,8 @@ from agac.engine.batch.tending import tending
 from agac.engine.run import Invocation
 from agac.engine.work import Clocks
 from agac.providers.provider import Provider
-from agac.store import batchviews, runs
-from agac.store.batches import unfinished_batches
-from agac.store.batchviews import BatchView
+from agac.store import batches, runs
+from agac.store.batches import BatchView, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
 
 
@@ -143,7 +142,7 @@ async def _taken(
     """What came of it, beside how the run stood before."""
     after = await runs.read_run(database, before.id)
     assert after is not None
-    views = await batchviews.batches(database, run=before.id)
+    views = await batches.batches(database, run=before.id)
     lines = [line.as_json() for line in await batch_lines(database, providers, views)]
     done = after.finished_at is not None
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
@@ -163,7 +162,7 @@ async def _chosen(database: Database, named: str | None) -> tuple[int, int | Non
     if named is not None:
         (view, *_) = await chosen_batches(database, named)
         return view.batch.run_id, view.batch.id
-    run = await batchviews.last_submitting_run(database)
+    run = await batches.last_submitting_run(database)
     if run is None:
         raise nothing_submitted()
     return run, None
@@ -173,7 +172,7 @@ async def _message(database: Database, run: int, *, moved: bool, done: bool) -> 
     """How it stands, in a sentence."""
     if done:
         return "all rows have an outcome"
-    summed = (await batchviews.open_batches(database)).get(run)
+    summed = (await batches.open_batches(database)).get(run)
     if summed is None:
         if await runs.input_read_at(database, run) is None:
             return "the input was not read to its end: `agac run` goes on with it"
@@ -309,4 +308,4 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
 
 async def _views(database: Database, views: Sequence[BatchView]) -> list[BatchView]:
     runs_of = sorted({view.batch.run_id for view in views})
-    return [view for run in runs_of for view in await batchviews.batches(database, run=run, closed=True)]
+    return [view for run in runs_of for view in await batches.batches(database, run=run, closed=True)]

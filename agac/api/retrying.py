@@ -27,7 +27,7 @@ from agac.spec.root import find_project
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import RowRecord
-from agac.store.retries import chosen_counts
+from agac.store.rows import chosen_counts
 
 
 @dataclass(frozen=True, slots=True)

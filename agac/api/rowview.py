@@ -16,7 +16,7 @@ from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
-from agac.store.batchviews import RowTask, tasks_of_row
+from agac.store.batches import RowTask, tasks_of_row
 from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State

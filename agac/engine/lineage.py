@@ -11,8 +11,7 @@ from agac.plan.prepare import Seeing, Sight, followed
 from agac.spec.levels import Makes
 from agac.spec.template import SKIPPED
 from agac.store.db import Database
-from agac.store.made import rows_of_keys
-from agac.store.rows import StageResult, results_of_rows
+from agac.store.rows import StageResult, results_of_rows, rows_of_keys
 
 
 class Replayed(Seeing, Protocol):

@@ -13,11 +13,9 @@ from agac.plan.recorded import model_of, recorded_stages
 from agac.plan.replicas import share
 from agac.store.batch import AGREEMENT, HOW
 from agac.store.db import Database
-from agac.store.exported import made_examples
-from agac.store.made import MadeCount, made_counts, present
-from agac.store.rows import ErrorExample, error_examples
+from agac.store.history import Timings, timings
+from agac.store.rows import ErrorExample, MadeCount, error_examples, made_counts, made_examples, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
-from agac.store.telemetry import Timings, timings
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
