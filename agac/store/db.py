@@ -267,11 +267,24 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
 
 
 def refuse_older(version: int, path: Path) -> None:
-    """Raises StoreOutdated for a schema that a writing command has to bring up to date first."""
+    """Raises StoreOutdated for a schema that a writing command has to bring up to date first, and for one that no
+    command of this version can."""
+    refuse_before_baseline(version, path)
     if version < migrations()[-1][0]:
         raise StoreOutdated(
             f"{path} was written by an older agac",
             remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
+        )
+
+
+def refuse_before_baseline(version: int, path: Path) -> None:
+    """Raises StoreOutdated for a schema that is older than the first migration of this version."""
+    baseline = migrations()[0][0]
+    if 0 < version < baseline:  # 0: nothing was written into it yet
+        raise StoreOutdated(
+            f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
+            remedy=f"run `agac run -a WORKFLOW` once with an agac that knows schema {baseline}, then upgrade again; "
+            f"or start with an empty store: mv {path} {path}.old",
         )
 
 
@@ -335,6 +348,7 @@ async def _version(connection: aiosqlite.Connection, path: Path) -> int:
 
 async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
     version = await _version(writer, path)
+    refuse_before_baseline(version, path)
     if version == 0:
         await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
         await writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
