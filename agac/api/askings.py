@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from agac.core.report import Moment, Report
 from agac.core.types import Outcome
-from agac.engine.summary import iso
 from agac.plan.recorded import RecordedStage
 from agac.spec.template import VARS
 from agac.store.history import PastAttempts, TaskRecord
@@ -16,17 +15,15 @@ TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(Report):
     """The last time that a task's run asked it before: with the `same` question, or with another one, and since when
     it is another: `because` says what is known of that."""
 
-    at: float
+    JSON_KEYS = ("asked_at=at", "same_question=same", "because")
+
+    at: Moment
     same: bool
     because: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"asked_at": iso(self.at), "same_question": self.same, "because": self.because}
 
 
 @dataclass(frozen=True, slots=True)

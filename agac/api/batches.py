@@ -14,6 +14,7 @@ from agac.api.project import Project, open_project
 from agac.api.reading import database_path, workflow_files
 from agac.api.reports import refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
+from agac.core.report import Report
 from agac.engine.batch.states import BatchStep
 from agac.engine.summary import calls_of
 from agac.spec.root import find_project
@@ -25,10 +26,12 @@ from agac.store.runs import counters, read_run
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(Report):
     """Batches, oldest first, and by run what all its calls cost that are in. `not_asked`: why the providers of some
     could not be asked, so that what is shown of those is what was known before. `now` is when it was made; `elsewhere`
     are open batches of other runs."""
+
+    JSON_KEYS = ("project", "batches", "runs", "not_asked", "open_elsewhere=elsewhere")
 
     project: Path
     now: float
@@ -37,15 +40,10 @@ class BatchReport:
     not_asked: list[str] = field(default_factory=list)
     elsewhere: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "project": str(self.project),
-            "batches": [line.as_json() for line in self.batches],
-            "runs": [{"run": run, "calls": calls} for run, calls in self.calls.items()],
-            "not_asked": self.not_asked,
-            "open_elsewhere": self.elsewhere,
-        }
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What the calls of each run took."""
+        return [{"run": run, "calls": calls} for run, calls in self.calls.items()]
 
 
 def batch_status(batch_id: str | int | None = None, *, project: Path | str | None = None) -> BatchReport:

@@ -17,6 +17,7 @@ from agac.api.project import Project
 from agac.api.reading import database_path
 from agac.api.retrieving import opened_project
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.report import Report
 from agac.core.types import Fault
 from agac.engine.batch.batches import tidy
 from agac.engine.batch.doctor import Finding, adopt_as, look_again, look_at, resubmit_as
@@ -32,15 +33,11 @@ PREFIX = "agac-"
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
+class DoctorReport(Report):
     """What was found: of each its `kind`, `batch`, `provider_id`, `message`, `remedy`, and whether it is `done`."""
 
     findings: list[dict[str, Any]]
     exit_code: ExitCode
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"findings": self.findings, "exit_code": int(self.exit_code)}
 
 
 def doctor(

@@ -18,8 +18,8 @@ from agac.api.relatives import is_list
 from agac.api.reports import find_rows, find_run
 from agac.api.rowview import in_batch
 from agac.core.keys import digest
+from agac.core.report import iso
 from agac.core.types import Message, Outcome, RowId
-from agac.engine.summary import iso
 from agac.plan.prepare import reuse_salt
 from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.spec.root import find_project

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.core.errors import UsageError
+from agac.core.report import iso, json_form
 from agac.core.types import Outcome, RowId
-from agac.engine.summary import calls_of, iso, summarise
+from agac.engine.summary import calls_of, summarise
 from agac.spec.suggest import did_you_mean, listed
 from agac.store import batches, history, runs
 from agac.store.db import Database
@@ -41,7 +42,7 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
     return {
         **summary,
         "state": state_of(record, last, open_batches),
-        "open_batches": open_batches.as_json() if open_batches else None,
+        "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
         "not_written": [
             name.removeprefix("to:") for name, stamp in record.exported_files.items() if stamp == runs.UNWRITTEN

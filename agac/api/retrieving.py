@@ -21,6 +21,7 @@ from agac.api.reports import go_on
 from agac.api.running import interruptible, walk_through, work_of
 from agac.api.watching import Watch
 from agac.core.errors import ExitCode, SpecError, UsageError, any_error
+from agac.core.report import Report
 from agac.engine.batch.batches import LONGEST_POLL, SHORTEST_POLL, tidy
 from agac.engine.batch.ending import end
 from agac.engine.batch.states import BatchStep
@@ -34,10 +35,12 @@ from agac.store.db import Database, open_database, open_for_reading
 
 
 @dataclass(frozen=True, slots=True)
-class RetrieveReport:
+class RetrieveReport(Report):
     """What was taken in. `ready`: anything was, or all is done; `ingested` says of each batch what its requests came
     to, `submitted` and `waiting` are batches of the stages that follow; `run` is how the run stands after it, `again`
     the command that tries its failed rows again."""
+
+    JSON_KEYS = ("ready", "message", "exit_code", "ingested", "submitted", "waiting", "batches", "run")
 
     ready: bool
     message: str
@@ -60,19 +63,6 @@ class RetrieveReport:
     def waiting(self) -> list[dict[str, Any]]:
         """The batches that could not be submitted yet."""
         return list(self.run.invocation["waiting_batches"]) if self.run else []
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "ready": self.ready,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-            "ingested": self.ingested,
-            "submitted": self.submitted,
-            "waiting": self.waiting,
-            "batches": self.batches,
-            "run": self.run.as_json() if self.run else None,
-        }
 
 
 def batch_retrieve(
@@ -183,22 +173,15 @@ async def _message(database: Database, run: int, *, moved: bool, done: bool) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class WaitReport:
+class WaitReport(Report):
     """How waiting ended: `ready` when all of them have ended at their providers."""
+
+    JSON_KEYS = ("ready", "message", "exit_code", "batches")
 
     ready: bool
     batches: list[dict[str, Any]]
     message: str
     exit_code: ExitCode
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "ready": self.ready,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-            "batches": self.batches,
-        }
 
 
 def batch_wait(
@@ -257,22 +240,13 @@ async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelReport:
+class CancelReport(Report):
     """Which batches were `asked` to end, and which had ended already and are `kept`."""
 
     asked: list[dict[str, Any]]
     kept: list[dict[str, Any]]
     message: str
     exit_code: ExitCode = ExitCode.DONE
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "asked": self.asked,
-            "kept": self.kept,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-        }
 
 
 def batch_cancel(batch_id: str | int | None = None, *, project: Path | str | None = None) -> CancelReport:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from agac.api.rebuilding import Rebuilt, rebuilt, walked
 from agac.api.relatives import STATES, is_list, relatives
 from agac.core.errors import ErrorType
+from agac.core.report import iso
 from agac.core.types import Message, Outcome
-from agac.engine.summary import iso
 from agac.engine.validate import complaint
 from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
+from agac.core.report import iso
 from agac.core.types import Outcome
 from agac.engine.quantiles import Histogram, merged, quantile
 from agac.plan.recorded import model_of, recorded_stages
@@ -52,13 +52,6 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             for example in sorted(examples, key=lambda e: -_failed(counts, e))
         ],
     }
-
-
-def iso(seconds: float | None) -> str | None:
-    """A stored time as people and machines read it: UTC, whole seconds."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _outcomes(counts: Iterable[Count]) -> Counter[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
+from agac.core.report import Report
 from agac.store.db import Database, fetch, select, select_one, transaction, translated
 from agac.store.sql import sql
 
@@ -301,13 +302,12 @@ class OpenBatches(NamedTuple):
     failed: int
     ready: int
 
-    def as_json(self) -> dict[str, int]:
-        """The value that `--json` prints."""
-        return self._asdict()
 
-
-class LaneTimes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaneTimes(Report):
     """How long a lane's batches took from submission to end, in seconds: half of them up to `p50`, 95 % up to `p95`."""
+
+    JSON_KEYS = ("batches", "p50_s=p50", "p95_s=p95")
 
     batches: int
     p50: float

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agac.cli.shown.layout import first_line, money, table
 from agac.cli.shown.submitted import Facts, dollars, name_of, sentence
 from agac.cli.shown.words import counted, duration, plain
-from agac.engine.summary import iso
+from agac.core.report import iso
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchReport
