@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LOCAL_HOPS = 20
 """More references in a row than this only go round in a circle."""
 
 
-def target(root: dict[str, Any], ref: str) -> Any:
+def target(root: Mapping[str, Any], ref: str) -> Any:
     """What a local reference points at, None when there is nothing."""
     found: Any = root
     for part in ref.removeprefix("#").split("/")[1:]:
@@ -52,7 +52,8 @@ def schemas_at(body: dict[str, Any], path: Iterable[str]) -> list[Any] | None:
     return at
 
 
-def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
+def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
+    """The schema itself in the place of a reference to it; None when that leads nowhere, outside, or round."""
     for _ in range(LOCAL_HOPS):
         if not isinstance(schema, dict):
             return None
@@ -64,7 +65,7 @@ def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
 
 def alternatives(root: dict[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]] | None:
     """The alternatives of a schema, references followed; None when they cannot be told."""
-    found = _resolved(root, schema)
+    found = resolved(root, schema)
     if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
         return None
     choices = found.get("anyOf") or found.get("oneOf")
