@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Commands, commands
+from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.project import ProjectFolder
 from support.server import Server, simulator
 
@@ -73,13 +73,6 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
     folder = ProjectFolder(tmp_path / "project")
     folder.configure(server.base_url)
     return folder
-
-
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """`agac` commands as processes of their own that start at once: for tests that take many of them."""
-    with commands(tmp_path_factory.mktemp("printed")) as started:
-        yield started
 
 
 @pytest.fixture

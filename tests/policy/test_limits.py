@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.virtual import loop_time, run_virtually
 
@@ -332,7 +332,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(most=st.integers(1, 40), rpm=st.sampled_from([None, 60, 6000]), tpm=st.sampled_from([None, 90_000]), steps=STEPS)
 def test_nobody_is_lost_and_no_bound_is_passed(most: int, rpm: int | None, tpm: int | None, steps: Any) -> None:
     """Whatever happens in whatever order: a pause is kept, a bound is a bound, in the end everyone has had a turn."""

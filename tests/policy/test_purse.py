@@ -6,8 +6,9 @@ import asyncio
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.engine.budget import Amount, Pot, Purse, RowBudgetExceeded
 from agac.engine.control import Control, Halted, Stop
@@ -32,7 +33,7 @@ def nothing_could_make_room(purse: Purse) -> None:
     assert purse.reached.lacks(purse.missed)
 
 
-@settings(max_examples=40, deadline=None)
+@campaign(test=15, soak=500)
 @given(
     seed=st.integers(0, 2**32),
     usd=st.one_of(st.none(), st.floats(0.5, 40)),

@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.simulator.asks import ApiError
 from agac.simulator.chat import PARAMETERS, read_ask
@@ -195,7 +196,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@campaign(test=60, soak=3000)
 def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bool, strict: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "strict": strict, "schema": schema}}
     body = more if whole else {**ask_body(), "response_format": form}
