@@ -17,6 +17,7 @@ import pytest
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.project import ProjectFolder
 from support.server import Server, simulator
+from support.virtual import run_virtually
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and what we start would inherit it: no Ctrl-C would ever come.
@@ -34,11 +35,12 @@ for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test may be a coroutine."""
+    """A test may be a coroutine, and its hours of waiting milliseconds (`virtual_time`)."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(pyfuncitem.obj(**arguments))
+    run = run_virtually if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**arguments))
     return True
 
 
