@@ -289,11 +289,11 @@ def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> 
     project.rows([{"id": "r-1", "text": "naïve 👍 …"}])
     project.write("agentcards/support.md", "---\n---\nBe kind 🙂.\n")
     project.workflow(stages=[{"name": "reply", "prompt": "${text}"}], output={"include_input": True})
-    assert project.agac("run", "-a", "reviews", "--model", "local/echo", env=PLAIN_LOCALE).code == 0
+    assert project.fresh_agac("run", "-a", "reviews", "--model", "local/echo", env=PLAIN_LOCALE).code == 0
     (envelope,) = project.envelopes()
     assert envelope["result"] == "naïve 👍 …"
     assert envelope["input"]["text"] == "naïve 👍 …"
-    ran = project.agac("card", "show", "support", env=PLAIN_LOCALE)
+    ran = project.fresh_agac("card", "show", "support", env=PLAIN_LOCALE)
     assert (ran.code, ran.out) == (0, "Be kind \\U0001f642.\n")
 
 

@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import Process, ended, kill_at, killed, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import campaign
 
 import agac
 from agac.core.errors import LeaseHeld, LeaseLost
@@ -487,7 +488,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@campaign(test=6, soak=100)
 @given(steps=st.lists(STEP, min_size=3, max_size=9))
 def test_whatever_was_done_before_the_newest_run_asks_nothing_after_it(
     steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory, server: Server

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import campaign
 
 Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
@@ -237,7 +238,7 @@ def test_any_value_is_the_same_in_prompt_store_and_output(
     base = tmp_path_factory.mktemp("values")
     numbers = iter(range(10**6))
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @campaign(test=10, soak=200)
     @given(st.lists(values, min_size=1, max_size=6))
     def holds(some: list[Any]) -> None:
         project = ProjectFolder(base / str(next(numbers)))

@@ -200,23 +200,19 @@ def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "none.yml" in caught.value.problems[1]
 
 
-def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
+async def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
     faults = tmp_path / "faults.json"
     faults.write_text('[{"kind": "hang"}]')
     request = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
-
-    async def scenario() -> None:
-        async with embedded_simulator(Settings(faults=faults)) as base_url:
-            host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
-            writer.write(head.encode() + request)
-            while not (await asyncio.to_thread(account, base_url))["faults"]:
-                pass
-        await reader.read()
-        writer.close()
-
-    asyncio.run(scenario())
+    async with embedded_simulator(Settings(faults=faults)) as base_url:
+        host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
+        writer.write(head.encode() + request)
+        while not (await asyncio.to_thread(account, base_url))["faults"]:
+            pass
+    await reader.read()
+    writer.close()
 
 
 def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +249,8 @@ def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "aiohttp.py").write_text("raise RuntimeError('the wrong one')")
     monkeypatch.chdir(tmp_path)
-
-    async def scenario() -> None:
-        async with embedded_simulator() as base_url:
-            assert (await asyncio.to_thread(account, base_url))["requests"] == 0
-
-    asyncio.run(scenario())
+    async with embedded_simulator() as base_url:
+        assert (await asyncio.to_thread(account, base_url))["requests"] == 0

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
+from support.soak import campaign
 
 from agac.simulator.asks import ApiError
 from agac.simulator.chat import read_ask
@@ -137,13 +138,13 @@ def reply_to(schema: Any, text: str = "It broke after 2 days", seed: int = 0) ->
 
 
 @given(POSSIBLE, st.text(max_size=60), st.integers(0, 3))
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@campaign(test=60, soak=4000)
 def test_every_schema_with_a_value_gets_one_that_conforms(schema: Any, text: str, seed: int) -> None:
     Draft202012Validator(schema).validate(reply_to(schema, text.encode(errors="replace").decode(), seed))
 
 
 @given(wild(), st.integers(0, 3))
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@campaign(test=40, soak=2000)
 def test_other_schemas_get_a_conforming_reply_or_a_refusal(schema: Any, seed: int) -> None:
     try:
         value = reply_to(schema, seed=seed)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.commands import KILLER
 from support.project import ProjectFolder, Ran
 from support.server import Server
 
-KILLER = str(Path(__file__).parent / "killed")
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting. No test expects anything to take nearly so long."""
 
