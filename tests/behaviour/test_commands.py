@@ -23,7 +23,7 @@ from support.server import Server
 
 from agac.simulator.rulesfile import ALL_KINDS
 
-HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "yaml")
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 
 

@@ -17,7 +17,8 @@ from test_pipes import COMMANDS
 from agac.cli.completion import COMPLETIONS
 from agac.core.errors import ErrorType
 
-HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "aiosqlite", "rich", "asyncio", "agac.engine")
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "aiosqlite", "rich", "asyncio")
+HEAVY += ("agac.engine",)
 
 
 def completed(project: ProjectFolder, *words: str, cwd: Path | None = None) -> list[str]:

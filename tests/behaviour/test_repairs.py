@@ -77,7 +77,7 @@ def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_of
         assert original == first["messages"]
         assert reply == {"role": "assistant", "content": bad(number)}
         assert complaint["role"] == "user"
-        assert f"'grade {number}' is not one of" in complaint["content"]
+        assert f'"grade {number}" is not one of' in complaint["content"]
         assert f"grade {number - 1}" not in json.dumps(body)
         assert {key: value for key, value in body.items() if key != "messages"} == {
             key: value for key, value in first.items() if key != "messages"
