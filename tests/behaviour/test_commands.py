@@ -21,7 +21,7 @@ from support.batchclient import BatchClient, rows
 from support.project import ProjectFolder, clean_environment, command
 from support.server import Server
 
-from agac.simulator.rulesfile import ALL_KINDS
+from agac.simulator.faults import FAULTS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
@@ -377,7 +377,7 @@ async def one_batch(root: str, lines: list[dict[str, Any]] | None) -> int:
 
 def test_simulate_names_every_kind_of_fault_in_its_help(project: ProjectFolder) -> None:
     told = " ".join(project.agac("simulate", "--help").out.split())
-    assert [kind for kind in ALL_KINDS if f" {kind}" not in told] == []
+    assert [kind for kind in FAULTS if f" {kind}" not in told] == []
 
 
 def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
 
-from agac.simulator.asks import ApiError
-from agac.simulator.chat import PARAMETERS, read_ask
-from agac.simulator.keywords import HINTS
-from agac.simulator.replies import Author
+from agac.simulator.openai import CHAT, CHAT_PARAMETERS
+from agac.simulator.replies import AnswerWriter, ApiError
+from agac.simulator.schema_compiler import HINTS
 
 USER: Any = [{"role": "user", "content": "The lamp broke after two days and the shop was rude about it"}]
 STRICT = {
@@ -172,13 +171,13 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
+@given(st.dictionaries(st.sampled_from(sorted(CHAT_PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
 @campaign(test=60, soak=3000)
 def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bool, strict: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "strict": strict, "schema": schema}}
     body = more if whole else {**ask_body(), "response_format": form}
     try:
-        answer = Author().answer(read_ask(json.dumps(body).encode(), 0))
+        answer = AnswerWriter().answer(CHAT.read(json.dumps(body).encode(), 0, {}))
     except ApiError as refusal:
         status = refusal.status
     else:

@@ -11,9 +11,7 @@ import aiohttp
 import pytest
 from support.batchclient import BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator.batches.meanings import MEANINGS
-from agac.simulator.batches.rules import KINDS, OPERATIONS
-from agac.simulator.rulesfile import parse_rules
+from agac.simulator.faults import FAULTS, OPERATIONS, SINGLE_PHASES, parse_rules
 from agac.simulator.settings import SimulatorError
 
 
@@ -437,8 +435,9 @@ async def test_texts_are_found_however_letters_are_written(served: Any) -> None:
 
 def test_every_kind_is_tested() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    assert list(KINDS) == list(MEANINGS)
-    assert [kind for kind in KINDS if f'"{kind}"' not in text] == []
+    kinds = [kind for kind, spec in FAULTS.items() if spec.phase not in SINGLE_PHASES]
+    assert all(FAULTS[kind].meaning for kind in FAULTS)
+    assert [kind for kind in kinds if f'"{kind}"' not in text] == []
 
 
 def test_all_that_is_wrong_with_rules_about_batches_is_said_at_once() -> None:

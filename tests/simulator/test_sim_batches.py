@@ -10,7 +10,8 @@ import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator.batches import checking, ending
+from agac.simulator import batch_formats
+from agac.simulator.batch_store import BatchStore
 
 
 async def test_the_sdk_uploads_creates_follows_and_downloads(served: Any, tmp_path: Path) -> None:
@@ -375,7 +376,7 @@ async def test_a_file_of_empty_lines_and_one_that_is_too_large_fail(
     async with served() as client:
         batch = await client.batches.run(b"\n \n")
         assert [error["code"] for error in batch["errors"]["data"]] == ["empty_file"]
-        monkeypatch.setattr(checking, "LARGEST", 100)
+        monkeypatch.setattr(batch_formats, "MAX_INPUT_BYTES", 100)
         batch = await client.batches.run(2)
         assert [error["code"] for error in batch["errors"]["data"]] == ["file_too_large"]
 
@@ -416,12 +417,14 @@ async def test_a_batch_whose_files_somebody_deleted_has_failed(served: Any, tmp_
 async def test_an_end_that_breaks_off_before_it_is_written_down_is_made_again(
     served: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> None:
-        monkeypatch.setattr(ending, "save", saved)
+    def broken(store: BatchStore, batch: Any) -> None:
+        if not batch.ended:
+            return saved(store, batch)
+        monkeypatch.setattr(BatchStore, "save", saved)
         raise OSError("the disk is full")
 
-    saved = ending.save
-    monkeypatch.setattr(ending, "save", broken)
+    saved = BatchStore.save
+    monkeypatch.setattr(BatchStore, "save", broken)
     lines = [line("a"), line("b"), line("c", question("x", temperature=9))]
     async with served(faults=faults) as client:
         created = await client.batches.create(lines)
@@ -429,7 +432,7 @@ async def test_an_end_that_breaks_off_before_it_is_written_down_is_made_again(
         async with client.session.get(url) as response:
             broke_off = response.status == 500
         batch = await client.batches.look(created)
-        assert ending.save is saved
+        assert BatchStore.save is saved
         assert broke_off or batch["status"] == "completed"
         assert statuses(await client.batches.results(batch)) == {"a": 200, "b": 200, "c": 400}
         assert (await client.batches.counted())["charged"] == 2

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.simulator.latency import Bucket, RateLimits, clock_text, parse_latency
+from agac.simulator.limits import Bucket, RateLimits, clock_text, parse_latency
 from agac.simulator.settings import Settings, SimulatorError
 
 
@@ -154,7 +154,20 @@ def test_settings_that_make_no_sense_are_said_at_once() -> None:
 def test_flags_carry_every_setting(tmp_path: Any) -> None:
     from agac.simulator.__main__ import parse_arguments
 
-    settings = Settings("localhost", 1, -2, "normal:1,2", 3, 4, 5, tmp_path / "f.yml", burst=6)
+    settings = Settings(
+        host="localhost",
+        port=1,
+        seed=-2,
+        latency="normal:1,2",
+        slots=3,
+        rpm=4,
+        tpm=5,
+        burst=6,
+        batch_seconds=0.25,
+        state=tmp_path / "s.db",
+        websocket=False,
+        faults=tmp_path / "f.yml",
+    )
     assert parse_arguments(settings.arguments())[0] == settings
     assert parse_arguments([])[0] == Settings()
     assert json.dumps(settings.arguments())

@@ -11,9 +11,8 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
-from agac.simulator.asks import Ask
-from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
-from agac.simulator.rulesfile import ALL_KINDS, load_rules, parse_rules
+from agac.simulator.faults import FAULTS, FaultPlan, FaultRule, load_rules, parse_rules
+from agac.simulator.replies import ModelCall
 from agac.simulator.settings import SimulatorError
 
 OPEN_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -54,7 +53,7 @@ async def test_error_faults_answer_in_the_providers_form(
 
 
 def test_every_error_kind_is_covered() -> None:
-    assert {rule["kind"] for rule, *_ in STATUSES} == ERROR_KINDS
+    assert {rule["kind"] for rule, *_ in STATUSES} == {kind for kind, spec in FAULTS.items() if spec.phase == "error"}
 
 
 @pytest.mark.parametrize(
@@ -260,8 +259,8 @@ def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
 
 
 def test_rate_is_drawn_anew_for_each_attempt() -> None:
-    plan = FaultPlan([Rule("server_error", rate=0.5)])
-    ask = Ask(model="m", messages=(("user", "same"),), digest=b"", prompt_tokens=1)
+    plan = FaultPlan([FaultRule("server_error", rate=0.5)])
+    ask = ModelCall(model="m", messages=(("user", "same"),), digest=b"", prompt_tokens=1)
     drawn = [plan.pick(number, ask) is None for number in range(200)]
     assert 60 < sum(drawn) < 140
 
@@ -289,12 +288,12 @@ def test_rules_are_read_from_yaml_and_json(tmp_path: Path) -> None:
     yaml_file = tmp_path / "faults.yml"
     yaml_file.write_text("faults:\n  - {kind: rate_limit, rate: 0.05, retry_after: 1.5}\n  - kind: cut\n    at: 3\n")
     assert load_rules(yaml_file) == [
-        Rule("rate_limit", rate=0.05, retry_after=1.5),
-        Rule("cut", at=frozenset({3})),
+        FaultRule("rate_limit", rate=0.05, values={"retry_after": 1.5}),
+        FaultRule("cut", at=frozenset({3})),
     ]
     json_file = tmp_path / "faults.json"
     json_file.write_text('\ufeff[{"kind": "hang", "first": 1}]')
-    assert load_rules(json_file) == [Rule("hang", first=1)]
+    assert load_rules(json_file) == [FaultRule("hang", first=1)]
     (tmp_path / "empty.yml").write_text("")
     assert load_rules(tmp_path / "empty.yml") == []
 
@@ -315,7 +314,7 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
     ]
     with pytest.raises(SimulatorError) as caught:
         parse_rules(rules, "f.yml")
-    known, selectors = ", ".join(ALL_KINDS), "rate, at, match, first, attempts, always"
+    known, selectors = ", ".join(FAULTS), "rate, at, match, first, attempts, always"
     assert caught.value.problems == [
         f"f.yml: faults[0]: unknown kind 'rate_limt'; did you mean 'rate_limit'?; known: {known}",
         f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",

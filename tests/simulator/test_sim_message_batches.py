@@ -10,8 +10,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from agac.simulator.batches import messagesapi
-from agac.simulator.batches.messagerequests import split
+from agac.simulator import batch_uploads
+from agac.simulator.batch_uploads import split_requests
 
 HEADERS = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 
@@ -204,7 +204,7 @@ async def test_bodies_that_anthropic_refuses_are_refused_at_once(served: Any, bo
 
 
 async def test_too_large_a_body_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messagesapi, "LARGEST", 1000)
+    monkeypatch.setattr(batch_uploads, "MAX_BODY_BYTES", 1000)
     async with served() as client:
         status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
         assert (status, data["error"]["type"]) == (413, "request_too_large")
@@ -231,7 +231,7 @@ def test_a_body_is_taken_apart_however_it_is_written(tmp_path: Any) -> None:
         json.dumps({"before": "requests", "requests": asked}, indent=1, ensure_ascii=False),
     ):
         body.write_text(written, encoding="utf-8")
-        assert split(body, lines) == 5000
+        assert split_requests(body, lines) == 5000
         assert [json.loads(one) for one in lines.read_bytes().split(b"\n")[:-1]] == asked
 
 
@@ -239,7 +239,7 @@ def test_one_long_request_is_read_whole(tmp_path: Any) -> None:
     asked = [{"custom_id": "a", "params": {"text": "x" * 5_000_000}}, {"custom_id": "b", "params": {"n": 1.5}}]
     body, lines = tmp_path / "body", tmp_path / "lines"
     body.write_text(json.dumps({"requests": asked}))
-    assert split(body, lines) == 2
+    assert split_requests(body, lines) == 2
     assert [json.loads(one) for one in lines.read_bytes().splitlines()] == asked
 
 

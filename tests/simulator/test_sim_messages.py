@@ -13,9 +13,8 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from agac.simulator.anthropicwire import error_object
-from agac.simulator.asks import ApiError
-from agac.simulator.messages import ask_of
+from agac.simulator.anthropic import message_error, read_message_request
+from agac.simulator.replies import ApiError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 OLD = {"anthropic-version": "2023-06-01"}
@@ -232,9 +231,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> None:
     asked = {name: value for name, value in {**body(), **change}.items() if value is not None}
     with pytest.raises(ApiError) as caught:
-        ask_of(asked, 0)
+        read_message_request(asked, 0)
     assert caught.value.message.startswith(words)
-    told = error_object(caught.value)
+    told = message_error(caught.value)
     assert (told["type"], told["error"]["type"], caught.value.status) == ("error", "invalid_request_error", 400)
 
 
@@ -252,7 +251,7 @@ def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> No
 def test_which_schemas_are_refused(node: dict[str, Any], words: str) -> None:
     schema = {"type": "object", "properties": {"a": node}, "required": ["a"], "additionalProperties": False}
     with pytest.raises(ApiError) as caught:
-        ask_of(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
+        read_message_request(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
     assert words in caught.value.message
 
 

@@ -13,9 +13,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from support.soak import campaign
 
-from agac.simulator.asks import ApiError
-from agac.simulator.chat import read_ask
-from agac.simulator.replies import Author
+from agac.simulator.openai import CHAT
+from agac.simulator.replies import AnswerWriter, ApiError
 
 NAMES = st.sampled_from(["sentiment", "reason", "score", "tags", "name", "rating", "x y", "é"])
 PATTERNS = [
@@ -133,7 +132,7 @@ def wild(draw: st.DrawFn) -> Any:
 def reply_to(schema: Any, text: str = "It broke after 2 days", seed: int = 0) -> Any:
     form = {"type": "json_schema", "json_schema": {"name": "result", "schema": schema}}
     body = {"model": "small", "messages": [{"role": "user", "content": text}], "response_format": form}
-    answer = Author().answer(read_ask(json.dumps(body).encode(), seed))
+    answer = AnswerWriter().answer(CHAT.read(json.dumps(body).encode(), seed, {}))
     assert answer.content is not None
     return json.loads(answer.content)
 

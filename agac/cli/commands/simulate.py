@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from agac.cli import garbage, render
 from agac.core.errors import AgacError, UsageError
+from agac.simulator.settings import Flag, Settings, SimulatorError, setting_flags
+
+PORT = 8088
+"""The port without `--port`."""
 
 
 class WithKinds(click.Command):
@@ -16,82 +22,52 @@ class WithKinds(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The kinds, from where they are read."""
-        from agac.simulator.rulesfile import ALL_KINDS
+        from agac.simulator.faults import FAULTS
 
         with formatter.section("Kinds of faults (what each does: the guide's page on the simulator)"):
-            formatter.write_text(text=", ".join(ALL_KINDS))
+            formatter.write_text(text=", ".join(FAULTS))
+
+
+def setting_options(function: Callable[..., None]) -> Callable[..., None]:
+    """An option for each setting of the simulator, as it is declared there."""
+    for name, flag, default in reversed([*setting_flags()]):
+        if flag.public:
+            default = PORT if name == "port" else default
+            function = _option(name, flag, default)(function)
+    return function
+
+
+def _option(name: str, flag: Flag, default: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    if flag.kind is bool:
+        return click.option(f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help)
+    kind: Any = flag.kind
+    if kind is Path:
+        kind = click.Path(path_type=Path, dir_okay=False)
+    elif flag.least is not None:
+        kind = (click.IntRange if kind is int else click.FloatRange)(flag.least, flag.most)
+    shown = default is not None
+    return click.option(
+        f"--{flag.name}", name, type=kind, metavar=flag.metavar, default=default, show_default=shown, help=flag.help
+    )
 
 
 @click.command(
-    cls=WithKinds, help="Serve a simulated provider on this machine, until Ctrl-C. GET /account says what it was asked."
+    cls=WithKinds,
+    help="Serve a simulated provider on this machine, until Ctrl-C. GET /account reports its requests and charges.",
 )
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", default=8088, show_default=True, help="Port; 0: any free one."
-)
-@click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="The same seed and request give the same reply."
-)
-@click.option(
-    "--latency",
-    metavar="SECONDS",
-    default="0",
-    show_default=True,
-    help="Seconds, or normal:M,SD lognormal:M,S uniform:A,B.",
-)
-@click.option("--slots", type=click.IntRange(1), metavar="N", help="Requests served at once; the others wait.")
-@click.option("--rpm", type=click.IntRange(1), metavar="N", help="Requests a minute before 429.")
-@click.option("--tpm", type=click.IntRange(1), metavar="N", help="Tokens a minute before 429.")
-@click.option(
-    "--burst", type=click.IntRange(1), metavar="N", help="Requests that may come at once; a minute's worth by default."
-)
-@click.option(
-    "--batch-seconds", type=click.FloatRange(0), metavar="S", default=0.0, show_default=True,
-    help="A batch takes so long from its creation; 0: no time at all.",
-)  # fmt: skip
-@click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="Keep batches and files here, for the next time."
-)
-@click.option("--no-websocket", is_flag=True, help="Accept no WebSockets, as a server that speaks HTTP alone.")
-@click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
-@click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
-def command(
-    port: int,
-    seed: int,
-    latency: str,
-    slots: int | None,
-    rpm: int | None,
-    tpm: int | None,
-    burst: int | None,
-    batch_seconds: float,
-    state: Path | None,
-    no_websocket: bool,
-    faults: Path | None,
-    as_json: bool,
-) -> None:
+@setting_options
+@click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
+def command(as_json: bool, **settings: Any) -> None:
     """Loopback only."""
     from agac.simulator.server import run_simulator
-    from agac.simulator.settings import Settings, SimulatorError
 
     def ready(base_url: str) -> None:
         text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
         render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
-    settings = Settings(
-        port=port,
-        seed=seed,
-        latency=latency,
-        slots=slots,
-        rpm=rpm,
-        tpm=tpm,
-        burst=burst,
-        batch_seconds=batch_seconds,
-        state=state,
-        faults=faults,
-        websocket=not no_websocket,
-    )
     garbage.from_here_on()
     try:
-        run_simulator(settings, ready)
+        run_simulator(Settings(**settings), ready)
     except SimulatorError as error:
         kind = UsageError if error.exit_code == 2 else AgacError
         raise kind("; ".join(error.problems)) from error

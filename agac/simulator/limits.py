@@ -1,4 +1,4 @@
-"""Time and capacity: how long a reply takes, and how much may be asked in a minute."""
+"""Time and capacity: how long a reply takes, and how many requests and tokens a minute may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from agac.simulator.settings import SimulatorError
+from agac.simulator.settings import LIMIT_REMEDY, SimulatorError
 
 FORMS = "seconds (0.5), normal:MEAN,SD, lognormal:MEDIAN,SIGMA or uniform:LOW,HIGH"
 LONGEST = 3600.0
@@ -52,8 +52,8 @@ def parse_latency(text: str) -> Latency:
 
 @dataclass(slots=True)
 class Bucket:
-    """So many units a minute, refilled evenly; `size` of them, a full minute's worth by default, may be taken at once.
-    `now` is in seconds."""
+    """`per_minute` units a minute, refilled evenly; `size` of them, by default a full minute's worth, may be taken at
+    once. `now` is in seconds."""
 
     per_minute: int
     size: int = 0
@@ -65,7 +65,7 @@ class Bucket:
         self.level = float(self.size)
 
     def refill(self, now: float) -> None:
-        """Adds what has dripped in since the last look."""
+        """Adds what has come back since the last call."""
         if self.filled_at is not None:
             gained = max(0.0, now - self.filled_at) * self.per_minute / 60
             self.level = min(float(self.size), self.level + gained)
@@ -127,7 +127,7 @@ class RateLimits:
                 bucket.level -= amount
         return None
 
-    def told(self, now: float) -> Iterator[tuple[str, int, int, float]]:
+    def levels(self, now: float) -> Iterator[tuple[str, int, int, float]]:
         """Of each limit: its unit, how many a minute, how many are left, and seconds until all of them are."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -135,13 +135,13 @@ class RateLimits:
                 yield unit, bucket.per_minute, bucket.remaining, bucket.reset
 
     def headers(self, now: float) -> dict[str, str]:
-        """The headers in which OpenAI tells of limits; empty when there are none."""
-        told = {}
-        for unit, limit, remaining, reset in self.told(now):
-            told[f"x-ratelimit-limit-{unit}"] = str(limit)
-            told[f"x-ratelimit-remaining-{unit}"] = str(remaining)
-            told[f"x-ratelimit-reset-{unit}"] = clock_text(reset)
-        return told
+        """OpenAI's headers about limits; empty when there are none."""
+        headers = {}
+        for unit, limit, remaining, reset in self.levels(now):
+            headers[f"x-ratelimit-limit-{unit}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
+            headers[f"x-ratelimit-reset-{unit}"] = clock_text(reset)
+        return headers
 
 
 LIMITS = ("rpm", "tpm", "burst")
@@ -150,19 +150,19 @@ LIMITS = ("rpm", "tpm", "burst")
 def read_limits(body: bytes) -> RateLimits:
     """Limits from a JSON object such as `{"rpm": 600}`; raises SimulatorError with all that is wrong."""
     try:
-        asked = json.loads(body)
+        given = json.loads(body)
     except ValueError:
-        asked = None
-    if not isinstance(asked, dict):
+        given = None
+    if not isinstance(given, dict):
         raise SimulatorError(['limits are a JSON object such as {"rpm": 600, "tpm": 90000, "burst": 10}; {} lifts all'])
-    problems = [f"{name!r} is no limit; known: {', '.join(LIMITS)}" for name in asked if name not in LIMITS]
+    problems = [f"{name!r} is no limit; known: {', '.join(LIMITS)}" for name in given if name not in LIMITS]
     for name in LIMITS:
-        value = asked.get(name)
+        value = given.get(name)
         if value is not None and (type(value) is not int or value < 1):
-            problems.append(f"{name} is {value!r}; use 1 or more, or leave it out for no limit")
+            problems.append(f"{name} is {value!r}; {LIMIT_REMEDY}")
     if problems:
         raise SimulatorError(problems)
-    return RateLimits.of(*(asked.get(name) for name in LIMITS))
+    return RateLimits.of(*(given.get(name) for name in LIMITS))
 
 
 def clock_text(seconds: float) -> str:
