@@ -68,7 +68,7 @@ def test_the_same_command_again_submits_nothing(project: BatchProject, server: S
     for _ in range(3):
         again = project.agac("run", "-a", "reviews")
         assert again.code == 0
-        assert "Nothing is finished yet." in again.out
+        assert "No row is finished yet." in again.out
     assert runs_of(project) == [(1, "SUBMITTED", 10)]
     project.to_the_end(seconds=SECONDS)
     project.assert_as_sync(server)

@@ -14,7 +14,7 @@ from support.project import ProjectFolder, clean_environment, command
 from support.terminals import on_pty
 
 from agac.cli.main import cli
-from agac.cli.shown.layout import table
+from agac.cli.terminal import table
 
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 LONG = "a_stage_with_a_name_that_is_much_longer_than_anybody_would_want_it_to_be_on_a_terminal_of_eighty_columns"

@@ -16,8 +16,8 @@ from typing import Any
 
 LOADED = (
     "anthropic", "openai", "httpx2", "agac.api.doctoring", "agac.api.retrieving", "agac.api.running",
-    "agac.cli.commands.batch", "agac.cli.commands.doctor", "agac.cli.commands.run", "agac.cli.main",
-    "agac.cli.progress", "agac.cli.render", "agac.providers.anthropic_batch", "agac.providers.openai_batch",
+    "agac.cli.batch", "agac.cli.main", "agac.cli.run",
+    "agac.cli.progress", "agac.cli.terminal", "agac.providers.anthropic_batch", "agac.providers.openai_batch",
 )  # fmt: skip
 
 PATIENCE = 90

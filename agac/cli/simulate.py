@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from agac.cli import garbage, render
+from agac.cli.main import enable_gc
+from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, UsageError
 
 
@@ -54,7 +55,7 @@ class WithKinds(click.Command):
 @click.option("--no-websocket", is_flag=True, help="Accept no WebSockets, as a server that speaks HTTP alone.")
 @click.option("--faults", type=click.Path(path_type=Path), help="File of faults to inject (YAML or JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one line of JSON.")
-def command(
+def simulate(
     port: int,
     seed: int,
     latency: str,
@@ -74,7 +75,7 @@ def command(
 
     def ready(base_url: str) -> None:
         text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
-        render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+        print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
     settings = Settings(
         port=port,
@@ -89,7 +90,7 @@ def command(
         faults=faults,
         websocket=not no_websocket,
     )
-    garbage.from_here_on()
+    enable_gc()
     try:
         run_simulator(settings, ready)
     except SimulatorError as error:
