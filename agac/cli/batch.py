@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agac.api.doctoring import DoctorReport
     from agac.api.retrieving import CancelReport, WaitReport
 
-# commands ------------------------------------------------------------------------------------------------------------
-
 
 @click.group(
     help="Follow batches, retrieve their results, cancel them. ID is agac's number of a batch, or the provider's id."
@@ -162,8 +160,6 @@ def doctor(
     print_report(report, lambda: doctor_lines(report), as_json=as_json)
     return report.exit_code
 
-
-# batches as `agac batch` shows them ----------------------------------------------------------------------------------
 
 STEP_WORDS = {"NEEDS_HUMAN": "needs a decision", "NOT_CREATED": "not created", "REJECTED": "failed"}
 """The status of a batch by its step, where that says more than the provider's last status."""
@@ -348,8 +344,6 @@ def doctor_lines(report: DoctorReport) -> list[str]:
         lines += [f"  {plain(finding['remedy'])}"] if finding["remedy"] else []
     return lines
 
-
-# batches of an invocation --------------------------------------------------------------------------------------------
 
 BatchFacts = Mapping[str, Any]
 """A batch as `BatchLine.as_json` gives it, or some of that; the facts of an invocation; a summary."""

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from agac.store.select import QueryAnswer
     from agac.store.views import View
 
-# commands ------------------------------------------------------------------------------------------------------------
-
 
 @click.command(
     help="Show a run (RUN: its number, or `last`), or one of its rows by id: every stage, attempt, prompt, reply, "
@@ -110,9 +108,6 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
         say(f"Only the first {limit:,}: there are more.")
 
 
-# a run ---------------------------------------------------------------------------------------------------------------
-
-
 def inspect_lines(report: InspectReport) -> list[str]:
     """A run or its rows. Text of models and inputs is shown with escapes for control characters."""
     lines = _run(report.run) if report.rows is None else _rows(report.run, report.rows)
@@ -172,9 +167,6 @@ def row_command(run: int, row_id: str | int) -> str:
     """The command that shows a row. An id that begins like a flag comes after `--`."""
     words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
     return shlex.join(["agac", "inspect", str(run), *words])
-
-
-# a row ---------------------------------------------------------------------------------------------------------------
 
 
 def _rows(run: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -390,9 +382,6 @@ def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# why a task was run --------------------------------------------------------------------------------------------------
-
-
 def why_lines(report: WhyReport) -> Iterator[str]:
     """The whole report."""
     yield f"{report.workflow}, run {report.now.run}, row {report.row_id!r}, stage {report.stage}"
@@ -501,8 +490,6 @@ def _differences(report: WhyReport) -> Iterator[str]:
         else:
             yield f"  {one['what']}: {plain(_compact(one['before']))} → {plain(_compact(one['now']))}"
 
-
-# queries -------------------------------------------------------------------------------------------------------------
 
 BLOCK_ROWS = 1_000
 """Rows from which a table takes the widths of its columns; no more are kept in memory."""

@@ -53,8 +53,6 @@ COMMANDS = {
 }
 """Every command: its module, imported when it is used, and its line in `agac --help`."""
 
-# flags ---------------------------------------------------------------------------------------------------------------
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -200,9 +198,6 @@ def refuse_repeated(ctx: click.Context, command: click.Command, words: list[str]
             raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
 
 
-# the group -----------------------------------------------------------------------------------------------------------
-
-
 class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
 
@@ -292,9 +287,6 @@ def cli(
     ctx.obj = Globals(project_dir, quiet)
 
 
-# the log -------------------------------------------------------------------------------------------------------------
-
-
 class TextLines(logging.Formatter):
     """One line per record; a record of a call has its request and reply below, without control characters."""
 
@@ -348,8 +340,6 @@ def start_logging(level: str, file: Path | None, log_format: LogFormat) -> None:
     logger.addHandler(handler)
 
 
-# Python's garbage collector ------------------------------------------------------------------------------------------
-
 COLLECT_AFTER = 20_000
 """New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
 
@@ -368,9 +358,6 @@ def _gc_before_exit() -> None:
         gc.unfreeze()
     else:
         gc.freeze()
-
-
-# the error boundary --------------------------------------------------------------------------------------------------
 
 
 def main() -> NoReturn:
@@ -459,8 +446,6 @@ def _not_text() -> UsageError:
         remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
     )
 
-
-# mistakes on the command line ----------------------------------------------------------------------------------------
 
 EXAMPLES = {
     "agac why": "last r-1 classify",

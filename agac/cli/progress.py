@@ -30,8 +30,6 @@ TICK_SECONDS = 0.125
 LOG_CHECK_SECONDS = 1.0
 """Between two checks whether plain lines are due."""
 
-# when and where ------------------------------------------------------------------------------------------------------
-
 
 def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
     """A watcher for `api.run`; None for a quiet command."""
@@ -52,10 +50,10 @@ async def on_terminal(watched: Watched) -> None:
     live = live_lines(stream)
     painted: tuple[os.terminal_size, list[str]] | None = None
     try:
-        with _on_resize() as resized, _on_stop(live, resized):
+        with _on_stop(live):
             _say_warnings(watched)
             while True:
-                await _next_tick(resized)
+                await asyncio.sleep(TICK_SECONDS)
                 if not in_foreground(stream):
                     live.stop()
                     continue
@@ -126,8 +124,6 @@ class ObservedRun:
             self._counting.start()
 
 
-# speed and schedule --------------------------------------------------------------------------------------------------
-
 RATE_SECONDS = 20.0
 """The rate is that of the last 20 s: it follows a lane that slows down, and does not jump with every reply."""
 
@@ -195,8 +191,6 @@ class LogSchedule:
         self._last, self._share = now, share or 0.0
         return True
 
-
-# the lines -----------------------------------------------------------------------------------------------------------
 
 BAR = 10
 WIDE_BAR = 20
@@ -338,8 +332,6 @@ def _notes(snapshot: Snapshot, layout: Layout) -> list[str]:
     return notes
 
 
-# the terminal --------------------------------------------------------------------------------------------------------
-
 TO_LINE_END, TO_SCREEN_END, UP = "\x1b[K", "\x1b[J", "\x1b[{}A"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 """Around the lines: a terminal may be narrower already than it reports, and then cuts lines off instead of wrapping
@@ -399,7 +391,7 @@ def in_foreground(stream: TextIO) -> bool:
 
 
 @contextmanager
-def _on_stop(live: Live, resized: asyncio.Event) -> Iterator[None]:
+def _on_stop(live: Live) -> Iterator[None]:
     """Ctrl-Z restores the terminal before the process stops; after `fg` the lines are painted again."""
     loop, stop = asyncio.get_running_loop(), getattr(signal, "SIGTSTP", None)
     if stop is None or signal.getsignal(stop) is not signal.SIG_DFL:
@@ -412,37 +404,10 @@ def _on_stop(live: Live, resized: asyncio.Event) -> Iterator[None]:
         signal.raise_signal(stop)  # with its own meaning: the process stops here until it is continued
         loop.add_signal_handler(stop, pause)
 
-    def resume() -> None:
-        live.stop()  # also after a stop by SIGSTOP, which has no handler
-        resized.set()
-
     loop.add_signal_handler(stop, pause)
-    loop.add_signal_handler(signal.SIGCONT, resume)
+    loop.add_signal_handler(signal.SIGCONT, live.stop)  # also after SIGSTOP, which has no handler
     try:
         yield
     finally:
         loop.remove_signal_handler(stop)
         loop.remove_signal_handler(signal.SIGCONT)
-
-
-@contextmanager
-def _on_resize() -> Iterator[asyncio.Event]:
-    """An event that is set when the terminal is resized. Without such a signal, the next tick notices it."""
-    resized, loop = asyncio.Event(), asyncio.get_running_loop()
-    number = getattr(signal, "SIGWINCH", None)
-    with suppress(NotImplementedError, RuntimeError, ValueError):
-        if number is not None:
-            loop.add_signal_handler(number, resized.set)
-    try:
-        yield resized
-    finally:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            if number is not None:
-                loop.remove_signal_handler(number)
-
-
-async def _next_tick(resized: asyncio.Event) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(TICK_SECONDS):
-            await resized.wait()
-    resized.clear()

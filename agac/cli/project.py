@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from agac.api.showing import CardReport
     from agac.core.types import JSONValue
 
-# init, validate, version ---------------------------------------------------------------------------------------------
-
 
 @click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
@@ -96,9 +94,6 @@ def version(as_json: bool) -> None:
         print_json(value)
     else:
         print_text(f"agac {value['agac']} (Python {value['python']})")
-
-
-# data ----------------------------------------------------------------------------------------------------------------
 
 
 @click.command(
@@ -183,9 +178,6 @@ def _text(value: JSONValue) -> str:
     return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-# card, schema --------------------------------------------------------------------------------------------------------
-
-
 @click.group(help="Show AgentCards.")
 def card() -> None:
     """Has one subcommand so far."""
@@ -253,9 +245,6 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
     yield f"# yaml-language-server: $schema={'../' * patterns[0].count('/')}{path}"
 
 
-# graph ---------------------------------------------------------------------------------------------------------------
-
-
 @click.command(
     help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
     "pipe; see --mermaid and --output."
@@ -315,9 +304,6 @@ def mermaid_warning(report: GraphReport, text: str) -> str | None:
         f"lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and maxTextSize say otherwise; "
         "the SVG has no such limit"
     )
-
-
-# export, gc, backup --------------------------------------------------------------------------------------------------
 
 
 @click.command(help="Write a run's output files again, from the store.")

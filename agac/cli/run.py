@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 Summary = Mapping[str, Any]
 """The summary of a run, as `summary.json` has it, or one run of `agac status`."""
 
-# commands ------------------------------------------------------------------------------------------------------------
-
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
 @click.option(
@@ -204,9 +202,6 @@ def retry_lines(found: api.RetryChoice) -> list[str]:
     return [*lines, f"Calls: at least {found.calls_at_least:,}"]
 
 
-# the end of a run ----------------------------------------------------------------------------------------------------
-
-
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
     """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were selected."""
     _say_how_it_ended(report, command)
@@ -263,9 +258,6 @@ def _say_how_it_ended(report: RunReport, command: str) -> None:
         if last := report.invocation["waiting_for"]:
             say(f"  The last call brought no answer: {first_line(last['message'])}")
         say(f"  Resume with: {command}")
-
-
-# the summary ---------------------------------------------------------------------------------------------------------
 
 
 def summary_lines(
@@ -384,9 +376,6 @@ def replaced_lines(report: RunReport) -> Iterator[str]:
         yield f"{names} {'was' if one else 'were'} edited since the last run; the edits were overwritten"
 
 
-# rows that wait for stages that were not selected --------------------------------------------------------------------
-
-
 def _rows_not_selected(summary: Summary, invocation: Summary, scope: Scope | None) -> int:
     """How many rows are open because a stage was not selected; others wait for batches."""
     if scope is not None and all(scope.may_ask(stage["name"]) for stage in summary["stages"]):
@@ -413,8 +402,6 @@ def _unselected_stages(summary: Summary, scope: Scope) -> Iterator[str]:
             yield stage["name"]
         come = through
 
-
-# failed rows ---------------------------------------------------------------------------------------------------------
 
 ADVICE: dict[str, str] = {
     ErrorType.RATE_LIMITED: "Give the provider limits in agac.yml, as limits: {rpm: 60}, or lower --concurrency.",
@@ -531,9 +518,6 @@ def _by_input(errors: Iterable[Summary]) -> int:
 def _by_budget(errors: Iterable[Summary]) -> int:
     """Rows that may not spend more."""
     return sum(e["rows"] for e in errors if e["type"] == ErrorType.BUDGET_EXCEEDED)
-
-
-# limits --------------------------------------------------------------------------------------------------------------
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agac.api.looking import RunsReport
     from agac.api.reading import StatusReport
 
-# commands ------------------------------------------------------------------------------------------------------------
-
 
 @click.command(
     help="Show the newest runs, or one run (RUN: its number, or `last`) in full: rows done and failed, cost, next step."
@@ -62,9 +60,6 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
     """Reads the store only."""
     report = api.runs(workflow, newest=newest, project=settings.project_dir)
     print_report(report, lambda: runs_lines(report, workflow), as_json=as_json)
-
-
-# all runs ------------------------------------------------------------------------------------------------------------
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
@@ -112,9 +107,6 @@ def changes_of(run: dict[str, Any]) -> str:
     else:
         words += [plain(change).replace("\n", " ") for change in run["changes"]] or ["same workflow"]
     return "; ".join(words)
-
-
-# one run -------------------------------------------------------------------------------------------------------------
 
 
 def run_status_lines(report: StatusReport) -> Iterator[str]:
@@ -199,9 +191,6 @@ def _invocation(invocation: dict[str, Any]) -> list[object]:
         result = INVOCATION_RESULTS.get(invocation["exit_code"], f"exit code {invocation['exit_code']}")
     counts = [invocation.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
     return [invocation["number"], invocation["started_at"], invocation["ended_at"] or "-", result, *counts]
-
-
-# what to do next -----------------------------------------------------------------------------------------------------
 
 
 def _failed(run: dict[str, Any]) -> int:

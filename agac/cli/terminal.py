@@ -24,8 +24,6 @@ import click
 
 from agac.core.errors import Problem
 
-# text of others ------------------------------------------------------------------------------------------------------
-
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
     "\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"  # hidden line ends, and characters that turn the direction
@@ -117,8 +115,6 @@ def sentence(text: str) -> str:
     """A message with a capital letter, on a line of its own."""
     return plain(text[:1].upper() + text[1:])
 
-
-# counts, sizes, times, money -----------------------------------------------------------------------------------------
 
 ROW_OUTCOMES = ("done", "skipped", "failed", "dropped", "open")
 TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
@@ -215,9 +211,6 @@ def cost_of(calls: Mapping[str, Any]) -> str:
     return f"{cost} and {unpriced}" if calls["calls_without_price"] else cost
 
 
-# tables --------------------------------------------------------------------------------------------------------------
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
     is too wide, cells wrap between words if that is enough; elsewhere it is plain text. Nothing is ever cut off."""
@@ -284,8 +277,6 @@ def _cell(value: object) -> str:
 def _row_line(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
 
-
-# printing ------------------------------------------------------------------------------------------------------------
 
 _plain_only = False
 
@@ -392,9 +383,6 @@ def _read_line() -> str:
     while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
         pass
     return sys.stdin.readline()
-
-
-# commands to type ----------------------------------------------------------------------------------------------------
 
 
 def from_here(path: Path) -> str:

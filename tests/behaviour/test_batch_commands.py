@@ -212,7 +212,9 @@ def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
     assert [[one["batch"] for one in stage["in_batches"]] for stage in row["stages"]] == [[1], [], []]
     shop.workflow(stages=[THREE[0]], defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
     ran = shop.agac("run", "-a", "reviews")
-    assert "\nRows wait for batches 1, 2 of an earlier run, which ask the same (`agac batch list`); " in ran.out
+    assert (
+        "\nRows wait for batches 1, 2 of an earlier run, which have the same requests (`agac batch list`). " in ran.out
+    )
     assert "Open: " not in ran.out
     assert "\nwaits for the same request in batch 1 (" in shop.agac("why", "last", "r-1", "classify").out
 

@@ -150,7 +150,7 @@ def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
         (
             unsent(note="no room for its tokens", try_at=2e9),
             "not submitted",
-            "Not submitted: no room for its tokens; tried",
+            "Not submitted: no room for its tokens; retried",
         ),
         (unsent("CREATE_INTENT"), "not submitted", "whether the provider has it is to be found out"),
         (unsent("NEEDS_HUMAN", note="it may exist"), "needs a decision", "agac doctor --adopt ID --batch-id 1"),
@@ -159,7 +159,7 @@ def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
             "needs a decision",
             "agac doctor --resubmit --batch-id 1",
         ),
-        ({"cancel_at": 1.0, "status": "cancelling"}, "cancelling", "Its cancellation was asked for"),
+        ({"cancel_at": 1.0, "status": "cancelling"}, "cancelling", "Cancelling; finished requests are kept"),
         ({"status": "expired"}, "expired", "take it with: agac batch retrieve"),
     ],
 )

@@ -394,7 +394,7 @@ class TestInspectingARow:
         project.run()
         (stage,) = one_row(project, "copy", run=2)["stages"]
         assert stage["reused_from"]["run"] is None
-        assert "the row that asked for it changed since or is gone" in project.agac("inspect", "2", "copy").out
+        assert "the row of that request has changed since or is gone" in project.agac("inspect", "2", "copy").out
 
     def test_repeated_ids_are_all_shown(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "one"}, {"id": "r-2", "text": "two"}, {"id": "r-1", "text": "three"}])
@@ -447,7 +447,7 @@ class TestInspectingARow:
         project.run(project.workflow(keep_replies="failed"))
         (stage,) = one_row(project)["stages"]
         assert (stage["attempts"][0]["reply"], stage["attempts"][0]["reply_kept"]) == (None, False)
-        assert "reply: not kept" in project.agac("inspect", "1", "r-1").out
+        assert "reply: not stored" in project.agac("inspect", "1", "r-1").out
 
     @pytest.mark.parametrize("reuse", ["content", "row", "never"])
     def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, reuse: str, project: ProjectFolder) -> None:

@@ -158,8 +158,8 @@ def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) 
     assert (keep.split()[:2], say.split()[2], more.split()[2]) == (["keep", "filter"], "batch", "sync")
     assert "in flight" not in shown
     expected = (
-        "say: 3 batches of up to 4 requests each, at batch price; none of this model has ended yet, and the provider "
-        "takes up to 24h"
+        "say: 3 batches of up to 4 requests each, at batch price; no batch of this model has ended yet, and the "
+        "provider takes up to 24h"
     )
     assert expected in shown
     report = planned(batching)

@@ -421,7 +421,7 @@ def test_inspect_shows_each_replica_and_the_vote(project: ProjectFolder) -> None
     assert "  replicas: 3, vote on label\n" in project.agac("inspect", "last").out
     why = project.agac("why", "last", "r-1", "classify")
     assert "  replicas: 3, vote on label\n" in why.out
-    assert "This run asked it before" not in why.out
+    assert "This run ran it before" not in why.out
 
 
 def test_re_asks_belong_to_their_replica(project: ProjectFolder) -> None:

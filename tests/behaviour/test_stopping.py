@@ -312,7 +312,7 @@ def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_af
         project.workflow()
         process = runs(project)
         why = "local (127.0.0.1) cannot be reached: connection refused. Check that the server runs"
-        wait_until(lambda: "Run 1 is trying again" in project.agac("status").out, "a call that is tried again", process)
+        wait_until(lambda: "Run 1 is retrying" in project.agac("status").out, "a call that is tried again", process)
         assert f"Run 1 is retrying: {why}" in project.agac("status", "last").out
         last = project.agac("status", "--json").json["runs"][0]["last_invocation"]
         assert last["waiting_for"]["message"].startswith(why)

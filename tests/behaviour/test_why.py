@@ -78,7 +78,7 @@ def test_a_reused_answer_is_said_to_be_the_same(ran: ProjectFolder) -> None:
 
 def test_a_retry_from_a_stage_is_named(ran: ProjectFolder) -> None:
     agac.retry("last", agac.Retry(from_stage="two"), project=ran.root)
-    assert "with the same question; asked again because `agac retry --from two`" in ran.agac("why", "1", "a", "two").out
+    assert "with the same request; run again because `agac retry --from two`" in ran.agac("why", "1", "a", "two").out
     assert told(ran, "one")["asked_before_in_this_run"] is None
 
 
