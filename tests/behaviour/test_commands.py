@@ -136,11 +136,11 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
         (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
         (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
         (["export", "--run", "9"], "error: no run 9\n"),
-        (["completion"], "error: one of bash, zsh, fish is missing\n  Write it as in `agac completion bash`."),
+        (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
         (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
         (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
-        (["retry"], "error: RUN is missing\n  Write it as in `agac retry last`."),
-        (["why", "last", "r-1"], "error: STAGE is missing\n  Write it as in `agac why last r-1 classify`."),
+        (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
+        (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last r-1 classify`."),
         (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
         (["data", "rows.cvs"], "error: rows.cvs: no such file\n"),
         (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
@@ -230,7 +230,7 @@ def test_a_run_ends_with_0_or_with_3_when_rows_failed(project: ProjectFolder, fa
     ran = project.agac("run", "-a", project.workflow())
     assert ran.code == 3
     assert "Refused in classify: 1 row, e.g. 'r-3' (row 3):" in ran.out
-    assert "Try the failed rows again with: agac run -a reviews" in ran.out
+    assert "Retry the failed rows with: agac run -a reviews" in ran.out
     assert project.agac("run", "-a", "reviews", "--limit", "2").code == 0
 
 
@@ -241,7 +241,7 @@ def test_a_bad_key_ends_with_1_and_says_what_to_mend(project: ProjectFolder, ser
     assert ran.code == 1
     assert ran.err.count("stopped: ") == 1
     assert "Check LOCAL_KEY" in ran.err
-    assert "go on with: agac run -a reviews\n" in ran.err
+    assert "resume with: agac run -a reviews\n" in ran.err
 
 
 def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(
@@ -256,8 +256,8 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Interrupted; every answer is stored." in err.decode()
-    assert "  Go on with: agac run -a reviews --concurrency 4\n" in err.decode(), "not --fresh: it would ask all again"
-    assert "Go on with: agac run -a reviews --concurrency 4\n" in project.agac("status").out
+    assert "  Resume with: agac run -a reviews --concurrency 4\n" in err.decode(), "not --fresh: it would ask all again"
+    assert "Resume with: agac run -a reviews --concurrency 4\n" in project.agac("status").out
 
 
 def test_status_names_every_flag_that_makes_the_run_what_it_is(project: ProjectFolder, server: Server) -> None:
@@ -470,8 +470,8 @@ def test_rows_that_only_the_input_can_mend_are_not_to_be_tried_again(project: Pr
     project.workflow()
     ran = project.agac("run", "-a", "reviews")
     assert ran.code == 3
-    assert "Mend these rows in the input, then run again: agac run -a reviews" in ran.out
-    assert "Try the failed rows again" not in ran.out
+    assert "Fix these rows in the input, then run: agac run -a reviews" in ran.out
+    assert "Retry the failed rows" not in ran.out
 
 
 def test_a_project_without_workflows_is_not_valid(project: ProjectFolder) -> None:

@@ -228,12 +228,12 @@ def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder)
     assert [d["run"] for d in done["dropped"]] == [2, 1]
     assert done["rows_that_left_the_input"] == 2
     assert_nothing_is_left_over(three)
-    assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to drop\nKept: run 3 of reviews\nStore: ")
+    assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to delete\nKept: run 3 of reviews\nStore: ")
 
 
 def test_it_says_what_it_did(three: ProjectFolder) -> None:
     out = three.agac("gc", "--keep-runs", "2").out.split("\n")
-    assert out[0] == "Dropped run 1 of reviews: 30 rows"
+    assert out[0] == "Deleted run 1 of reviews: 30 rows"
     assert out[1].startswith("Dropped ")
     assert out[1].endswith(" answers that no kept run uses")
     assert out[2] == "Kept: run 3 of reviews, run 2 of reviews"
@@ -269,7 +269,7 @@ def test_what_cannot_be_meant_is_refused(three: ProjectFolder, arguments: list[s
 
 def test_a_project_without_runs_has_nothing_to_drop(project: ProjectFolder) -> None:
     ran = project.agac("gc", "--keep-runs", "1")
-    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to drop")
+    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to delete")
     assert not (project.root / ".agac").exists()
 
 
@@ -321,7 +321,7 @@ def test_it_is_refused_while_a_workflow_is_at_work(three: ProjectFolder, holder:
     for table in before.keys() - {"lease"}:
         assert after[table] == before[table], table
     told = three.agac("gc", "--keep-runs", "1", "--dry-run")
-    assert (told.code, told.out.split("\n")[0]) == (0, "Would drop run 2 of reviews: 30 rows")
+    assert (told.code, told.out.split("\n")[0]) == (0, "Would delete run 2 of reviews: 30 rows")
     killed(holder)
     assert three.agac("gc", "--keep-runs", "1").code == 0
     assert_nothing_is_left_over(three)

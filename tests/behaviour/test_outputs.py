@@ -262,7 +262,7 @@ def test_a_run_says_whose_results_it_replaced_and_how_they_come_back(project: Pr
     assert project.run().replaced is None
     full = raw(project, "results.jsonl")
     other = project.agac("run", "-a", "reviews", "--input", "data/other.csv")
-    again = "They replaced those of run 1 (data/rows.csv), which come back with: agac export --run 1\n"
+    again = "They replace the results of run 1 (data/rows.csv). Restore those with: agac export --run 1\n"
     assert other.out.endswith(again), other.out
     assert len(project.envelopes()) == 1
     assert "Results of run 2: output/reviews/results.jsonl" in project.agac("status").out
@@ -309,7 +309,7 @@ def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFold
     before = table.read_text()
     table.write_text("sorted by hand")
     ran = project.agac("run", "-a", "reviews")
-    assert ran.out.endswith("Somebody had changed results.csv since the last run; what stood there was replaced\n")
+    assert ran.out.endswith("results.csv was edited since the last run; the edits were overwritten\n")
     assert table.read_text() == before
     assert "Somebody" not in project.agac("run", "-a", "reviews").out
     assert server.account()["requests"] == 2

@@ -17,7 +17,7 @@ from support.project import ProjectFolder, clean_environment, command
 from support.terminals import on_pty
 
 from agac.cli.main import cli
-from agac.cli.shown.layout import table
+from agac.cli.terminal import table
 
 ASCII = {"PYTHONIOENCODING": "ascii"}
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}

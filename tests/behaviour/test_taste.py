@@ -14,7 +14,7 @@ import agac
 import agac.api
 
 PACKAGE = Path(agac.__file__).parent
-PRINTERS = {"cli/render.py", "cli/progress.py"}
+PRINTERS = {"cli/terminal.py", "cli/progress.py"}
 WRITERS = PRINTERS | {"simulator/__main__.py"}
 SINK_USERS = {"engine/export.py", "engine/filtered.py"}
 """Modules whose `write_text` is that of a sink, which has one encoding."""

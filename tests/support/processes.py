@@ -122,8 +122,8 @@ def quiet_account(server: Server) -> dict[str, int]:
 
 def go_on_command(ran: Ran) -> list[str]:
     """The arguments of the command that an interrupted run printed to go on."""
-    (line,) = [line for line in ran.err.splitlines() if "o on with: agac " in line]
-    return line.partition("o on with: agac ")[2].split()
+    (line,) = [line for line in ran.err.splitlines() if "esume with: agac " in line]
+    return line.partition("esume with: agac ")[2].split()
 
 
 def row_count(project: ProjectFolder) -> int:

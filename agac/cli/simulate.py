@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from agac.cli import garbage, render
+from agac.cli.main import enable_gc
+from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, UsageError
 from agac.simulator.settings import Flag, Settings, SimulatorError, setting_flags
 
@@ -57,15 +58,15 @@ def _option(name: str, flag: Flag, default: Any) -> Callable[[Callable[..., None
 )
 @setting_options
 @click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
-def command(as_json: bool, **settings: Any) -> None:
+def simulate(as_json: bool, **settings: Any) -> None:
     """Loopback only."""
     from agac.simulator.server import run_simulator
 
     def ready(base_url: str) -> None:
         text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
-        render.print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+        print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
-    garbage.from_here_on()
+    enable_gc()
     try:
         run_simulator(Settings(**settings), ready)
     except SimulatorError as error:
