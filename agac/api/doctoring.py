@@ -122,7 +122,7 @@ async def _stale(tended: Tending, records: Sequence[BatchRecord], *, clean: bool
             if record is None or (record.state not in CLOSED) or record.state == BatchStep.INGESTED:
                 continue
             size = "" if file.size is None else f", {file.size:,} bytes"
-            message = f"{file.name} ({file.id}{size}) lies at {name} for nothing"
+            message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
             if not clean:
                 findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
                 continue

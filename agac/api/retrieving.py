@@ -143,7 +143,8 @@ async def _taken(
     undecided = report.invocation["undecided_batches"]
     if undecided:
         numbers = ", ".join(str(one["id"]) for one in undecided)
-        message = f"batch {numbers} wants a decision of yours, which `agac doctor` explains; {message}"
+        subject = f"batch {numbers} needs" if len(undecided) == 1 else f"batches {numbers} need"
+        message = f"{subject} your decision; run `agac doctor`; {message}"
     return RetrieveReport(moved or done, message, code, lines, report, go_on(before))
 
 

@@ -275,4 +275,4 @@ def _with_wait(fault: Fault) -> Fault:
     """A fault that stops a run because of its delay says so."""
     if fault.kind is FaultKind.FATAL or not fault.delay:
         return fault
-    return replace(fault, message=f"{fault.message} It asks to be left alone for {fault.delay / 60:,.0f} minutes.")
+    return replace(fault, message=f"{fault.message} It asks for a pause of {fault.delay / 60:,.0f} minutes.")

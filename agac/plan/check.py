@@ -180,10 +180,10 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
 
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
-    """Keys that want a library which is not installed, or only in a version that is too old."""
+    """Keys that need a library which is not installed, or only in a version that is too old."""
     stages = [stage for stage in workflow.asking if stage.json_repair]
     lack = _lack_of_json_repair() if stages else None
-    message = f"json_repair wants a library that is {lack}: pip install 'agac[json-repair]'"
+    message = f"json_repair needs a library that is {lack}: pip install 'agac[json-repair]'"
     found = [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]
     return [*found, *_missing_writers(workflow)]
 
@@ -191,7 +191,7 @@ def missing_extras(workflow: Workflow) -> list[Problem]:
 def _missing_writers(workflow: Workflow) -> list[Problem]:
     if "parquet" not in workflow.output.formats or find_spec("duckdb") is not None:
         return []
-    message = "parquet wants a library that is not installed: pip install 'agac[data]'"
+    message = "parquet needs a library that is not installed: pip install 'agac[data]'"
     return [Problem(workflow.output.where, message, "output.format")]
 
 

@@ -165,7 +165,7 @@ def test_errors_are_few_short_and_say_where() -> None:
 
 
 def test_the_whole_reply_is_named_as_such() -> None:
-    assert error_of("[]", {"type": "object"}).message == "the reply: [] is not of type 'object'"
+    assert error_of("[]", {"type": "object"}).message == 'the reply: [] is not of type "object"'
 
 
 def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:

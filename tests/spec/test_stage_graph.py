@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.spec.ends import output_stages
@@ -106,7 +106,6 @@ def acyclic(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.permutations(written))
 
 
-@settings(deadline=None)
 @given(acyclic())
 def test_every_stage_comes_after_all_that_is_upstream_of_it(written: list[dict[str, Any]]) -> None:
     files = stages(*written)

@@ -61,19 +61,14 @@ def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
     """
     if schema is None:
         return {}
-    properties = _resolved(schema, schema).get("properties")
+    properties = (resolved(schema, schema) or {}).get("properties")
     if not isinstance(properties, dict):
         return {}
     return {name: _declared(body, schema) for name, body in properties.items()}
 
 
-def _resolved(root: Mapping[str, Any], body: Any) -> Mapping[str, Any]:
-    """A schema in the place of a reference to it; one that is not a mapping, or leads nowhere, says nothing."""
-    return resolved(root, body) or {}
-
-
 def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
-    schema = _resolved(root, body)
+    schema = resolved(root, body) or {}
     types = schema.get("type", [])
     bits = 0
     for name in [types] if isinstance(types, str) else types:

@@ -305,7 +305,7 @@ def _lost_call(reading: Reading, task: PlacedTask) -> Call:
         started_at=began,
         duration=0.0,
         status=None,
-        error=RowError(ErrorType.BATCH_LOST, "the results of its batch do not hold it"),
+        error=RowError(ErrorType.BATCH_LOST, "the batch results have no line for this request"),
         ambiguous=True,
         usage=Usage(),
         cost=None,
