@@ -23,10 +23,10 @@ from agac.engine.flight import Flight
 from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
+from agac.engine.routes import request_for_model
 from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
-from agac.plan.replicas import seeded
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.steps import PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
@@ -125,7 +125,9 @@ class Caller:
         most = most_calls(stage.repair, 1 + len(others))
         asking = Asking(flight, fingerprint, first, most, replica, position, quoted=quoted)
         try:
-            given = put_to(first.model, request, replica) if (replica or position) and not quoted else request
+            given = (
+                request_for_model(first.model, request, replica) if (replica or position) and not quoted else request
+            )
             answer = await self._ask_model(asking, given)
             for line in others:
                 if isinstance(answer, Answer):
@@ -134,7 +136,7 @@ class Caller:
                 told = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
                 _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=told)
                 asking.turn_to(line, answer)
-                answer = await self._ask_model(asking, put_to(line.model, request, replica))
+                answer = await self._ask_model(asking, request_for_model(line.model, request, replica))
         except OutOfTime:
             answer = RowError(ErrorType.TIMEOUT, str(flight.patience))
         except RowBudgetExceeded:
@@ -194,7 +196,7 @@ class Caller:
             return await line.send(wire, flight.patience, self._settler.given_up)
         if flight.purse is None:
             flight.purse = self._purse.row_pot()
-        reserved = self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire))
+        reserved = self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire.body))
         asking.hold = await flight.patience.wait(reserved)
         try:
             return await line.send(wire, flight.patience, self._settler.given_up)
@@ -264,11 +266,6 @@ class Caller:
             run=self._run, row=row, stage=line.stage.name, model=line.model.lane, redactor=line.redactor,
             replica=asking.replica,
         )  # fmt: skip
-
-
-def put_to(model: PlannedModel, request: Request, replica: int) -> Request:
-    """The request as a model is asked it."""
-    return replace(request, params=seeded(model.params, model.provider, replica))
 
 
 def _with_wait(fault: Fault) -> Fault:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 
 from agac.engine.flight import Flight
 from agac.engine.quantiles import bucket_of
+from agac.engine.routes import record_call
 from agac.engine.totals import Totals
 from agac.plan.steps import AnyStage
 from agac.spec.workflow import KeepReplies
-from agac.store.batch import Attempt, Call, TimingKey
+from agac.store.batch import Call, TimingKey
 from agac.store.ledger import Ledger
-
-COMPRESS_FROM = 1024
-"""Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
 
 
 class CallBook:
@@ -26,16 +23,7 @@ class CallBook:
     def keep(self, flight: Flight, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
-        kept = call.body if self._keeps_all or call.error or call.mended else None
-        batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(kept), replica))
-        model = f"{call.endpoint.provider}/{call.endpoint.model}"
-        error = call.error.type.value if call.error else ""
-        simulated = call.endpoint.simulated
-        cost = 0.0 if call.free else call.cost
-        tally = batch.tally((stage.name, "call", error, model))
-        tally.add_call(call.usage, cost, simulated)
-        tally.held_cost += call.held_usd
-        tally.held_tokens += call.held_tokens
+        cost = record_call(batch, flight.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
         if call.answered:
             _time(batch.timings, stage.name, call)
         self._ledger.count_call()
@@ -68,15 +56,3 @@ def _time(timings: Counter[TimingKey], stage: str, call: Call) -> None:
         timings[stage, "ttft", bucket_of(call.ttft)] += 1
     if call.time_to_response is not None:
         timings[stage, "time_to_response", bucket_of(call.time_to_response)] += 1
-
-
-def stored_reply(body: bytes | None) -> str | bytes | None:
-    """A reply as the store keeps it: text while that is short, deflated when that is smaller."""
-    if body is None:
-        return None
-    if len(body) >= COMPRESS_FROM:
-        return zlib.compress(body, 1)
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return zlib.compress(body, 1)

@@ -7,23 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agac.core.errors import ErrorType, storable
-from agac.core.redact import Redactor
+from agac.core.errors import ErrorType
 from agac.core.types import Fault, Reply, Request
-from agac.engine.budget import Amount, WorstCase
 from agac.engine.lane import Lane, Turn
 from agac.engine.limits import Exposure, Slots
 from agac.engine.patience import Patience
-from agac.engine.validate import Checker
-from agac.plan.steps import PlannedModel, PlannedStage
-from agac.providers.base import Dialect, encode
-from agac.providers.provider import Price
+from agac.engine.routes import CHARACTERS_A_TOKEN, Route
 from agac.providers.sending import HttpReply, Sending
 from agac.spec.workflow import Timeout
-from agac.store.batch import Endpoint
-
-CHARACTERS_A_TOKEN = 4
-"""A rough guess, used only to space calls out under a limit of tokens a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +39,23 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Line(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `slots` is the stage's own bound where it has one; `most` knows what a call can cost, where there is a budget.
-    `price` looks a price up by service tier, None when it is unknown. `base_url` is the provider's as it may be shown
-    and stored.
+    `slots` is the stage's own bound where it has one.
     """
 
-    stage: PlannedStage
-    model: PlannedModel
-    dialect: Dialect
     sender: Sending
     timeout: Timeout
     lane: Lane
     slots: Slots | None
-    most: WorstCase | None
     exposure: Exposure
-    checker: Checker
-    price: Callable[[str | None], Price | None]
-    redactor: Redactor
-    base_url: str
     wall: Callable[[], float]
 
     def write(self, request: Request) -> Wire:
         """The request in the provider's words."""
-        body = encode(self.dialect.build(request, self.model.model, self.model.provider))
+        body = self.body(request)
         return Wire(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-
-    def worst_case(self, wire: Wire) -> Amount:
-        """What sending it can cost at most."""
-        return self.most.of(wire.body) if self.most else Amount()
 
     async def send(self, wire: Wire, patience: Patience, cut_off: Callable[[], None]) -> Sent:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
@@ -123,23 +100,14 @@ class Line:
 
     def read(self, sent: Sent) -> Reply | Fault:
         """What an answer means. The lane learns of it."""
-        http, model = sent.answer, self.model
+        http = sent.answer
         answer: Reply | Fault
         if isinstance(http, Fault):
             answer = http
         else:
-            answer = self.dialect.parse(
-                http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
-            )
+            answer = self.parse(http.status, http.headers, http.body)
             if http.ttft is not None and isinstance(answer, Reply):
                 answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
         if not sent.cut_by_us:
             self.lane.heard(sent.turn, answer)
         return answer
-
-    def endpoint(self, reply: Reply | None) -> Endpoint:
-        """Who answered, or who was asked and did not."""
-        provider = self.model.provider
-        if reply is None:
-            return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
-        return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from math import isfinite
@@ -13,14 +13,13 @@ from agac.engine.control import Control
 from agac.engine.lane import Lane
 from agac.engine.limits import Exposure, Slots
 from agac.engine.line import Line
+from agac.engine.routes import price_by_tier
 from agac.engine.validate import Checker
 from agac.engine.work import Work
 from agac.plan.plan import Plan
 from agac.plan.steps import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
-from agac.providers.prices import price_of
-from agac.providers.provider import Price
 from agac.providers.sending import Sending
 from agac.providers.streams import STREAMS
 from agac.providers.websocket import SocketSender
@@ -58,7 +57,7 @@ async def open_lines(work: Work, exposure: Exposure, control: Control) -> AsyncI
                     most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
                     exposure=exposure,
                     checker=checker,
-                    price=_price(model),
+                    price=price_by_tier(model),
                     redactor=work.redactor,
                     base_url=work.redactor.clean(model.provider.base_url),
                     wall=work.clocks.wall,
@@ -106,15 +105,3 @@ def _lane(model: PlannedModel, work: Work, control: Control) -> Lane:
 def _own_slots(stage: PlannedStage, plan: Plan) -> Slots | None:
     """A stage's own bound, where it is tighter than the number of rows that walk at a time."""
     return Slots(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
-
-
-def _price(model: PlannedModel) -> Callable[[str | None], Price | None]:
-    """The model's price, looked up with the first reply: the price library takes a third of a second to load."""
-    known: dict[str | None, Price | None] = {}
-
-    def price(tier: str | None) -> Price | None:
-        if tier not in known:
-            known[tier] = price_of(model.provider, model.model, tier)
-        return known[tier]
-
-    return price

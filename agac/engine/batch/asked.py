@@ -8,9 +8,9 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import Reply, Request
 from agac.engine.batch.form import Form
 from agac.engine.batch.scene import Scene
-from agac.engine.call import put_to
 from agac.engine.flight import Flight
 from agac.engine.lookup import Gathered
+from agac.engine.routes import request_for_model
 from agac.engine.validate import repair_request
 from agac.providers.batches import ResultLine
 from agac.store.batches import ReadyTask, last_reply, live_tasks
@@ -44,6 +44,6 @@ class Asked:
         if body is None:
             return None
         reply = form.read(ResultLine("", "answered", stored[1] or 200, body))
-        asked = put_to(form.model, request, replica) if form.position or replica else request
+        asked = request_for_model(form.model, request, replica) if form.position or replica else request
         error = RowError(ErrorType.SCHEMA_MISMATCH, stored[2] or "")
         return repair_request(asked, reply, error) if isinstance(reply, Reply) else None

@@ -17,9 +17,10 @@ from agac.core.types import Request
 from agac.engine.batch.form import Form, Forms
 from agac.engine.batch.spool import Spool
 from agac.engine.budget import NOTHING, Amount, HeldBack, Purse
-from agac.engine.call import Answer, Caller, put_to
+from agac.engine.call import Answer, Caller
 from agac.engine.control import Control
 from agac.engine.flight import Flight
+from agac.engine.routes import request_for_model
 from agac.engine.tasks import Parked
 from agac.plan.steps import PlannedStage
 from agac.store.batch import Enrolled, WaitingTask
@@ -170,7 +171,7 @@ class Enrolment:
         form = self._forms[stage.index, position]
         self._control.check()
         if position or replica:
-            request = put_to(form.model, request, replica)
+            request = request_for_model(form.model, request, replica)
         body = form.body(request)
         tokens = form.enqueued(body)
         lock = self._locks.setdefault((stage.index, position), asyncio.Lock())
@@ -194,7 +195,7 @@ class Enrolment:
             if flight.purse is not None:
                 flight.purse.spent = flight.purse.spent.plus(worst)
             place = filling.spool.lines
-            filling.spool.add(form.lines.line(custom_id(filling.intent, place, fingerprint), body, form.endpoint))
+            filling.spool.add(form.lines.line(custom_id(filling.intent, place, fingerprint), body, form.address))
             filling.tokens += tokens
             filling.held = filling.held.plus(worst)
         self.enrolled += 1
@@ -224,7 +225,7 @@ class Enrolment:
         place = (form.stage.index, form.position)
         if place not in self._overhead:
             longest = custom_id("0" * 16, form.max_requests, bytes(16))
-            self._overhead[place] = len(form.lines.line(longest, b"{}", form.endpoint))
+            self._overhead[place] = len(form.lines.line(longest, b"{}", form.address))
         return self._overhead[place]
 
     def close(self) -> None:

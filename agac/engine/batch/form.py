@@ -6,39 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Params, Reply, Request
-from agac.engine.budget import Amount, WorstCase
+from agac.core.types import Fault, Params, Reply
+from agac.engine.budget import WorstCase
+from agac.engine.routes import CHARACTERS_A_TOKEN, Route, price_by_tier
 from agac.engine.validate import Checker
 from agac.plan.batchcuts import most_bytes, most_requests
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedModel, PlannedStage
-from agac.providers.base import Dialect, encode
+from agac.plan.steps import PlannedModel
 from agac.providers.batchapis import LINES
 from agac.providers.batches import BatchLines, BatchTraits, ResultLine
 from agac.providers.dialects import DIALECTS
-from agac.providers.prices import BATCH, price_of
-from agac.providers.provider import Price, Provider
+from agac.providers.provider import Provider
 from agac.spec.rounds import BatchRules
-from agac.store.batch import Endpoint
-
-CHARACTERS_A_TOKEN = 4
-"""A rough guess, used only against limits on enqueued tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Form(Route):
     """A stage and one of its models, `position` among them, as far as its batches go."""
 
-    stage: PlannedStage
     position: int
-    model: PlannedModel
     traits: BatchTraits
-    dialect: Dialect
     lines: BatchLines
-    checker: Checker
-    most: WorstCase
-    price: Price | None
-    redactor: Redactor
     keeps_all: bool
 
     @property
@@ -47,7 +35,7 @@ class Form:
         return self.stage.batch
 
     @property
-    def endpoint(self) -> str:
+    def address(self) -> str:
         """The address at which each request of a batch is served, as the provider calls it."""
         return self.traits.endpoint_prefix + self.dialect.path
 
@@ -61,36 +49,18 @@ class Form:
         """Bytes of a batch."""
         return most_bytes(self.rules, self.traits)
 
-    def body(self, request: Request) -> bytes:
-        """A request in the provider's words: the same as for a call."""
-        return encode(self.dialect.build(request, self.model.model, self.model.provider))
-
-    def worst_case(self, body: bytes) -> Amount:
-        """What a request can cost at most, at the price of batches."""
-        return self.most.of(body)
-
     def enqueued(self, body: bytes) -> int:
         """The tokens for which a request counts against the account's limit."""
         return len(body) // CHARACTERS_A_TOKEN
 
     def read(self, line: ResultLine) -> Reply | Fault:
         """What an answered line means: the same as an answer to a call."""
-        return self.dialect.parse(
-            line.status, {}, line.body,
-            provider=self.model.provider, model=self.model.model, redactor=self.redactor,
-        )  # fmt: skip
+        return self.parse(line.status, {}, line.body)
 
     def clean(self, line: ResultLine) -> ResultLine:
         """The line without secrets: a server may quote what we sent."""
         body, message = self.redactor.clean_bytes(line.body), self.redactor.clean(line.message)
         return line if body is line.body and message == line.message else replace(line, body=body, message=message)
-
-    def endpoint_of(self, reply: Reply | None) -> Endpoint:
-        """Who answered, or was asked and did not."""
-        provider, shown = self.model.provider, self.redactor.clean(self.model.provider.base_url)
-        if reply is None:
-            return Endpoint(provider.name, shown, self.model.model, provider.simulated)
-        return Endpoint(provider.name, shown, reply.model, reply.simulated or provider.simulated)
 
 
 def form_for(like: Form, position: int, provider: Provider, model: str) -> Form:
@@ -105,7 +75,8 @@ def form_for(like: Form, position: int, provider: Provider, model: str) -> Form:
         dialect=DIALECTS[provider.dialect],
         lines=LINES[provider.batch.api],
         most=WorstCase(planned, in_dollars=True, batch=True),
-        price=price_of(provider, model, BATCH),
+        price=price_by_tier(planned),
+        base_url=like.redactor.clean(provider.base_url),
     )
 
 
@@ -131,8 +102,9 @@ def forms_of(plan: Plan, redactor: Redactor) -> Forms:
                     lines=LINES[traits.api],
                     checker=checker,
                     most=WorstCase(model, in_dollars=True, batch=True),
-                    price=price_of(model.provider, model.model, BATCH),
+                    price=price_by_tier(model),
                     redactor=redactor,
+                    base_url=redactor.clean(model.provider.base_url),
                     keeps_all=plan.rules.keep_replies == "all",
                 )
     return found

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from agac.core.errors import ErrorType, RowError, storable
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, Reply, Row, Usage
 from agac.engine.attempts import how_answered
@@ -26,10 +26,11 @@ from agac.engine.batch.form import Form
 from agac.engine.batch.rounds import Asked, Lack, Next, after_check, after_fault, after_lack
 from agac.engine.batch.scene import Scene
 from agac.engine.budget import NOTHING, Amount, Purse
-from agac.engine.callbook import CallBook, stored_reply
+from agac.engine.callbook import CallBook
+from agac.engine.routes import record_call
 from agac.providers.batches import BatchState, ResultLine, UnreadableLine
-from agac.providers.prices import cost
-from agac.store.batch import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
+from agac.providers.prices import BATCH, cost
+from agac.store.batch import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.rows import State, earlier_results
 from agac.store.sql import sql
@@ -219,17 +220,9 @@ class Ingester:
 
     def _keep(self, reading: Reading, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and held."""
-        write, stage = reading.write, reading.form.stage
-        body = call.body if reading.form.keeps_all or call.error or call.mended else None
-        row = NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
-        write.attempts.append(Attempt(row, task.stage, task.fingerprint, call, stored_reply(body), task.replica))
-        spent = 0.0 if call.free else call.cost
-        error = call.error.type.value if call.error else ""
-        model = f"{call.endpoint.provider}/{call.endpoint.model}"
-        tally = write.tally((stage.name, "call", error, model))
-        tally.add_call(call.usage, spent, call.endpoint.simulated)
-        tally.held_cost += call.held_usd
-        tally.held_tokens += call.held_tokens
+        stage, row = reading.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
+        keep_all = reading.form.keeps_all
+        spent = record_call(reading.write, row, stage, task.fingerprint, call, task.replica, keep_all=keep_all)
         tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
         reading.real = reading.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
         reading.unpriced += spent is None
@@ -273,11 +266,11 @@ def _call(
 ) -> Call:
     record, form = reading.record, reading.form
     usage = reply.usage if reply is not None else Usage()
-    endpoint = form.endpoint_of(reply)
+    price = form.price(BATCH)
     began = record.submitted_at or record.planned_at
     return Call(
         number=task.round + task.repairs,
-        endpoint=endpoint._replace(model=storable(endpoint.model)),
+        endpoint=form.endpoint(reply),
         purpose="repair" if task.repairs else "fallback" if task.position else "ask",
         started_at=began,
         duration=max((record.ended_at or began) - began, 0.0),
@@ -285,7 +278,7 @@ def _call(
         error=error,
         ambiguous=False,
         usage=usage,
-        cost=cost(usage, form.price) if reply is not None and form.price else None,
+        cost=cost(usage, price) if reply is not None and price else None,
         body=line.body,
         again=task.round > 1,
         mended=mended,
@@ -300,7 +293,7 @@ def _lost_call(reading: Reading, task: PlacedTask) -> Call:
     began = record.submitted_at or record.planned_at
     return Call(
         number=task.round + task.repairs,
-        endpoint=form.endpoint_of(None),
+        endpoint=form.endpoint(None),
         purpose="ask",
         started_at=began,
         duration=0.0,

@@ -14,6 +14,7 @@ from agac.engine.batch.form import Form
 from agac.engine.batch.states import BatchStep, may_follow
 from agac.engine.budget import Amount
 from agac.providers.batches import Seen
+from agac.providers.prices import BATCH
 from agac.store.batches import BatchRecord, project_token, read_batch, tasks_at
 from agac.store.db import Database
 from agac.store.ledger import Ledger
@@ -46,7 +47,7 @@ class Journal:
                 "provider": model.provider.name, "base_url": base_url, "model": model.model, "account": account,
                 "intent": intent, "file": f"{intent}.jsonl",
                 "window": form.rules.completion_window or form.traits.windows[0],
-                "priced": form.price is not None, "now": self._now(),
+                "priced": form.price(BATCH) is not None, "now": self._now(),
             }  # fmt: skip
             writer.execute(sql("batch_plan"), values)
             return number
