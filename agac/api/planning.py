@@ -33,7 +33,7 @@ from agac.plan.check import missing_variables
 from agac.plan.estimate import LOCAL, Estimate, estimate, history
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.reasons import OTHER_TEXT
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.workflow import RunMode
 from agac.store import runs
 from agac.store.batches import batches_of_run

@@ -12,7 +12,7 @@ from agac.engine.scope import Scope
 from agac.plan import reasons as why
 from agac.plan.plan import Plan
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.levels import Level
 from agac.store.batch import NewRow
 from agac.store.rows import PriorTask, State, StoredRow

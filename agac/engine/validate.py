@@ -14,7 +14,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.engine.mend import mended_json
-from agac.plan.steps import ExtraCheck, PlannedStage
+from agac.plan.stage import ExtraCheck, PlannedStage
 
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""

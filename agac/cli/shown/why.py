@@ -48,7 +48,9 @@ def _passed_over(asked: Asked) -> str:
 
 def _made_of(asked: Asked) -> list[str]:
     if asked.stage.operation is not None:
-        return [f"This stage asks no model. It does: {plain(json.dumps(asked.stage.operation, ensure_ascii=False))}"]
+        return [
+            f"This stage asks no model. It does: {plain(json.dumps(asked.stage.operation.body(), ensure_ascii=False))}"
+        ]
     parts = asked.components()
     lines = ["The fingerprint is made of:", f"  model: {parts['model']}"]
     lines.append(f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}")
