@@ -35,6 +35,9 @@ Value = TypeVar("Value")
 _NO_BOUND = "none"
 """An endless time-out: JSON has no infinity."""
 
+_DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows")
+"""Fields of the input and the output that are in the definition."""
+
 _NOT_KEPT = ("where", "warnings")
 """Places are those of the files of another day; warnings were told when a model's string was read."""
 
@@ -45,11 +48,15 @@ def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
         "vars": snapshot(dict(plan.vars)),
         "selection": _plain(plan.selection, root),
         "concurrency": plan.concurrency,
-        "input": _plain(plan.input, root),
-        "output": _plain(plan.output, root),
+        "input": _beside_definition(plan.input, root),
+        "output": _beside_definition(plan.output, root),
         "rules": _plain(plan.rules, root),
         "stages": [_stage_settings(stage, root) for stage in plan.stages],
     }
+
+
+def _beside_definition(value: InputSpec | OutputSpec, root: Path) -> dict[str, Any]:
+    return {key: inner for key, inner in _plain(value, root).items() if key not in _DEFINED}
 
 
 def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
@@ -70,9 +77,16 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
 
 
 def _model_body(one: PlannedModel, root: Path) -> dict[str, Any]:
-    own = {key: _plain(getattr(one, key), root) for key in ("model", "transport", "idle_timeout", "timeout", "ref")}
-    params = _plain(params_body(one.params), root)
-    return {"provider": one.provider.name, "dialect": one.provider.dialect, "params": params, **own}
+    ref = _plain(one.ref, root) or {}
+    return {
+        "provider": one.provider.name,
+        "dialect": one.provider.dialect,
+        "model": one.model,
+        "params": _plain(params_body(one.params), root),
+        **{key: _plain(getattr(one, key), root) for key in ("transport", "idle_timeout", "timeout")},
+        # in the order in which runs have it
+        "ref": {key: ref[key] for key in sorted(ref, key=("params", "idle_timeout").__contains__)} or None,
+    }
 
 
 def _plain(value: Any, root: Path) -> JSONValue:
@@ -139,11 +153,10 @@ def restored_plan(
         _stage(stage, how, providers, root, functions=functions)
         for stage, how in zip(recorded, settings["stages"], strict=True)
     )
-    # older runs kept of the input and the output only what is not in the definition
     told = definition["input"]
     ends = [stages[place].name for place in ends_of(definition)]
     source = {**told, "shown": told["path"], **settings["input"]}
-    target = {"stages": ends, "rows": definition.get("rows"), **settings["output"]}
+    target = {**settings["output"], "stages": ends, "rows": definition.get("rows")}
     return Plan(
         workflow=workflow,
         input=_read(InputSpec, source, root),

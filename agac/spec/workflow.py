@@ -346,13 +346,13 @@ class Stage(StageNode):
         default=None, metadata=decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
     )
     group: Group | None = field(default=None, metadata=decides("", write=_body, read=Group.of))
-    on_empty: OnEmpty | None = field(default=None, metadata=SETTING_OF_ALL)
     concurrency: int | None = field(default=None, metadata=SETTING)
     repair: int = field(default=1, metadata=SETTING)
     json_repair: bool = field(default=False, metadata=SETTING)
     max_age: float | None = field(default=None, metadata=SETTING)
-    budget: Budget | None = field(default=None, metadata=SETTING)
+    on_empty: OnEmpty | None = field(default=None, metadata=SETTING_OF_ALL)
     run_mode: RunMode = field(default="sync", metadata=SETTING)
+    budget: Budget | None = field(default=None, metadata=SETTING)
     batch: BatchRules = field(default=DEFAULT_BATCH, metadata=SETTING)
 
     def __post_init__(self) -> None:
