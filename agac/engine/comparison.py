@@ -10,6 +10,7 @@ from agac.core.types import JSONValue, RowId
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.plan import reasons as why
+from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan
 from agac.plan.prepare import Sight
 from agac.plan.stage import AnyStage, LocalStage
@@ -144,7 +145,7 @@ class Comparison:
         if stage.name not in self.position:
             return None
         before, after = definition["stages"][self.position[stage.name]], self._plan.body["stages"][stage.index]
-        return why.definition_changes(before, after, (definition["vars"], self._plan.body["vars"]))
+        return stage_changes(before, after, (definition["vars"], self._plan.body["vars"]))
 
 
 def _reason_of_task(stage: AnyStage, prior: PriorTask | None, fingerprint: bytes) -> str:
