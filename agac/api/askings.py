@@ -8,7 +8,7 @@ from typing import Any
 
 from agac.core.types import Outcome
 from agac.engine.summary import iso
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.spec.template import VARS
 from agac.store.earlier import Asking
 from agac.store.history import TaskRecord

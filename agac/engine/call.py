@@ -26,7 +26,7 @@ from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
 from agac.plan.replicas import seeded
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
