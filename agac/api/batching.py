@@ -19,8 +19,7 @@ from agac.plan.run_settings import restored_plan
 from agac.providers.batchapis import open_batch_api
 from agac.providers.provider import Provider
 from agac.store import runs
-from agac.store.batches import unfinished_batches
-from agac.store.batchviews import CLOSED
+from agac.store.batches import CLOSED, unfinished_batches
 from agac.store.db import Database
 
 FOLDER = "batches"

@@ -12,8 +12,7 @@ from agac.engine.scope import Retry, Scope
 from agac.plan.plan import Plan
 from agac.store import runs
 from agac.store.db import Database
-from agac.store.made import made_counts
-from agac.store.retries import chosen_counts
+from agac.store.rows import chosen_counts, made_counts
 
 Confirm = Callable[[str], bool | None]
 """Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""

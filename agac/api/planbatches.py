@@ -7,7 +7,7 @@ from typing import Any
 
 from agac.plan.batchcuts import Cuts, cuts
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.store.batchviews import LaneTimes, lane_times
+from agac.store.batches import LaneTimes, lane_times
 from agac.store.db import Database
 
 

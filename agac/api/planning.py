@@ -36,8 +36,7 @@ from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.workflow import RunMode
 from agac.store import runs
-from agac.store.batches import batches_of_run
-from agac.store.batchviews import CLOSED
+from agac.store.batches import CLOSED, batches_of_run
 from agac.store.db import Database, open_for_reading
 
 HISTORY_RUNS = 5

@@ -18,8 +18,7 @@ from agac.spec.levels import levels_of
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.db import Database
 from agac.store.history import RowRecord, TaskRecord, parts_of, rows_above
-from agac.store.made import GroupSize, group_sizes
-from agac.store.rows import StageResult
+from agac.store.rows import GroupSize, StageResult, group_sizes
 
 
 def walked(stages: Sequence[RecordedStage], origin: int | None) -> tuple[RecordedStage, ...]:

@@ -9,8 +9,7 @@ from typing import Any
 from agac.plan.definition import RecordedStage
 from agac.store.db import Database
 from agac.store.history import RowRecord, groups_of_row, member_ids, rows_above, rows_below
-from agac.store.made import group_sizes
-from agac.store.rows import State
+from agac.store.rows import State, group_sizes
 
 STATES = {
     State.PENDING: "open",

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from agac.api.rebuilding import Rebuilt, rebuilt, walked
 from agac.api.relatives import STATES, is_list, relatives
 from agac.core.errors import ErrorType
+from agac.core.report import iso
 from agac.core.types import Message, Outcome
-from agac.engine.summary import iso
 from agac.engine.validate import complaint
 from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
-from agac.store.batchviews import RowTask, tasks_of_row
+from agac.store.batches import RowTask, tasks_of_row
 from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State

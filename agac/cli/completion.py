@@ -76,7 +76,7 @@ def numbers(context: click.Context) -> list[CompletionItem]:
 
 def batches(context: click.Context) -> list[CompletionItem]:
     """Open batches, the newest first: by our numbers, then by the provider's ids."""
-    from agac.store.glance import batches_at_a_glance
+    from agac.store.batches import batches_at_a_glance
 
     found = batches_at_a_glance(_root(context) / ".agac" / "agac.db")
     ours = [CompletionItem(str(number), help=workflow) for number, _, workflow in found]
@@ -191,7 +191,7 @@ def _as_mapping(value: Any) -> dict[str, Any]:
 
 
 def _runs(context: click.Context) -> Iterator[tuple[int, str]]:
-    from agac.store.glance import runs_at_a_glance
+    from agac.store.batches import runs_at_a_glance
 
     return iter(runs_at_a_glance(_root(context) / ".agac" / "agac.db"))
 

@@ -137,7 +137,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreOutdated(StoreError):
-    """A command that only reads met a database that needs a migration first."""
+    """A command that only reads met a database that needs a migration first, or one is too old to be migrated."""
 
 
 class StoreCorrupt(StoreError):

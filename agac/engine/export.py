@@ -20,9 +20,9 @@ from agac.engine.outputs import Outputs
 from agac.engine.telemetry import write_telemetry
 from agac.plan.definition import ends_of, recorded_stages
 from agac.spec.workflow import shape_of_ends
-from agac.store.db import Database
+from agac.store.db import Database, write
 from agac.store.rows import ExportRow, State
-from agac.store.runs import RunRecord, Written, definition_of, files_written, write
+from agac.store.runs import RunRecord, Written, definition_of, files_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     ended = Ended(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
-    await write(database, "run_exporting", (run.id,))
+    await write(database, "run_exporting", run.id)
     with OutputFolder(outputs.folder, root) as out:
         others, table = outputs.open(out, root, shaper.layout) if shaper else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
@@ -80,7 +80,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     failure = _named(table.failure, run) if table and table.failure else None
     outputs.remove_stale(one.files for one in written)
     stamps = outputs.stamps(root, unwritten=failure is not None)
-    await write(database, "run_exported", (run.revision, json.dumps(stamps), run.id))
+    await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(root, but_table=failure is not None), failure, replaced, edited)
 
 

@@ -31,10 +31,9 @@ from agac.plan.prepare import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.store.batch import NewRow
-from agac.store.batchviews import open_batches
+from agac.store.batches import open_batches
 from agac.store.db import Database
-from agac.store.made import made_by_id
-from agac.store.rows import WALKED, State, StoredRow, aged_rows, prior_tasks, rows_by_id
+from agac.store.rows import WALKED, State, StoredRow, aged_rows, made_by_id, prior_tasks, rows_by_id
 from agac.store.scratch import Scratch
 
 

@@ -22,7 +22,7 @@ from agac.spec.guardvalues import GuardFailed
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
 from agac.store.batches import live_tasks
 from agac.store.db import Database
-from agac.store.results import EarlierResult, earlier_results
+from agac.store.rows import EarlierResult, earlier_results
 
 
 class TaskForecaster:

@@ -38,10 +38,11 @@ from agac.store.rows import (
     StoredRow,
     aged_rows,
     last_number,
+    leaving_rows,
     prior_tasks,
     rows_at,
+    scan_positions,
 )
-from agac.store.scans import leaving_rows, scan_positions
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000

@@ -11,8 +11,7 @@ from agac.core.types import Row, RowId
 from agac.engine.intake import CHUNK_ROWS, read_chunk
 from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batch import NewRow
-from agac.store.rows import State
-from agac.store.seen import SeenIds
+from agac.store.rows import SeenIds, State
 
 Rows = Callable[[], Iterator[Row]]
 """Begins to read the input, each time it is called."""

@@ -26,8 +26,7 @@ from agac.spec.levels import Level
 from agac.store.batch import NewRow
 from agac.store.batches import Ready
 from agac.store.ledger import Ledger
-from agac.store.made import MadeRow, made_counts, made_rows
-from agac.store.rows import WALKED, PriorTask, State, aged_rows, prior_tasks
+from agac.store.rows import WALKED, MadeRow, PriorTask, State, aged_rows, made_counts, made_rows, prior_tasks
 from agac.store.runs import counters, read_run, row_counts
 
 CHUNK_ROWS = 512

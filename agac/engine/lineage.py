@@ -10,8 +10,7 @@ from agac.plan.prepare import Sight, followed
 from agac.spec.template import SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.db import Database
-from agac.store.made import rows_of_keys
-from agac.store.rows import StageResult, results_of_rows
+from agac.store.rows import StageResult, results_of_rows, rows_of_keys
 
 
 class Lineage:

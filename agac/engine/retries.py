@@ -8,8 +8,7 @@ from agac.engine.scope import Retry
 from agac.plan.plan import Plan
 from agac.plan.stage import AnyStage
 from agac.spec.levels import Level, Levels, levels_of
-from agac.store.made import MadeCount
-from agac.store.rows import State
+from agac.store.rows import MadeCount, State
 
 Chosen = tuple[str | None, str | None, int]
 """Rows of the input that are taken up again, as `store.retries.chosen_counts` has them."""

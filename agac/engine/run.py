@@ -49,10 +49,8 @@ from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import lease_held
 from agac.store.ledger import Ledger
-from agac.store.made import made_counts
 from agac.store.making import Descent
-from agac.store.results import newest_result
-from agac.store.rows import State
+from agac.store.rows import State, made_counts, newest_result
 
 _log = logging.getLogger("agac.run")
 

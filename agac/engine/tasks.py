@@ -23,7 +23,7 @@ from agac.engine.totals import Totals
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
-from agac.store.results import EarlierResult
+from agac.store.rows import EarlierResult
 
 T = TypeVar("T")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 
 from agac.core.errors import Problem
 from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
@@ -94,67 +95,47 @@ def _circles(stages: Sequence[StageFile], needs: Sequence[Sequence[str]], docume
     """One problem for each circle of stages that need each other, with the way around it."""
     follows = {stage.name: list(wanted) for stage, wanted in zip(stages, needs, strict=True)}
     place = {stage.name: index for index, stage in enumerate(stages)}
-    ended: set[str] = set()
     problems = []
-    for start in follows:
-        way = _circle_from(start, follows, ended)
-        if way:
-            first = min(way, key=lambda name: place[name])
-            at = way.index(first)
-            shown = " → ".join([*way[at:], *way[:at], first])
-            message = f"these stages need each other in a circle: {shown}; let one of them start"
-            problems.append(_problem(document, place[first], message))
-    return problems
+    while circle := _circle(follows):
+        first = min(circle, key=place.__getitem__)
+        at = circle.index(first)
+        shown = " → ".join([*circle[at:], *circle[:at], first])
+        message = f"these stages need each other in a circle: {shown}; let one of them start"
+        problems.append((place[first], message))
+        for name in circle:
+            del follows[name]
+    return [_problem(document, index, message) for index, message in sorted(problems)]
 
 
-def _circle_from(start: str, follows: Mapping[str, list[str]], ended: set[str]) -> list[str] | None:
-    """The first circle that is met from a stage on, each of it followed by one that needs it. `ended` grows by what was
-    walked through. Without recursion: a chain may be thousands of stages long."""
-    if start in ended:
-        return None
-    way, on_way, left = [start], {start}, [list(follows[start])]
-    circle = None
-    while way:
-        if not left[-1]:
-            ended.add(way[-1])
-            on_way.discard(way.pop())
-            left.pop()
-            continue
-        need = left[-1].pop(0)
-        if need in on_way:
-            circle = circle or way[way.index(need) :][::-1]
-        elif need not in ended:
-            way.append(need)
-            on_way.add(need)
-            left.append(list(follows[need]))
-    return circle
+def _circle(follows: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """Stages that need each other, each of them followed by one that needs it; None where none do."""
+    try:
+        TopologicalSorter(follows).prepare()
+    except CycleError as error:
+        return list(error.args[1][:-1])
+    return None
 
 
 def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[StageNode]:
     """Each stage after what it needs; among those that could be next the one that stands first in the file."""
     place = {stage.name: index for index, stage in enumerate(stages)}
     real = _without_disabled(stages, needs)
-    open_needs = {index: len(wanted) for index, wanted in real.items()}
-    followers: dict[str, list[int]] = {}
-    for index, wanted in real.items():
-        for need in wanted:
-            followers.setdefault(need, []).append(index)
-    ready = [index for index, count in open_needs.items() if not count]
-    heapify(ready)
+    sorter = TopologicalSorter({index: [place[need] for need in wanted] for index, wanted in real.items()})
+    sorter.prepare()
+    ready: list[int] = []
     order: list[int] = []
     upstream: dict[int, int] = {}  # the stages upstream of each, as bits by their places in `order`
     position: dict[str, int] = {}
-    while ready:
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heappush(ready, index)
         index = heappop(ready)
         bits = 0
         for need in real[index] if stages[index].group_by is None else ():
             bits |= upstream[place[need]] | 1 << position[need]
         upstream[index], position[stages[index].name] = bits, len(order)
         order.append(index)
-        for follower in followers.get(stages[index].name, ()):
-            open_needs[follower] -= 1
-            if not open_needs[follower]:
-                heappush(ready, follower)
+        sorter.done(index)
     names = [stages[index].name for index in order]
     return [
         StageNode(

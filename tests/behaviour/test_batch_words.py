@@ -12,7 +12,7 @@ from agac.api.confirming import confirm_stale
 from agac.api.watching import BatchCount, Snapshot
 from agac.cli import batch as submitted
 from agac.cli.progress import Layout, run_lines
-from agac.store.batchviews import CLOSED
+from agac.store.batches import CLOSED
 
 BATCH: dict[str, Any] = {
     "id": 4, "provider_id": "batch_abc123", "requests": 50_000, "number": 1, "of": 3, "model": "openai/gpt-5.4-mini",

@@ -21,7 +21,7 @@ from agac.core.errors import UsageError
 from agac.engine.retries import tasks_of_retry
 from agac.engine.scope import Retry
 from agac.plan.plan import Plan, make_plan
-from agac.store.made import MadeCount
+from agac.store.rows import MadeCount
 
 Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}

@@ -31,8 +31,7 @@ from agac.providers.batches import BatchState, ResultLine, UnreadableLine
 from agac.providers.prices import cost
 from agac.store.batch import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
-from agac.store.results import earlier_results
-from agac.store.rows import State
+from agac.store.rows import State, earlier_results
 from agac.store.sql import sql
 
 _log = logging.getLogger("agac.batch")
