@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agac.core.report import Moment, Report
 from agac.core.types import Outcome
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.spec.template import VARS
 from agac.store.history import PastAttempts, TaskRecord
 

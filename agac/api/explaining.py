@@ -20,8 +20,8 @@ from agac.api.rowview import in_batch
 from agac.core.keys import digest
 from agac.core.report import iso
 from agac.core.types import Message, Outcome, RowId
+from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.prepare import reuse_salt
-from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.spec.root import find_project
 from agac.spec.template import MissingField
 from agac.store import runs
@@ -277,7 +277,10 @@ def _as_asked(
 def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
     if before is None:
         return []
-    new, old = ({**one.components(), "operation": one.stage.operation, "when": one.guard} for one in (now, before))
+    new, old = (
+        {**one.components(), "operation": one.stage.operation and one.stage.operation.body(), "when": one.guard}
+        for one in (now, before)
+    )
     found: list[dict[str, Any]] = [
         {"what": name, "before": old.get(name), "now": new.get(name)}
         for name in ("model", "params", "replicas", "vote", "reuse", "operation", "when")

@@ -10,7 +10,7 @@ from typing import Any
 from agac.engine.budget import Amount, Pot, Purse
 from agac.plan.estimate import CHARACTERS_A_TOKEN, LOCAL, Estimate, History, estimate, history
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.runs import Count
 
 MARGIN = 1.2

@@ -17,11 +17,11 @@ from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.report import Report
 from agac.data.atomic import AtomicFile
 from agac.plan.check import resolve_models
-from agac.plan.recorded import ends_of, needs_of, recorded_stages, written_of
-from agac.spec.levels import Making
+from agac.plan.definition import ends_of, recorded_stages, stage_body, written_of
+from agac.spec.levels import StageNode
 from agac.spec.load import in_order, load_workflow
 from agac.spec.root import find_project
-from agac.spec.workflow import Overrides, Stage, Workflow
+from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
@@ -174,12 +174,9 @@ async def _last_run(database: Database | None, workflow: str) -> tuple[RunRecord
     return await read_run(database, lines[0].id), await counters(database, lines[0].id)
 
 
-def _body_of(stage: Stage, model: str) -> dict[str, Any]:
+def _body_of(stage: WrittenStage, model: str) -> dict[str, Any]:
     """A stage of a file as far as it is drawn, in the form of a stored definition."""
-    does = {"model": model} if stage.operation is None else {"operation": stage.operation.body()}
-    guard = {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
-    makes = stage.group.body() if stage.group else {"explode": ".".join(stage.explode)} if stage.explode else {}
-    return {"name": stage.name, "needs": list(stage.needs), **does, **guard, **makes}
+    return stage_body(stage) | ({"model": model} if stage.asks else {})
 
 
 async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
@@ -208,7 +205,7 @@ async def _written(database: Database, record: RunRecord) -> dict[str, int] | No
     return None if position is None else _told(present(await made_counts(database, record.id), position))
 
 
-def _levels(stages: Sequence[Making]) -> dict[str, int]:
+def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
     """How many stages, one after the other, made the rows that each stage is asked of; 0: they are the input's."""
     found: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -233,7 +230,7 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: 
         body["name"],
         kind,
         _does(what),
-        needs_of(body),
+        read_needs(body["needs"]),
         body.get("when"),
         body.get("otherwise", "skip"),
         outcomes,

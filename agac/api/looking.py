@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.comparing import definition_changes
 from agac.api.options import position_of
 from agac.api.reading import database_bytes, database_path, workflow_files
 from agac.api.reports import (
@@ -21,6 +20,7 @@ from agac.api.reports import (
 )
 from agac.core.report import Report, iso, json_form
 from agac.engine.summary import calls_of
+from agac.plan.diff import workflow_changes
 from agac.spec.root import find_project
 from agac.store import history
 from agac.store.batches import OpenBatches, open_batches
@@ -123,7 +123,7 @@ async def _changes(database: Database, before: history.RunLine, after: history.R
     if before.definition_hash == after.definition_hash:
         return fresh
     bodies = await history.definitions(database, [before.definition_hash, after.definition_hash])
-    return [*definition_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
+    return [*workflow_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
 
 
 def inspect(

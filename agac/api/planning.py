@@ -30,10 +30,10 @@ from agac.engine.forecast import Forecast, Reason, StageForecast
 from agac.engine.forecaster import Forecaster
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
+from agac.plan.diff import OTHER_TEXT
 from agac.plan.estimate import LOCAL, Estimate, estimate, history
 from agac.plan.plan import Plan, Selection, make_plan
-from agac.plan.reasons import OTHER_TEXT
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.workflow import RunMode
 from agac.store import runs
 from agac.store.batches import CLOSED, batches_of_run

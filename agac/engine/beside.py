@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from agac.engine.control import Halted
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 
 Settle = Callable[[AnyStage], bool | None]
 """Settles a stage for a row where that needs no waiting: whether those that need it may follow; None: it takes time."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agac.engine.control import Control, Halted
-from agac.plan.steps import PlannedModel
+from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
 from agac.spec.workflow import Budget

@@ -26,7 +26,7 @@ from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.routes import request_for_model
 from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")

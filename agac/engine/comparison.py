@@ -10,9 +10,10 @@ from agac.core.types import JSONValue, RowId
 from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.plan import reasons as why
+from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.levels import Level
 from agac.store.batch import NewRow
 from agac.store.rows import PriorTask, State, StoredRow
@@ -144,7 +145,7 @@ class Comparison:
         if stage.name not in self.position:
             return None
         before, after = definition["stages"][self.position[stage.name]], self._plan.body["stages"][stage.index]
-        return why.definition_changes(before, after, (definition["vars"], self._plan.body["vars"]))
+        return stage_changes(before, after, (definition["vars"], self._plan.body["vars"]))
 
 
 def _reason_of_task(stage: AnyStage, prior: PriorTask | None, fingerprint: bytes) -> str:

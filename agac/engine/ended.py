@@ -9,8 +9,8 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.engine.lineage import Lineage, plain
 from agac.engine.written import Written
+from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
 from agac.plan.prepare import Sight
-from agac.plan.recorded import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.levels import descent, levels_of
 from agac.store.db import Database
 from agac.store.rows import ExportRow, StageResult, State, failed_rows, made_counts, results_of_rows

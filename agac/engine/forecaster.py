@@ -28,7 +28,7 @@ from agac.engine.scope import Scope
 from agac.plan import reasons as why
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.store.batch import NewRow
 from agac.store.batches import open_batches

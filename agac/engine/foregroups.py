@@ -20,7 +20,7 @@ from agac.engine.groups import MOST_ROWS
 from agac.plan import reasons as why
 from agac.plan.estimate import CHARACTERS_A_TOKEN
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.batch import Membership, NewRow

@@ -15,8 +15,8 @@ from agac.engine.lineage import descended, inner
 from agac.engine.making import Makers, Member, NotMade
 from agac.plan import reasons as why
 from agac.plan.prepare import Sight
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.standin import TEXT, stand_in
-from agac.plan.steps import AnyStage, PlannedStage
 from agac.spec.levels import Levels
 from agac.spec.template import INDEX, ITEM
 from agac.store.batch import Child, Making, NewRow

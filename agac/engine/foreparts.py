@@ -17,8 +17,8 @@ from agac.engine.foretasks import TaskForecaster
 from agac.engine.parts import call_size, part_id
 from agac.plan import reasons as why
 from agac.plan.prepare import Sight
+from agac.plan.stage import PlannedStage
 from agac.plan.standin import stand_in
-from agac.plan.steps import PlannedStage
 from agac.plan.tree import Node, NodeId, Tree, tree
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.batch import NewRow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agac.engine.comparison import Before
 from agac.plan.plan import Plan
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.store.db import Database
 from agac.store.rows import made_counts, parent_count
 from agac.store.runs import Count, counters

@@ -10,8 +10,8 @@ from agac.core.types import Request, RowId
 from agac.engine.forecast import SAMPLE, Forecast, Prompt
 from agac.plan.prepare import Preparer, Sight
 from agac.plan.replicas import outcome_of_vote
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.plan.standin import TEXT
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 
 
 class Task(NamedTuple):

@@ -16,8 +16,8 @@ from agac.plan import reasons as why
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer, Sight, followed
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.plan.standin import stand_in
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
 from agac.spec.guardvalues import GuardFailed
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
 from agac.store.batches import live_tasks

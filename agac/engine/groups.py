@@ -14,7 +14,7 @@ from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.tree import Node
 from agac.spec.levels import Level
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON

@@ -12,7 +12,7 @@ from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.repeats import Places
 from agac.engine.settle import Settler
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.operations import Dedupe
 from agac.store.batch import Brood, Child, NewRow
 from agac.store.ledger import Ledger

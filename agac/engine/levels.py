@@ -21,7 +21,7 @@ from agac.engine.scope import Opened, Retry, Scope
 from agac.engine.totals import Totals
 from agac.engine.window import Walker, walk_all
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.levels import Level
 from agac.store.batch import NewRow
 from agac.store.batches import Ready

@@ -17,7 +17,7 @@ from agac.engine.routes import price_by_tier
 from agac.engine.validate import Checker
 from agac.engine.work import Work
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.sending import Sending

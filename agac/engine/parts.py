@@ -18,7 +18,7 @@ from agac.engine.settle import Settler
 from agac.engine.tasks import Parked, Tasks
 from agac.engine.window import walk_all
 from agac.plan.prepare import Preparer
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.plan.tree import CallSize, Node, NodeId, Tree
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.batch import NewRow, Part

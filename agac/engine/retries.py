@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from agac.engine.scope import Retry
 from agac.plan.plan import Plan
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.levels import Level, Levels, levels_of
 from agac.store.rows import MadeCount, State
 

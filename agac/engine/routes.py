@@ -13,7 +13,7 @@ from agac.core.types import Fault, Reply, Request
 from agac.engine.budget import NOTHING, Amount, WorstCase
 from agac.engine.validate import Checker
 from agac.plan.replicas import seeded
-from agac.plan.steps import AnyStage, PlannedModel, PlannedStage
+from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
 from agac.providers.prices import price_of
 from agac.providers.provider import Price

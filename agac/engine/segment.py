@@ -22,7 +22,7 @@ from agac.engine.tasks import Parked, Tasks, value_of
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer, Sight, followed
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.guardvalues import GuardFailed
 from agac.spec.levels import Level
 from agac.spec.operations import Filter, Rename, Select, UnfitRow

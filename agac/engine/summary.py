@@ -9,7 +9,7 @@ from typing import Any
 from agac.core.report import iso
 from agac.core.types import Outcome
 from agac.engine.quantiles import Histogram, merged, quantile
-from agac.plan.recorded import model_of, recorded_stages
+from agac.plan.definition import model_of, recorded_stages
 from agac.plan.replicas import share
 from agac.store.batch import AGREEMENT, HOW
 from agac.store.db import Database

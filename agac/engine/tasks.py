@@ -20,7 +20,7 @@ from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.engine.settle import Settler
 from agac.engine.totals import Totals
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
 from agac.store.rows import EarlierResult

@@ -12,7 +12,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.engine.mend import mended_json
-from agac.plan.steps import ExtraCheck, PlannedStage
+from agac.plan.stage import ExtraCheck, PlannedStage
 from agac.spec.schemabody import compiled
 
 if TYPE_CHECKING:

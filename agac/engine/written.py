@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import NamedTuple
 
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.spec.levels import levels_of
 from agac.store.db import Database
 from agac.store.rows import (

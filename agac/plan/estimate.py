@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agac.core.types import Usage
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.store.runs import Count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agac.core.types import JSONValue
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 
 TEXT = "x" * 60
 """A field of text: a dozen words."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 
 from agac.core.errors import Problem
-from agac.spec.levels import Makes, apart, beside_dedupe, homes
+from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
 from agac.spec.localstages import exploded, makes_of
 from agac.spec.models import StageFile
 from agac.spec.operations import CHANGING
@@ -16,21 +16,7 @@ from agac.spec.suggest import did_you_mean
 from agac.spec.yamlfile import Document, key_path
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A stage by its index in the file. `needs` are the stages that it follows, `ancestors` all those upstream of it
-    whose results it sees: none beyond a group. Both are names in the order in which a row meets them. `rows_of` is the
-    last of those that changes the row's own fields, None: none does. `makes` is what it makes of rows."""
-
-    index: int
-    needs: tuple[str, ...]
-    ancestors: tuple[str, ...] = ()
-    rows_of: str | None = None
-    name: str = ""
-    makes: Makes | None = None
-
-
-def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], list[Problem]]:
+def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
     problems = _repeated(stages, document)
     needs: list[list[str]] = []
@@ -42,10 +28,13 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], 
     if not problems:
         problems = _circles(stages, needs, document)
     if problems:
-        return [Link(index, tuple(wanted), name=stages[index].name) for index, wanted in enumerate(needs)], problems
+        links = [
+            StageNode(name=stages[index].name, index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)
+        ]
+        return links, problems
     links = _in_order(stages, needs)
     problems = _apart(links, document)
-    return (links, problems) if problems else _with_rows(links, stages, document)
+    return (links, problems) if problems else _with_rows(links, document)
 
 
 def _repeated(stages: Sequence[StageFile], document: Document) -> list[Problem]:
@@ -127,7 +116,7 @@ def _circle(follows: Mapping[str, Sequence[str]]) -> list[str] | None:
     return None
 
 
-def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[Link]:
+def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[StageNode]:
     """Each stage after what it needs; among those that could be next the one that stands first in the file."""
     place = {stage.name: index for index, stage in enumerate(stages)}
     real = _without_disabled(stages, needs)
@@ -149,18 +138,19 @@ def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> li
         sorter.done(index)
     names = [stages[index].name for index in order]
     return [
-        Link(
-            index,
-            tuple(sorted(real[index], key=position.__getitem__)),
-            _named(upstream[index], names),
+        StageNode(
             name=stages[index].name,
+            index=index,
+            needs=tuple(sorted(real[index], key=position.__getitem__)),
+            ancestors=_named(upstream[index], names),
             makes=makes_of(stages[index]),
+            changes_rows=any(getattr(stages[index], key) is not None for key in CHANGING),
         )
         for index in order
     ]
 
 
-def _apart(links: Sequence[Link], document: Document) -> list[Problem]:
+def _apart(links: Sequence[StageNode], document: Document) -> list[Problem]:
     """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
     found = apart(links)
     rows = rows_after(links) if found else {}
@@ -185,7 +175,7 @@ def _apart(links: Sequence[Link], document: Document) -> list[Problem]:
     ]
 
 
-def rows_after(links: Sequence[Link]) -> dict[str, str]:
+def rows_after(links: Sequence[StageNode]) -> dict[str, str]:
     """The rows that go on after each stage, in words."""
     makes = {link.name: link.makes for link in links}
     home = homes(links)
@@ -200,14 +190,12 @@ def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
     return words.get(str(makes[maker]), "the rows that {!r} keeps").format(maker)
 
 
-def _with_rows(
-    links: Sequence[Link], stages: Sequence[StageFile], document: Document
-) -> tuple[list[Link], list[Problem]]:
+def _with_rows(links: Sequence[StageNode], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The links with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
-    found: dict[str, Link] = {}
+    found: dict[str, StageNode] = {}
     problems = []
     for link in links:
-        forms = dict.fromkeys(_changed_by(found[need], stages) for need in link.needs)
+        forms = dict.fromkeys(_changed_by(found[need]) for need in link.needs)
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
         others = [name for name in others if name and last and name not in found[last].ancestors]
         if others:
@@ -220,9 +208,8 @@ def _with_rows(
     return list(found.values()), problems
 
 
-def _changed_by(link: Link, stages: Sequence[StageFile]) -> str | None:
-    written = stages[link.index]
-    return written.name if any(getattr(written, key) is not None for key in CHANGING) else link.rows_of
+def _changed_by(link: StageNode) -> str | None:
+    return link.name if link.changes_rows else link.rows_of
 
 
 def _named(bits: int, names: Sequence[str]) -> tuple[str, ...]:

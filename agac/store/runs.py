@@ -185,7 +185,7 @@ async def definition_of(database: Database, run: int) -> dict[str, Any]:
 
 
 async def keep_manner(database: Database, run: int, manner: dict[str, Any]) -> None:
-    """Notes how a run goes about its definition (`plan.manner.manner_of`)."""
+    """Notes how a run goes about its definition (`plan.run_settings.run_settings`)."""
     await write(database, "run_manner", snapshot(manner), run)
 
 

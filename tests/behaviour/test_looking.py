@@ -19,8 +19,8 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Server
 
 import agac
-from agac.api.comparing import definition_changes
 from agac.cli.terminal import plain, selection_words
+from agac.plan.diff import workflow_changes
 
 Faulty = Callable[..., Server]
 
@@ -535,4 +535,4 @@ DEFINITION = st.fixed_dictionaries(
 
 @given(DEFINITION, DEFINITION)
 def test_definitions_differ_in_words_just_when_they_differ(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert (definition_changes(before, after) == []) == (before == after)
+    assert (workflow_changes(before, after) == []) == (before == after)

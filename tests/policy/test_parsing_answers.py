@@ -13,8 +13,7 @@ from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
 from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
-from agac.plan.steps import ExtraCheck, PlannedStage
-from agac.plan.timeouts import DEFAULT_TIMEOUT
+from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.template import compile_template
 

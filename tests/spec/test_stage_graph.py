@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.spec.ends import output_stages
-from agac.spec.graph import Link, graph
+from agac.spec.graph import graph
+from agac.spec.levels import StageNode
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.yamlfile import parse_yaml
 
@@ -111,7 +112,7 @@ def test_every_stage_comes_after_all_that_is_upstream_of_it(written: list[dict[s
     files = stages(*written)
     links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
     assert not problems
-    by_name: dict[str, Link] = {}
+    by_name: dict[str, StageNode] = {}
     for link in links:
         name = files[link.index].name
         assert set(link.needs) <= by_name.keys()

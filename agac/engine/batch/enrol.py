@@ -22,7 +22,7 @@ from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.routes import request_for_model
 from agac.engine.tasks import Parked
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.batch import Enrolled, WaitingTask
 from agac.store.batches import ReadyTask
 from agac.store.ledger import Ledger

@@ -12,7 +12,7 @@ from agac.engine.routes import CHARACTERS_A_TOKEN, Route, price_by_tier
 from agac.engine.validate import Checker
 from agac.plan.batchcuts import most_bytes, most_requests
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedModel
+from agac.plan.stage import PlannedModel
 from agac.providers.batchapis import LINES
 from agac.providers.batches import BatchLines, BatchTraits, ResultLine
 from agac.providers.dialects import DIALECTS
