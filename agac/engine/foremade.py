@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from agac.core.types import JSONValue, Row
 from agac.engine.comparison import Lot, WalkedRow
+from agac.engine.effects import descended
 from agac.engine.forecast import Guess, StageForecast
 from agac.engine.forepast import Past, source_of
-from agac.engine.lineage import descended, inner
+from agac.engine.lineage import inner
 from agac.engine.making import Makers, Member, NotMade
 from agac.plan import reasons as why
 from agac.plan.prepare import Sight

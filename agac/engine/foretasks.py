@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agac.core.keys import local_fingerprint
 from agac.engine.comparison import Comparison, WalkedRow
-from agac.engine.flight import is_leave
+from agac.engine.effects import is_leave
 from agac.engine.forecast import SAMPLE, Forecast, Guess, StageForecast
 from agac.engine.foreprompts import Prompts, Task, made_of
 from agac.engine.lookup import MOST

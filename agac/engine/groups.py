@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.engine.contents import Contents, array
+from agac.engine.executor import Executor
 from agac.engine.flight import Flight
 from agac.engine.levels import LevelPass, Passing, unfit
 from agac.engine.parts import Parts
-from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
@@ -44,7 +44,7 @@ class Groups:
         self,
         passing: Passing,
         level: Level[AnyStage],
-        segment: Segment,
+        executor: Executor,
         contents: Contents,
         parts: Parts,
         settler: Settler,
@@ -54,7 +54,7 @@ class Groups:
         assert stage.group is not None
         self._passing, self._stage, self._group = passing, stage, stage.group
         self._rows = LevelPass(passing, level)
-        self._segment, self._contents, self._parts, self._settler = segment, contents, parts, settler
+        self._executor, self._contents, self._parts, self._settler = executor, contents, parts, settler
 
     async def walk(self) -> None:
         """All groups whose members changed, or that failed, some at a time."""
@@ -76,7 +76,7 @@ class Groups:
             await self._parts.ask(height)
         await self._passing.ledger.durable()
         if self._passing.control.stop is None:
-            await walk_all(self._flights(ready), self._segment, self._passing.control, self._passing.workers)
+            await walk_all(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
@@ -87,7 +87,7 @@ class Groups:
         may_ask = self._passing.scope.may_ask(self._stage.name)
         if self._fits(size) and self._group.reduces:  # it may have been larger
             self._passing.ledger.batch.cut.append(row.key)
-        if self._fits(size) or not may_ask or not self._segment.lets_in(sight, self._stage):
+        if self._fits(size) or not may_ask or not self._executor.does.lets_in(sight, self._stage):
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 from agac.core.types import JSONValue
-from agac.plan.prepare import Seeing, Sight, followed
-from agac.spec.levels import Makes
-from agac.spec.template import SKIPPED
+from agac.engine.effects import ReplayedStage, descended, replay
+from agac.plan.prepare import Sight, followed
 from agac.store.db import Database
 from agac.store.made import rows_of_keys
 from agac.store.rows import StageResult, results_of_rows
-
-
-class Replayed(Seeing, Protocol):
-    """A stage as far as it matters for what it left behind: of a plan, or of a stored definition."""
-
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def makes(self) -> Makes | None: ...
-    @property
-    def changes_rows(self) -> bool: ...
-    @property
-    def explode(self) -> tuple[str, ...] | None: ...
-
-    def form(self, data: dict[str, JSONValue], value: str | None) -> dict[str, JSONValue] | None:
-        """The row's fields after the stage, of those before it; `value` is its stored result. None: not known."""
 
 
 class Lineage:
@@ -37,7 +19,7 @@ class Lineage:
 
     def __init__(
         self,
-        stages: Sequence[Replayed],
+        stages: Sequence[ReplayedStage],
         variables: Mapping[str, JSONValue],
         database: Database,
         *,
@@ -71,38 +53,9 @@ class Lineage:
             return Sight(fields, self._vars)
         return descended(parent, self._stages[origin], fields)
 
-    def replay(self, sight: Sight, stage: Replayed, result: StageResult) -> None:
+    def replay(self, sight: Sight, stage: ReplayedStage, result: StageResult) -> None:
         """Does to a sight what the stage did when the row came through it."""
-        if stage.rows_of not in sight.forms:
-            return
-        if result.skipped:
-            sight.pass_over(stage)
-        elif stage.asks:
-            if result.value is not None and stage.name in self._followed:
-                sight.results[stage.name] = json.loads(result.value)
-        elif stage.changes_rows and (form := stage.form(sight.data(stage), result.value)) is not None:
-            sight.become(stage, form)
-
-
-def descended(parent: Sight, maker: Replayed, fields: dict[str, JSONValue]) -> Sight:
-    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
-    if maker.makes != "rows":
-        return parent.child(fields, without=_exploded_field(maker))
-    sight = parent.child({})
-    sight.become(maker, fields)
-    return sight
-
-
-def _exploded_field(maker: Replayed) -> str | None:
-    """The field of a row whose list was made children of: they have an item of it in its place. A long list would
-    else be in each of them."""
-    path = maker.explode
-    return path[0] if path is not None and len(path) == 1 and path[0] not in maker.ancestors else None
-
-
-def plain(value: object) -> JSONValue:
-    """A result as JSON has it: one that was skipped is null."""
-    return None if value is SKIPPED else value
+        replay(sight, stage, result, self._followed)
 
 
 def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JSONValue:

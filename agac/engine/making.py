@@ -9,7 +9,8 @@ from typing import Protocol
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, RowId
-from agac.engine.lineage import Replayed, inner, plain
+from agac.engine.effects import ReplayedStage, plain
+from agac.engine.lineage import inner
 from agac.plan.estimate import CHARACTERS_A_TOKEN
 from agac.plan.prepare import Sending, Sight
 from agac.plan.steps import AnyStage, LocalStage, PlannedStage
@@ -55,7 +56,7 @@ class Member:
     asks: bool = True
 
     @staticmethod
-    def of(stage: Grouping, stages: Mapping[str, Replayed]) -> Member:
+    def of(stage: Grouping, stages: Mapping[str, ReplayedStage]) -> Member:
         """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
         needed = [stages[need] for need in stage.needs]
         ancestors, rows_of = seen_after(needed, stages)
@@ -70,7 +71,7 @@ class Member:
         return snapshot({**data, **brought})
 
 
-def _answers(needed: Sequence[Replayed], stages: Mapping[str, Replayed]) -> dict[str, None]:
+def _answers(needed: Sequence[ReplayedStage], stages: Mapping[str, ReplayedStage]) -> dict[str, None]:
     """The stages that ask a model and are followed, perhaps by way of others."""
     found: dict[str, None] = {}
     left = list(needed)

@@ -13,7 +13,7 @@ from agac.core.types import JSONValue, Message, Request, RowId, Visible
 from agac.plan.replicas import replica_prints
 from agac.plan.steps import AnyStage, PlannedStage, Step
 from agac.spec.guardvalues import ROW
-from agac.spec.template import SKIPPED, VARS, MissingField, VisibleRow, visible_row
+from agac.spec.template import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
 from agac.spec.workflow import Example, ReusePolicy, Visibility
 
 
@@ -54,12 +54,22 @@ class Following(Protocol):
     def ancestors(self) -> tuple[str, ...]: ...
 
 
+class Needing(Protocol):
+    """A stage as far as it matters for what it waits for."""
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+
 class Sight:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
-    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has."""
+    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has.
 
-    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results")
+    `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
+    has to be asked for: only `agac plan` knows of such."""
+
+    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results", "unknown")
 
     def __init__(
         self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str] = ()
@@ -67,6 +77,7 @@ class Sight:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self.own: dict[str, JSONValue] = {}
+        self.unknown: dict[str, str] = {}
         self._vars, self._sees_all = variables, sees_all
         self._all = visible_row(data, self.results, variables)
 
@@ -78,7 +89,21 @@ class Sight:
             if without is not None:
                 made.forms[form].pop(without, None)
         made.results = dict(self.results)
+        if self.unknown:
+            made.unknown = dict(self.unknown)
         return made
+
+    def unknown_need(self, stage: Needing) -> str | None:
+        """The first name that the stage cannot do without and that is not known yet: of a stage that it needs, or of
+        the rows of its group."""
+        if not self.unknown:
+            return None
+        return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
+
+    def is_decided(self, stage: Seeing, names: Iterable[str]) -> bool:
+        """Whether a condition of the stage that reads these names looks at nothing that is not known yet."""
+        unknown = self.unknown
+        return not unknown or not (stage.rows_of in unknown or any(name in unknown for name in names))
 
     def become(self, stage: Seeing, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
