@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.engine.contents import Contents, array
@@ -16,6 +16,7 @@ from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
 from agac.plan.steps import AnyStage, PlannedStage
 from agac.plan.tree import Node
+from agac.spec.grouping import Group
 from agac.spec.levels import Level
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.made import GroupSize, MadeRow, failed_part, group_sizes
@@ -26,6 +27,19 @@ MOST_ROWS = 100_000
 
 _SOME = 64
 """Groups that are cut before any of them is asked."""
+
+
+Unusable = Literal["failed", "incomplete", "large"]
+"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
+
+
+def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
+    """Why a group cannot be asked that has so many members, and so many more that failed."""
+    if not rows:
+        return "failed"
+    if failed and group.incomplete == "fail":
+        return "incomplete"
+    return "large" if rows > MOST_ROWS and not group.reduces else None
 
 
 class Ready(NamedTuple):
@@ -99,13 +113,15 @@ class Groups:
 
     def _error(self, size: GroupSize) -> RowError | None:
         """Why the group cannot be asked."""
-        if not size.rows:
-            return unfit(self._stage, f"all {size.failed:,} rows of this group failed")
-        if size.failed and self._group.incomplete == "fail":
-            return unfit(self._stage, f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed")
-        if size.rows > MOST_ROWS and not self._group.reduces:
-            message = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
-            return unfit(self._stage, message)
+        match unusable(self._group, size.rows, size.failed):
+            case "failed":
+                return unfit(self._stage, f"all {size.failed:,} rows of this group failed")
+            case "incomplete":
+                text = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
+                return unfit(self._stage, text)
+            case "large":
+                text = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
+                return unfit(self._stage, text)
         return None
 
     def _fits(self, size: GroupSize) -> bool:
