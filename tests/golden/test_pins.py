@@ -1,0 +1,59 @@
+"""What today's program stores and prints is what the program of the golden files stored and printed.
+
+`python tests/golden/make.py [NAME…]` makes them again, where a change is meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Commands
+from support.server import Server
+
+from golden.pinning import GENERAL, ODD, SHIPPED, golden, pin, written
+
+MOST = 40
+"""Differences that are shown."""
+
+
+def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
+    """Where two values differ, a line each."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for name in [*expected, *(name for name in found if name not in expected)]:
+            inner = f"{at}.{name}" if at else name
+            if name not in found:
+                yield f"{inner}: is missing, was {json.dumps(expected[name])[:200]}"
+            elif name not in expected:
+                yield f"{inner}: is new: {json.dumps(found[name])[:200]}"
+            else:
+                yield from differences(expected[name], found[name], inner)
+        if expected == found and list(expected) != list(found):
+            yield f"{at}: the keys stand in another order: {list(found)}, were {list(expected)}"
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for place, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from differences(one, other, f"{at}[{place}]")
+    elif expected != found or type(expected) is not type(found):
+        was, now = (json.dumps(one, ensure_ascii=False)[:2000] for one in (expected, found))
+        yield f"{at}:\n    was {was}\n    is  {now}"
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *ODD, GENERAL])
+def test_it_is_stored_and_printed_as_before(name: str, tmp_path: Path, server: Server, forked: Commands) -> None:
+    made = written(pin(name, tmp_path / name, server, forked))
+    before = golden(name).read_text("utf-8")
+    if made == before:
+        return
+    expected, found = (
+        {key: value for line in text.splitlines() for key, value in json.loads(line).items()} for text in (before, made)
+    )
+    lines = list(differences(expected, found))
+    more = f"\n… and {len(lines) - MOST} more" if len(lines) > MOST else ""
+    pytest.fail(f"{len(lines)} differences to {golden(name)}\n" + "\n".join(lines[:MOST]) + more, pytrace=False)
+
+
+def test_there_is_a_golden_file_for_each_workflow() -> None:
+    assert {path.stem for path in golden(GENERAL).parent.iterdir()} == {*SHIPPED, *ODD, GENERAL}
