@@ -25,7 +25,7 @@ from agac.cli.terminal import (
     table,
     without_switch,
 )
-from agac.engine.summary import iso
+from agac.core.report import iso
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchReport
@@ -349,7 +349,7 @@ BatchFacts = Mapping[str, Any]
 """A batch as `BatchLine.as_json` gives it, or some of that; the facts of an invocation; a summary."""
 
 CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
-"""Final steps of a batch, as in `store.batchviews`, which is slow to load."""
+"""Final steps of a batch, as in `store.batches`, which is slow to load."""
 
 RESULT_WORDS = {
     "done": "done",
