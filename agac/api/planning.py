@@ -22,12 +22,12 @@ from agac.api.reading import database_path
 from agac.api.selecting import selected_rows
 from agac.api.shortnames import meant_before
 from agac.core.errors import Problem
+from agac.engine.baseline import BaselineRun
 from agac.engine.budget import Amount
 from agac.engine.budgets import Budgets
 from agac.engine.budgets import facts as budget_facts
-from agac.engine.comparison import Before
-from agac.engine.forecast import Forecast, Reason, StageForecast
-from agac.engine.forecaster import Forecaster
+from agac.engine.dry_counts import Forecast, Reason, StageForecast
+from agac.engine.dry_run import DryRun
 from agac.engine.scope import Scope
 from agac.plan.check import missing_variables
 from agac.plan.diff import OTHER_TEXT
@@ -213,8 +213,8 @@ async def _report(
     warnings: list[Problem],
 ) -> PlanReport:
     before = await _before(database, made)
-    forecaster = Forecaster(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
-    found = await forecaster.forecast(lambda: selected_rows(checked, made.selection))
+    dry = DryRun(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
+    found = await dry.forecast(lambda: selected_rows(checked, made.selection))
     counts = await _history(database, made.workflow)
     stages = [
         await _planned(database, stage, one, counts, before)
@@ -271,7 +271,7 @@ async def _planned(
     stage: AnyStage,
     found: StageForecast,
     counts: list[runs.Count],
-    before: Before | None,
+    before: BaselineRun | None,
 ) -> PlannedTasks:
     if isinstance(stage, LocalStage):
         return PlannedTasks(stage, found, LOCAL)
@@ -285,7 +285,7 @@ async def _planned(
     return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)), batches)
 
 
-def _aliases(stage: PlannedStage, before: Before | None) -> Iterator[dict[str, str | None]]:
+def _aliases(stage: PlannedStage, before: BaselineRun | None) -> Iterator[dict[str, str | None]]:
     """The short names of a stage's models; `meant` where the run before understood the same name otherwise."""
     for model in stage.models:
         if model.ref is None or model.ref.written is None:
@@ -294,7 +294,7 @@ def _aliases(stage: PlannedStage, before: Before | None) -> Iterator[dict[str, s
         yield {"written": model.ref.written, "means": model.ref.meaning, "meant": meant}
 
 
-async def _before(database: Database | None, made: Plan) -> Before | None:
+async def _before(database: Database | None, made: Plan) -> BaselineRun | None:
     """The run that would be continued, else the newest one of the workflow, of the same rows if there is one."""
     if database is None:
         return None
@@ -312,10 +312,10 @@ async def _before(database: Database | None, made: Plan) -> Before | None:
     return await _as_before(database, ids[0], continued=False)
 
 
-async def _as_before(database: Database, number: int, *, continued: bool) -> Before:
+async def _as_before(database: Database, number: int, *, continued: bool) -> BaselineRun:
     record = await runs.read_run(database, number)
     assert record is not None
-    return Before(record, await runs.definition_of(database, number), continued)
+    return BaselineRun(record, await runs.definition_of(database, number), continued)
 
 
 async def _history(database: Database | None, workflow: str) -> list[runs.Count]:

@@ -349,7 +349,7 @@ BatchFacts = Mapping[str, Any]
 """A batch as `BatchLine.as_json` gives it, or some of that; the facts of an invocation; a summary."""
 
 CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
-"""Final steps of a batch, as in `store.batchviews`, which is slow to load."""
+"""Final steps of a batch, as in `store.batches`, which is slow to load."""
 
 RESULT_WORDS = {
     "done": "done",

@@ -8,13 +8,13 @@ from functools import cached_property
 
 from agac.engine.asking import Asker
 from agac.engine.contents import Contents
+from agac.engine.executor import Executor
 from agac.engine.functions import Functions
 from agac.engine.groups import Groups
 from agac.engine.kept import Kept
 from agac.engine.levels import LevelPass, Passing, walk_levels
 from agac.engine.making import Makers
 from agac.engine.parts import Parts
-from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.tasks import Tasks
 from agac.plan.plan import Plan
@@ -41,9 +41,9 @@ class Crew:
         """What the stages make of rows."""
         return Makers(self.levels, self.plan.output.stages)
 
-    def segment(self, level: Level[AnyStage]) -> Segment:
+    def executor(self, level: Level[AnyStage]) -> Executor:
         """Who walks the rows of a level."""
-        return Segment(
+        return Executor(
             self.plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, self.settler,
             clock=self.clock,
         )  # fmt: skip
@@ -52,7 +52,7 @@ class Crew:
         """Takes all rows that stages made through theirs, once those that they are made of have come to their end."""
 
         async def children(level: Level[AnyStage]) -> None:
-            await LevelPass(passing, level).walk(self.segment(level))
+            await LevelPass(passing, level).walk(self.executor(level))
 
         async def kept(level: Level[AnyStage]) -> None:
             assert level.maker is not None
@@ -64,7 +64,7 @@ class Crew:
             assert isinstance(stage, PlannedStage)
             contents = Contents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
             parts = Parts(passing, stage, contents, self.preparer, self.asker, self.tasks, self.settler)
-            await Groups(passing, level, self.segment(level), contents, parts, self.settler).walk()
+            await Groups(passing, level, self.executor(level), contents, parts, self.settler).walk()
 
         take = {"items": children, "rows": children, "kept": kept, "groups": groups}
         await walk_levels(passing, self.levels.all[1:], take)

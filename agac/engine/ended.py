@@ -7,7 +7,8 @@ from typing import Any
 
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
-from agac.engine.lineage import Lineage, plain
+from agac.engine.effects import plain
+from agac.engine.lineage import Lineage
 from agac.engine.written import Written
 from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
 from agac.plan.prepare import Sight

@@ -58,15 +58,6 @@ class Flight:
         return self.since if self.again_from is not None and stage >= self.again_from else 0.0
 
 
-LEFT = "null"
-"""The stored result of a function that gave None: the row leaves."""
-
-
-def is_leave(stage: AnyStage, value: str) -> bool:
-    """Whether a result, JSON, is none, but the word of a function that the row is to leave."""
-    return not stage.asks and value == LEFT
-
-
 def told_of(stage: AnyStage) -> str:
     """What a local stage does, in its own words."""
     assert isinstance(stage, LocalStage)

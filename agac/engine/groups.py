@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.engine.contents import Contents, array
+from agac.engine.executor import Executor
 from agac.engine.flight import Flight
 from agac.engine.levels import LevelPass, Passing, unfit
 from agac.engine.parts import Parts
-from agac.engine.segment import Segment
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.tree import Node
+from agac.spec.grouping import Group
 from agac.spec.levels import Level
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.rows import GroupSize, MadeRow, PriorTask, failed_part, group_sizes, prior_tasks
@@ -25,6 +26,19 @@ MOST_ROWS = 100_000
 
 _SOME = 64
 """Groups that are cut before any of them is asked."""
+
+
+Unusable = Literal["failed", "incomplete", "large"]
+"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
+
+
+def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
+    """Why a group cannot be asked that has so many members, and so many more that failed."""
+    if not rows:
+        return "failed"
+    if failed and group.incomplete == "fail":
+        return "incomplete"
+    return "large" if rows > MOST_ROWS and not group.reduces else None
 
 
 class Ready(NamedTuple):
@@ -43,7 +57,7 @@ class Groups:
         self,
         passing: Passing,
         level: Level[AnyStage],
-        segment: Segment,
+        executor: Executor,
         contents: Contents,
         parts: Parts,
         settler: Settler,
@@ -53,7 +67,7 @@ class Groups:
         assert stage.group is not None
         self._passing, self._stage, self._group = passing, stage, stage.group
         self._rows = LevelPass(passing, level)
-        self._segment, self._contents, self._parts, self._settler = segment, contents, parts, settler
+        self._executor, self._contents, self._parts, self._settler = executor, contents, parts, settler
 
     async def walk(self) -> None:
         """All groups whose members changed, or that failed, some at a time."""
@@ -75,7 +89,7 @@ class Groups:
             await self._parts.ask(height)
         await self._passing.ledger.durable()
         if self._passing.control.stop is None:
-            await walk_all(self._flights(ready), self._segment, self._passing.control, self._passing.workers)
+            await walk_all(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
@@ -86,7 +100,7 @@ class Groups:
         may_ask = self._passing.scope.may_ask(self._stage.name)
         if self._fits(size) and self._group.reduces:  # it may have been larger
             self._passing.ledger.batch.cut.append(row.key)
-        if self._fits(size) or not may_ask or not self._segment.lets_in(sight, self._stage):
+        if self._fits(size) or not may_ask or not self._executor.does.lets_in(sight, self._stage):
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 
@@ -98,13 +112,15 @@ class Groups:
 
     def _error(self, size: GroupSize) -> RowError | None:
         """Why the group cannot be asked."""
-        if not size.rows:
-            return unfit(self._stage, f"all {size.failed:,} rows of this group failed")
-        if size.failed and self._group.incomplete == "fail":
-            return unfit(self._stage, f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed")
-        if size.rows > MOST_ROWS and not self._group.reduces:
-            message = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
-            return unfit(self._stage, message)
+        match unusable(self._group, size.rows, size.failed):
+            case "failed":
+                return unfit(self._stage, f"all {size.failed:,} rows of this group failed")
+            case "incomplete":
+                text = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
+                return unfit(self._stage, text)
+            case "large":
+                text = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
+                return unfit(self._stage, text)
         return None
 
     def _fits(self, size: GroupSize) -> bool:

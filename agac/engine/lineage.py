@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agac.core.types import JSONValue
+from agac.engine.effects import descended, replay
 from agac.plan.prepare import Sight, followed
-from agac.spec.template import SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.db import Database
 from agac.store.rows import StageResult, results_of_rows, rows_of_keys
@@ -55,36 +55,7 @@ class Lineage:
 
     def replay(self, sight: Sight, stage: Stage, result: StageResult) -> None:
         """Does to a sight what the stage did when the row came through it."""
-        if stage.rows_of not in sight.forms:
-            return
-        if result.skipped:
-            sight.pass_over(stage)
-        elif stage.asks:
-            if result.value is not None and stage.name in self._followed:
-                sight.results[stage.name] = json.loads(result.value)
-        elif stage.changes_rows and (form := stage.form(sight.data(stage), result.value)) is not None:
-            sight.become(stage, form)
-
-
-def descended(parent: Sight, maker: Stage, fields: dict[str, JSONValue]) -> Sight:
-    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
-    if maker.makes != "rows":
-        return parent.child(fields, without=_exploded_field(maker))
-    sight = parent.child({})
-    sight.become(maker, fields)
-    return sight
-
-
-def _exploded_field(maker: Stage) -> str | None:
-    """The field of a row whose list was made children of: they have an item of it in its place. A long list would
-    else be in each of them."""
-    path = maker.explode
-    return path[0] if path is not None and len(path) == 1 and path[0] not in maker.ancestors else None
-
-
-def plain(value: object) -> JSONValue:
-    """A result as JSON has it: one that was skipped is null."""
-    return None if value is SKIPPED else value
+        replay(sight, stage, result, self._followed)
 
 
 def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JSONValue:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, RowId
-from agac.engine.lineage import inner, plain
+from agac.engine.effects import plain
+from agac.engine.lineage import inner
 from agac.plan.estimate import CHARACTERS_A_TOKEN
 from agac.plan.prepare import Sight
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
@@ -105,16 +106,19 @@ class Makers:
         row: NewRow,
         lists: Mapping[int, Sequence[Mapping[str, JSONValue]]],
         state: State,
+        *,
+        unknown: Collection[int] = (),
     ) -> Making:
         """All that is made of a row that went through, to this state. `lists` are the rows that functions gave, by
-        their stages' positions: what follows such a function is made of those. Raises NotMade."""
+        their stages' positions: what follows such a function is made of those. What the stages at the positions
+        `unknown` make of it is left out. Raises NotMade."""
         content = _content(sight)
         broods = self._of_lists(row.row.id, content, lists)
         groups: dict[int, Membership] = {}
         alike: dict[int, Alike] = {}
         passed_on = frozenset[int]().union(*(self._after[index] for index in lists))
         for maker in level.makers:
-            if maker.index in passed_on:
+            if maker.index in passed_on or maker.index in unknown:
                 continue
             if maker.makes == "items":
                 items = [snapshot({ITEM: item, INDEX: place}) for place, item in enumerate(_items(maker, sight))]
@@ -141,6 +145,13 @@ class Makers:
             raise NotMade(other, _unfit(other, f"{message}; let one of them follow the other"))
         return found
 
+    def waits_for(self, maker: AnyStage, sight: Sight) -> str | None:
+        """The name of what is not known yet and decides what the stage makes of a row; None where all is known."""
+        if not sight.unknown:
+            return None
+        eyes = self.members.get(maker.index, maker)
+        return next((name for path in _paths(maker) if (name := _unknown_in(path, eyes, sight)) is not None), None)
+
     def lacking(self, level: Level[AnyStage], sight: Sight, row: NewRow) -> Making:
         """What is made of a row that failed: groups know that they lack it, as far as it is known which."""
         groups: dict[int, Membership] = {}
@@ -163,6 +174,23 @@ class Makers:
         if stage.group.max_tokens is not None and not failed:
             size = len(member.text(sight)) // CHARACTERS_A_TOKEN + 1
         return Membership(_group_id(values), snapshot(fields), member_hash(row_id), size, failed)
+
+
+def _paths(maker: AnyStage) -> Sequence[Sequence[str]]:
+    """What the stage looks at in a row to say what it makes of it."""
+    if maker.explode is not None:
+        return [maker.explode]
+    if maker.group is not None:
+        return maker.group.fields
+    return maker.operation.fields if isinstance(maker, LocalStage) and isinstance(maker.operation, Dedupe) else ()
+
+
+def _unknown_in(path: Sequence[str], eyes: AnyStage | Member, sight: Sight) -> str | None:
+    """The stage on whose answer it hangs what a path names; None where that is known."""
+    name = path[0] if path[0] in eyes.ancestors or path[0] in (ITEM, INDEX) else eyes.rows_of
+    if name not in sight.unknown:
+        return None
+    return next(iter(sight.unknown)) if name in (ITEM, INDEX) else name
 
 
 def _brood(parent: RowId, content: str, items: Sequence[str]) -> list[Child]:

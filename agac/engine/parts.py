@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
 from agac.core.errors import RowError
@@ -45,6 +45,30 @@ def part_id(group: RowId, node: NodeId) -> str:
     return f"{group}/{node.height}.{node.low:016x}.{node.high:016x}{after}"
 
 
+class GroupCut:
+    """Cuts one group as its members come, in the order of their hashes; `store` is given each part, children first."""
+
+    def __init__(self, stage: PlannedStage, store: Callable[[Node], None]) -> None:
+        self._tree, self._store = Tree(call_size(stage)), store
+        self._last: Node | None = None
+
+    def add(self, sort: int, tokens: int) -> None:
+        """One more member; `sort` is 64 bits, unsigned."""
+        self._take(self._tree.add(sort, tokens))
+
+    def close(self) -> Node:
+        """All members came: the node that is the group itself, which is no part."""
+        self._take(self._tree.close())
+        assert self._last is not None
+        return self._last
+
+    def _take(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if self._last is not None:
+                self._store(self._last)
+            self._last = node
+
+
 class Parts:
     """The parts of the large groups of one stage."""
 
@@ -61,29 +85,20 @@ class Parts:
         assert stage.group is not None
         self._passing, self._stage, self._contents = passing, stage, contents
         self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
-        self._size = call_size(stage)
 
     async def cut(self, group: MadeRow) -> Node:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
-        growing, last = Tree(self._size), None
-        ledger = self._passing.ledger
+        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._passing.ledger
         async for page in self._contents.pages(group.key):
             for one in page:
-                for node in growing.add(one.sort + _SIGNED, one.size):
-                    self._store(group, last)
-                    last = node
+                cut.add(one.sort + _SIGNED, one.size)
             await ledger.durable()
-        for node in growing.close():
-            self._store(group, last)
-            last = node
+        top = cut.close()
         ledger.batch.cut.append(group.key)
         await ledger.durable()
-        assert last is not None
-        return last
+        return top
 
-    def _store(self, group: MadeRow, node: Node | None) -> None:
-        if node is None:
-            return
+    def _store(self, group: MadeRow, node: Node) -> None:
         body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
         part_id = self.name(group, node.id)
         below = [self.name(group, child) for child in node.children]

@@ -11,7 +11,8 @@ from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.engine.callbook import CallBook
-from agac.engine.flight import Flight, Stood, is_leave, told_of
+from agac.engine.effects import is_leave
+from agac.engine.flight import Flight, Stood, told_of
 from agac.engine.policy import FURTHER_RUNS
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals

@@ -69,7 +69,7 @@ async def _walk_open(crew: Crew, passing: Passing, group: asyncio.TaskGroup, *, 
 async def _walk_level(
     crew: Crew, passing: Passing, flights: AsyncGenerator[list[Flight], None], group: asyncio.TaskGroup
 ) -> None:
-    first = crew.segment(crew.levels.all[0])
+    first = crew.executor(crew.levels.all[0])
     await _ended(group.create_task(walk_all(flights, first, passing.control, passing.workers)), passing.control)
 
 

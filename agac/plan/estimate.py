@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agac.core.types import Usage
-from agac.plan.stage import PlannedModel, PlannedStage
+from agac.core.types import JSONValue, Usage
+from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.store.runs import Count
 
@@ -143,3 +143,33 @@ def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batc
     price = price_of(model.provider, model.model, tier)
     one = cost(Usage(round(given), round(made)), price)
     return None if one is None else one * calls
+
+
+TEXT = "x" * 60
+"""A field of text: a dozen words."""
+
+FREE = "x" * 1000
+"""An answer without a schema."""
+
+
+def dummy_answer(stage: AnyStage) -> JSONValue:
+    """What the stage might answer."""
+    return FREE if stage.shape is None else _of_shape(stage.shape, 0)
+
+
+def _of_shape(body: Any, depth: int) -> JSONValue:
+    if not isinstance(body, dict) or depth > 8:
+        return TEXT
+    if body.get("enum"):
+        return body["enum"][0]
+    if isinstance(body.get("properties"), dict):
+        return {name: _of_shape(inner, depth + 1) for name, inner in body["properties"].items()}
+    match body.get("type"):
+        case "array":
+            return [_of_shape(body.get("items"), depth + 1)] * max(1, body.get("minItems", 1) if depth == 0 else 1)
+        case "integer" | "number":
+            return 1
+        case "boolean":
+            return True
+        case _:
+            return TEXT

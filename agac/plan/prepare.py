@@ -14,7 +14,7 @@ from agac.plan.replicas import replica_prints
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.guardvalues import ROW
 from agac.spec.levels import StageNode
-from agac.spec.template import SKIPPED, VARS, MissingField, VisibleRow, visible_row
+from agac.spec.template import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
 from agac.spec.workflow import Example, ReusePolicy, Stage
 
 
@@ -29,9 +29,12 @@ class Prepared(NamedTuple):
 class Sight:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
-    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has."""
+    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has.
 
-    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results")
+    `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
+    has to be asked for: only `agac plan` knows of such."""
+
+    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results", "unknown")
 
     def __init__(
         self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str] = ()
@@ -39,6 +42,7 @@ class Sight:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self.own: dict[str, JSONValue] = {}
+        self.unknown: dict[str, str] = {}
         self._vars, self._sees_all = variables, sees_all
         self._all = visible_row(data, self.results, variables)
 
@@ -50,7 +54,21 @@ class Sight:
             if without is not None:
                 made.forms[form].pop(without, None)
         made.results = dict(self.results)
+        if self.unknown:
+            made.unknown = dict(self.unknown)
         return made
+
+    def unknown_need(self, stage: Stage) -> str | None:
+        """The first name that the stage cannot do without and that is not known yet: of a stage that it needs, or of
+        the rows of its group."""
+        if not self.unknown:
+            return None
+        return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
+
+    def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
+        """Whether a condition of the stage that reads these names looks at nothing that is not known yet."""
+        unknown = self.unknown
+        return not unknown or not (stage.rows_of in unknown or any(name in unknown for name in names))
 
     def become(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""

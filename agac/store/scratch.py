@@ -1,4 +1,4 @@
-"""What a forecast has to remember of all rows: on disk when it is much, in a database of its own that goes with it."""
+"""What a dry run has to remember of all rows: on disk when it is much, in a database of its own that goes with it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import NamedTuple
 from agac.core.types import RowId
 
 _TABLES = """
-CREATE TABLE alike (maker INTEGER, hash BLOB, PRIMARY KEY (maker, hash)) WITHOUT ROWID;
-CREATE TABLE lot (maker INTEGER, id, fields TEXT, rows INTEGER, failed INTEGER, tokens INTEGER, characters INTEGER,
-    parked INTEGER, guessed INTEGER, need TEXT, reason TEXT, PRIMARY KEY (maker, id)) WITHOUT ROWID;
-CREATE TABLE member (maker INTEGER, lot, sort INTEGER, id, tokens INTEGER, characters INTEGER, text TEXT);
-CREATE TABLE node (lot INTEGER, height INTEGER, low INTEGER, high INTEGER, after INTEGER, rows INTEGER, children TEXT,
-    value TEXT, PRIMARY KEY (lot, height, low, after));
+CREATE TABLE candidate (maker INTEGER, hash BLOB, PRIMARY KEY (maker, hash)) WITHOUT ROWID;
+CREATE TABLE forecast_group (maker INTEGER, id, fields TEXT, rows INTEGER, failed INTEGER, tokens INTEGER,
+    characters INTEGER, parked INTEGER, guessed INTEGER, need TEXT, reason TEXT, PRIMARY KEY (maker, id)) WITHOUT ROWID;
+CREATE TABLE member (maker INTEGER, group_id, sort INTEGER, id, tokens INTEGER, characters INTEGER, text TEXT);
+CREATE TABLE node (group_number INTEGER, height INTEGER, low INTEGER, high INTEGER, after INTEGER, rows INTEGER,
+    children TEXT, value TEXT, PRIMARY KEY (group_number, height, low, after));
 """
 _JOIN = """
-INSERT INTO lot VALUES (:maker, :lot, :fields, :rows, :failed, :tokens, :characters, :parked, :guessed, :need, :reason)
+INSERT INTO forecast_group VALUES (:maker, :group, :fields, :rows, :failed, :tokens, :characters,
+    :parked, :guessed, :need, :reason)
 ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, failed = failed + excluded.failed,
     tokens = tokens + excluded.tokens, characters = characters + excluded.characters,
     parked = max(parked, excluded.parked), guessed = max(guessed, excluded.guessed),
@@ -28,11 +29,11 @@ RETURNING need
 _SIGNED = 1 << 63
 
 
-class Joining(NamedTuple):
+class GroupInput(NamedTuple):
     """A row that comes to a group, or several alike ones. `need` is the stage on whose answer it hangs what the group
     is asked about it, None: that is known; `reason` is why that is asked."""
 
-    lot: RowId
+    group: RowId
     fields: str
     rows: int
     failed: int
@@ -44,8 +45,8 @@ class Joining(NamedTuple):
     reason: str | None
 
 
-class Lot(NamedTuple):
-    """A group with all that came to it: `id`, then what `Joining` has."""
+class ForecastGroup(NamedTuple):
+    """A group with all that came to it: `id`, then what `GroupInput` has."""
 
     id: RowId
     fields: str
@@ -59,7 +60,7 @@ class Lot(NamedTuple):
     reason: str | None
 
 
-class Held(NamedTuple):
+class ForecastMember(NamedTuple):
     """A member of a group; `sort` is 64 bits, unsigned."""
 
     sort: int
@@ -70,9 +71,9 @@ class Held(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the large group number `lot`: `plan.tree.NodeId`, and what the node holds."""
+    """A part of the large group number `group`: `plan.tree.NodeId`, and what the node holds."""
 
-    lot: int
+    group: int
     height: int
     low: int
     high: int
@@ -95,16 +96,16 @@ class Scratch:
 
     def is_first(self, maker: int, digest: bytes) -> bool:
         """Whether this value did not come to the stage before."""
-        return self._db.execute("INSERT OR IGNORE INTO alike VALUES (?, ?)", (maker, digest)).rowcount > 0
+        return self._db.execute("INSERT OR IGNORE INTO candidate VALUES (?, ?)", (maker, digest)).rowcount > 0
 
-    def join(self, maker: int, joining: Joining) -> bool:
+    def join(self, maker: int, joining: GroupInput) -> bool:
         """Adds to a group. Whether all is known of those that came to it so far."""
         (need,) = self._db.execute(_JOIN, {**joining._asdict(), "maker": maker}).fetchone()
         return need is None
 
-    def hold(self, maker: int, lot: RowId, members: Sequence[Held]) -> None:
+    def hold(self, maker: int, group: RowId, members: Sequence[ForecastMember]) -> None:
         """Keeps members of a group, where it may be asked about them, or in parts."""
-        values = [(maker, lot, one.sort - _SIGNED, *one[1:]) for one in members]
+        values = [(maker, group, one.sort - _SIGNED, *one[1:]) for one in members]
         self._db.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def begin(self) -> None:
@@ -115,58 +116,60 @@ class Scratch:
         """Ends what `begin` began."""
         self._db.execute("COMMIT")
 
-    def lots(self, maker: int, some: int) -> Iterator[list[Lot]]:
+    def groups(self, maker: int, some: int) -> Iterator[list[ForecastGroup]]:
         """All groups of a stage by their ids, some at a time."""
         if not self._sorted:
-            self._db.execute("CREATE INDEX member_sort ON member (maker, lot, sort)")
+            self._db.execute("CREATE INDEX member_sort ON member (maker, group_id, sort)")
             self._sorted = True
         statement = (
-            "SELECT id, fields, rows, failed, tokens, characters, parked, guessed, need, reason FROM lot "
+            "SELECT id, fields, rows, failed, tokens, characters, parked, guessed, need, reason FROM forecast_group "
             "WHERE maker = ? AND id > ? ORDER BY id LIMIT ?"
         )
         after: RowId = -(1 << 63)
-        while found := [Lot(*row) for row in self._db.execute(statement, (maker, after, some))]:
+        while found := [ForecastGroup(*row) for row in self._db.execute(statement, (maker, after, some))]:
             yield found
             after = found[-1].id
 
-    def members(self, maker: int, lot: RowId, low: int = 0, high: int = 2 * _SIGNED - 1) -> Iterator[Held]:
+    def members(self, maker: int, group: RowId, low: int = 0, high: int = 2 * _SIGNED - 1) -> Iterator[ForecastMember]:
         """The members of a group from one hash to another, in the order of their hashes."""
         statement = (
             "SELECT sort, id, tokens, characters, text FROM member "
-            "WHERE maker = ? AND lot = ? AND sort BETWEEN ? AND ? ORDER BY sort, rowid"
+            "WHERE maker = ? AND group_id = ? AND sort BETWEEN ? AND ? ORDER BY sort, rowid"
         )
-        for row in self._db.execute(statement, (maker, lot, low - _SIGNED, high - _SIGNED)):
-            yield Held(row[0] + _SIGNED, *row[1:])
+        for row in self._db.execute(statement, (maker, group, low - _SIGNED, high - _SIGNED)):
+            yield ForecastMember(row[0] + _SIGNED, *row[1:])
 
     def put_part(self, part: Part) -> None:
         """Remembers a part of a large group."""
         low, high = part.low - _SIGNED, part.high - _SIGNED
-        values = (part.lot, part.height, low, high, part.after, part.rows, json.dumps(part.children), None)
+        values = (part.group, part.height, low, high, part.after, part.rows, json.dumps(part.children), None)
         self._db.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def parts(self, height: int, some: int) -> Iterator[list[Part]]:
         """The parts of all groups at hand of one height, some at a time."""
         after = 0
         statement = (
-            "SELECT rowid, lot, height, low, high, after, rows, children FROM node "
+            "SELECT rowid, group_number, height, low, high, after, rows, children FROM node "
             "WHERE height = ? AND rowid > ? ORDER BY rowid LIMIT ?"
         )
         while found := self._db.execute(statement, (height, after, some)).fetchall():
             after = found[-1][0]
             yield [
-                Part(lot, height, low + _SIGNED, high + _SIGNED, tie, rows, tuple(map(tuple, json.loads(children))))
-                for _, lot, _, low, high, tie, rows, children in found
+                Part(group, height, low + _SIGNED, high + _SIGNED, tie, rows, tuple(map(tuple, json.loads(children))))
+                for _, group, _, low, high, tie, rows, children in found
             ]
 
     def part_came_to(self, part: Part, value: str) -> None:
         """A part has a result, JSON."""
-        key = (value, part.lot, part.height, part.low - _SIGNED, part.after)
-        self._db.execute("UPDATE node SET value = ? WHERE lot = ? AND height = ? AND low = ? AND after = ?", key)
+        key = (value, part.group, part.height, part.low - _SIGNED, part.after)
+        self._db.execute(
+            "UPDATE node SET value = ? WHERE group_number = ? AND height = ? AND low = ? AND after = ?", key
+        )
 
-    def values(self, lot: int, parts: Sequence[Sequence[int]]) -> list[str | None]:
+    def values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str | None]:
         """What these parts of a group came to, in their order; None where that is not known."""
-        statement = "SELECT value FROM node WHERE lot = ? AND height = ? AND low = ? AND after = ?"
-        keys = [(lot, height, low - _SIGNED, after) for height, low, _, after in parts]
+        statement = "SELECT value FROM node WHERE group_number = ? AND height = ? AND low = ? AND after = ?"
+        keys = [(group, height, low - _SIGNED, after) for height, low, _, after in parts]
         return [self._db.execute(statement, key).fetchone()[0] for key in keys]
 
     def forget_parts(self) -> int:

@@ -1,0 +1,337 @@
+"""A run without asking: what would be run, what would be reused, and why. Writes nothing, calls nobody.
+
+Rows go through the same `LevelStages` as in a run, some hundred at a time and stage by stage, so that a stage takes one
+look-up for all of them. An answer that is not in the store is `Unknown`: why it would be asked for goes along with the
+row, guards that look at it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
+grow with the rows: the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
+
+baseline     the run compared with                 dry_counts   what comes of it, as numbers
+dry_answers  outcomes, as far as the store tells   dry_rows     rows that stages would make
+dry_groups   groups, once all their members came
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, closing
+from itertools import islice
+
+from agac.core.types import Row, RowId
+from agac.engine.baseline import Baseline, BaselineCounts, BaselineOutcomes, BaselineRun, ForecastRow, baseline_counts
+from agac.engine.dry_answers import CountedOutcomes, Prompts, StoredAnswers
+from agac.engine.dry_counts import Forecast, StageForecast
+from agac.engine.dry_groups import GroupForecaster
+from agac.engine.dry_rows import ForecastDeriver
+from agac.engine.executor import LevelStages, Task
+from agac.engine.intake import CHUNK_ROWS, read_chunk
+from agac.engine.making import NotMade
+from agac.engine.scope import Scope
+from agac.plan import reasons as why
+from agac.plan.plan import Plan
+from agac.plan.prepare import Preparer
+from agac.plan.stage import AnyStage, PlannedStage
+from agac.spec.levels import Levels, levels_of
+from agac.spec.workflow import InputSpec, OnDuplicateId
+from agac.store.batch import Alike, NewRow
+from agac.store.batches import open_batches
+from agac.store.db import Database
+from agac.store.rows import WALKED, SeenIds, State, StoredRow, aged_rows, rows_by_id
+from agac.store.scratch import Scratch
+
+Rows = Callable[[], Iterator[Row]]
+"""Begins to read the input, each time it is called."""
+
+
+class DryRun:
+    """Makes a Forecast. `now` is in seconds since 1970; `show` rendered prompts are kept."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        database: Database | None,
+        before: BaselineRun | None,
+        *,
+        scope: Scope,
+        fresh: bool,
+        now: float,
+        show: int,
+    ) -> None:
+        self._plan, self._db, self._before = plan, database, before
+        self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
+        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now)
+        run = before.record.id if before and self._baseline.continued else 0
+        self._preparer = Preparer(plan.stages, plan.vars, run)
+
+    async def forecast(self, rows: Rows) -> Forecast:
+        """Reads the input once, or twice where an id's last record counts."""
+        counts = await baseline_counts(self._db, self._before, self._plan)
+        found = Forecast([StageForecast(stage.name) for stage in self._plan.stages])
+        outcomes = CountedOutcomes(self._plan, found, self._baseline, self._scope)
+        answers = StoredAnswers(
+            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, found, self._show),
+            fresh=self._fresh, listing=counts.listing, in_batches=await self._any_batch(),
+        )  # fmt: skip
+        memory = BaselineOutcomes(self._db, self._before, self._baseline)
+        with closing(Scratch()) as scratch:
+            walk = DryWalk(self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory)
+            async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+                async for chunk, dropped in chunks:
+                    found.rows += dropped + len(chunk)
+                    found.dropped += dropped
+                    usable = [new for new in chunk if new.state is State.PENDING]
+                    found.unusable += len(chunk) - len(usable)
+                    await walk.through(await self._begun(usable, walk.levels, found))
+            await walk.through_groups()
+        return found
+
+    async def _any_batch(self) -> bool:
+        """Whether a request may be in a batch already."""
+        return self._db is not None and not self._fresh and bool(await open_batches(self._db))
+
+    async def _begun(self, chunk: list[NewRow], levels: Levels[AnyStage], found: Forecast) -> list[ForecastRow]:
+        """One chunk of the input: rows that are finished and unchanged need no look, the others go through."""
+        stored = await self._stored(chunk)
+        rows = []
+        finished = await self._finished(chunk, stored)
+        for new in chunk:
+            old = stored.get(new.row.id)
+            if old is not None and old.key in finished and old.hash == new.hash:
+                for stage in found.stages:
+                    stage.reuse += 1
+                continue
+            sight = self._preparer.sight(new.row.data)
+            rows.append(ForecastRow(new.row.id, sight, new=new, level=levels.all[0], old=old))
+        return rows
+
+    async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:
+        if self._db is None or self._before is None or not chunk:
+            return {}
+        found = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in chunk])
+        return {row_id: min(rows, key=lambda old: old.occurrence) for row_id, rows in found.items()}
+
+    async def _finished(self, chunk: Sequence[NewRow], stored: Mapping[RowId, StoredRow]) -> set[int]:
+        """The keys of done rows of the run that would be continued, but for those with answers that are too old."""
+        judges = any(stage.guard for stage in self._plan.stages) or len(self._plan.asking) < len(self._plan.stages)
+        makes = any(stage.makes is not None for stage in self._plan.stages)
+        if not self._baseline.continued or self._db is None or judges or makes:
+            return set()  # its tasks say what became of each stage of such a row
+        done = {old.key for new in chunk if (old := stored.get(new.row.id)) and old.state in WALKED}
+        cutoffs = {s.index: self._now - s.max_age for s in self._plan.asking if s.max_age is not None}
+        return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
+
+
+class DryWalk:
+    """Takes rows through the stages of their levels, and then those that are made of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        preparer: Preparer,
+        outcomes: CountedOutcomes,
+        answers: StoredAnswers,
+        baseline: Baseline,
+        counts: BaselineCounts,
+        scratch: Scratch,
+        memory: BaselineOutcomes,
+    ) -> None:
+        self.levels: Levels[AnyStage] = levels_of(plan.stages)
+        self._outcomes, self._answers, self._scratch, self._memory = outcomes, answers, scratch, memory
+        self._does: dict[int | None, LevelStages[ForecastRow]] = {
+            level.origin: LevelStages(plan, level, preparer, outcomes) for level in self.levels.all
+        }
+        self._walks = {origin: frozenset(stage.index for stage in does.stages) for origin, does in self._does.items()}
+        self._made = ForecastDeriver(self.levels, outcomes.found.stages, counts, self._fail)
+        self._groups = GroupForecaster(
+            self.levels, self._does, self._made, outcomes, answers, baseline, counts, scratch, memory.learn, plan.vars
+        )
+        self._makers = [stage for stage in self.levels.stages if stage.makes not in (None, "rows")]
+
+    async def through(self, rows: Iterable[ForecastRow]) -> None:
+        """Takes them, and all that is made of them, as far as it goes without groups."""
+        async for some in self._ended(rows):
+            for maker in self._makers:
+                await self._feed(maker, [row for row in some if self._made.feeds(row, maker)])
+
+    async def through_groups(self) -> None:
+        """Takes the groups through, once all their members have come."""
+        for stage in self._makers:
+            if isinstance(stage, PlannedStage) and stage.group is not None:
+                async for rows in self._groups.rows(stage):
+                    await self.through(rows)
+
+    async def _ended(self, rows: Iterable[ForecastRow]) -> AsyncIterator[list[ForecastRow]]:
+        """These rows in their order, after all stages of their levels; in the place of one for which functions gave
+        others, it and those."""
+        left = iter(rows)
+        while some := list(islice(left, CHUNK_ROWS)):
+            await self._stages([row for row in some if not row.ended])
+            if any(row.lists and not row.ended for row in some):
+                async for ended in self._ended(self._opened(some)):
+                    yield ended
+            else:
+                yield some
+
+    def _opened(self, rows: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
+        for row in rows:
+            is_new, row.ended = not row.ended, True
+            yield row
+            if is_new and row.lists and not row.dropped:
+                yield from self._made.listed(row)
+
+    async def _stages(self, rows: Sequence[ForecastRow]) -> None:
+        """One chunk of rows through all stages of theirs."""
+        await self._memory.learn([row for row in rows if not row.learned])
+        for stage in self.levels.stages:
+            own = [row for row in rows if stage.index in self._walks[row.level.origin]]
+            begun = [(row, task) for row in own if (task := self._begin(row, stage)) is not None]
+            if not begun:
+                continue
+            for (row, task), result in zip(begun, await self._answers.answer(stage, begun), strict=True):
+                if result is not None:
+                    self._does[row.level.origin].take(row, stage, task, result)
+
+    def _begin(self, row: ForecastRow, stage: AnyStage) -> Task | None:
+        """The task of a row at a stage, where it has one."""
+        if row.lists and any(stage.index in self._walks[index] for index in row.lists):
+            return None  # those that it was replaced by walk in its place
+        if row.dropped and stage.index not in row.begun:
+            return None
+        if row.never_began and any(need in row.never_began for need in stage.needs):
+            row.never_began.add(stage.name)
+            return None
+        if self._outcomes.is_guess(row, stage):
+            self._outcomes.of(stage).exact = False
+        blocked = next((need for need in stage.needs if need in row.blocked), None) if row.blocked else None
+        if blocked is not None:
+            self._outcomes.block(stage, row, why.upstream_blocked(blocked))
+            return None
+        does = self._does[row.level.origin]
+        if not does.in_turn and stage.index in row.settled:
+            return None
+        if stage.index not in row.begun:
+            if does.settle(row, stage) is not None:
+                return None
+            if not does.in_turn:
+                self._begin_others(row, stage, does)
+                if row.dropped:
+                    return None
+        if row.group is not None and row.group.refused is not None and stage is row.level.maker:
+            self._outcomes.block(stage, row, row.group.refused)
+            return None
+        return does.task(row, stage)
+
+    def _begin_others(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> None:
+        """Stages of other branches that may begin together with this one: what takes no answer is settled first, as in
+        a run, so that a row that leaves there has no task here. The others have begun, whatever becomes of this one."""
+        begun = {stage.index}
+        for other in does.stages:
+            if other.index <= stage.index or other.index in row.settled or other.index in row.begun:
+                continue
+            if not self._may_begin(row, other, does):
+                continue
+            if does.settle(row, other) is None:
+                begun.add(other.index)
+            if row.dropped:
+                return
+        row.begun |= begun
+
+    def _may_begin(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> bool:
+        """Whether all that the stage needs at its level has an outcome that lets it follow."""
+        own = self._walks[row.level.origin]
+        needs = [self._by_name(need).index for need in stage.needs]
+        ended = all(index in row.settled for index in needs if index in own)
+        lost = any(need in row.blocked or need in row.never_began for need in stage.needs)
+        elsewhere = any(stage.index in self._walks[index] for index in row.lists)
+        return ended and not lost and not elsewhere
+
+    def _by_name(self, name: str) -> AnyStage:
+        return next(stage for stage in self.levels.stages if stage.name == name)
+
+    def _fail(self, row: ForecastRow, fault: NotMade) -> None:
+        self._does[row.level.origin].fail(row, fault.stage, fault.error, why.NOT_MADE)
+
+    async def _feed(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> None:
+        """What a stage makes of rows that came to their end."""
+        if not rows:
+            return
+        if maker.makes == "items":
+            await self.through(child for row in rows for child in self._made.items(maker, row))
+        elif isinstance(maker, PlannedStage):
+            self._groups.join(maker, rows)
+        else:
+            await self.through(list(self._kept(maker, rows)))
+
+    def _kept(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
+        """Of rows with equal values the first goes on."""
+        found = self._outcomes.of(maker)
+        self._scratch.begin()
+        for row in rows:
+            found.exact = found.exact and not self._outcomes.is_guess(row, maker)
+            candidate = None if row.lost else self._candidate(maker, row)
+            if candidate is not None:
+                is_first = self._scratch.is_first(maker.index, candidate.hash)
+                found.reuse += is_first
+                found.dropped += row.times - is_first
+                if is_first:
+                    yield self._made.kept(maker, row, candidate.content)
+            elif row.unmade and maker.name in row.blocked:
+                continue
+            elif row.lost:
+                blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
+                self._outcomes.block(maker, row, why.upstream_blocked(blocked))
+            else:
+                times = self._made.times(maker, row)
+                found.reuse += times
+                found.dropped += max(row.times - times, 0)
+                if times:
+                    yield self._made.kept(maker, row, b"", times)
+        self._scratch.end()
+
+    def _candidate(self, maker: AnyStage, row: ForecastRow) -> Alike | None:
+        made = self._made.made(row)
+        return made.alike.get(maker.index) if made is not None else None
+
+
+async def judged_chunks(rows: Rows, source: InputSpec) -> AsyncGenerator[tuple[list[NewRow], int], None]:
+    """Each chunk, and how many further rows would be dropped. Reads the input twice where an id's last row counts."""
+    with ExitStack() as stack:
+        seen = stack.enter_context(closing(SeenIds())) if source.id_field else None
+        all_ids = None
+        if seen is not None and source.on_duplicate_id == "last":
+            all_ids = stack.enter_context(closing(SeenIds()))
+            await asyncio.to_thread(_count, rows(), all_ids)
+        reader = rows()
+        while chunk := await asyncio.to_thread(read_chunk, reader):
+            if seen is None:
+                yield chunk, 0
+            else:
+                times = await asyncio.to_thread(_times, [new.row.id for new in chunk], seen, all_ids)
+                kept = _judged(chunk, times, source.on_duplicate_id)
+                yield kept, len(chunk) - len(kept)
+
+
+def _count(rows: Iterator[Row], all_ids: SeenIds) -> None:
+    while ids := [row.id for row in islice(rows, CHUNK_ROWS)]:
+        all_ids.times(ids)
+
+
+def _times(ids: list[RowId], seen: SeenIds, all_ids: SeenIds | None) -> list[int]:
+    """How often each id came before; or comes after, where `all_ids` knows how often it comes."""
+    before = seen.times(ids)
+    if all_ids is None:
+        return before
+    return [total - times - 1 for total, times in zip(all_ids.totals(ids), before, strict=True)]
+
+
+def _judged(chunk: list[NewRow], times: list[int], on_duplicate: OnDuplicateId) -> list[NewRow]:
+    kept = []
+    for new, others in zip(chunk, times, strict=True):
+        if others and on_duplicate in ("first", "last"):
+            continue
+        if others and on_duplicate == "suffix":
+            new.row = new.row._replace(id=f"{new.row.id}#{others + 1}")
+        elif others:
+            new.state = State.FAILED
+        kept.append(new)
+    return kept

@@ -1,0 +1,125 @@
+"""What an outcome does to a row: to what its stages see of it, and to how far it has come.
+
+The same functions are used where a row is worked on (`executor`), by `agac plan` (`dry_run`), and where stored outcomes
+are read back. They are pure: they change the row in memory, and keep and send nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agac.core.errors import RowError
+from agac.core.types import JSONValue, RowId
+from agac.plan.prepare import Sight
+from agac.plan.stage import AnyStage
+from agac.spec.template import SKIPPED
+from agac.spec.workflow import Stage
+from agac.store.batch import Result
+from agac.store.rows import StageResult
+
+LEFT = "null"
+"""The stored result of a function that gave None: the row leaves."""
+
+Rows = list[dict[str, JSONValue]]
+
+
+def is_leave(stage: AnyStage, value: str) -> bool:
+    """Whether a result, JSON, is the None of a function: the row leaves."""
+    return not stage.asks and value == LEFT
+
+
+@dataclass(slots=True)
+class RowProgress:
+    """A row on its way through the stages of its level: what they see of it, and what became of it so far.
+
+    `settled` are the positions of stages with an outcome. `reached`: a stage whose result is the row's has one;
+    `written` is the last of these. `failed` is the first stage, in the order of the workflow, of those that failed.
+    `dropped`: the row leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of
+    other branches. `held` are stages that could not be called. `lists` are the rows that functions gave in the place of
+    this one, by the stages' positions; None where they are not known yet.
+    """
+
+    id: RowId
+    sight: Sight
+    settled: set[int] = field(default_factory=set)
+    reached: bool = False
+    written: Result | None = None
+    failed: tuple[AnyStage, RowError] | None = None
+    dropped: bool = False
+    parked: AnyStage | None = None
+    waits: bool = False
+    held: set[int] = field(default_factory=set)
+    lists: dict[int, Rows | None] = field(default_factory=dict)
+
+    def fail(self, stage: AnyStage, error: RowError) -> None:
+        """One more stage failed."""
+        self.settled.add(stage.index)
+        if self.failed is None or stage.index < self.failed[0].index:
+            self.failed = (stage, error)
+
+    def leave(self, stage: AnyStage) -> None:
+        """The row leaves at the stage."""
+        self.settled.add(stage.index)
+        self.dropped = True
+
+    def skip(self, stage: AnyStage) -> None:
+        """The stage's guard said no: the row goes on without a result of the stage. What stood for an answer that is
+        not there yet stands for it further on."""
+        self.settled.add(stage.index)
+        self.sight.pass_over(stage)
+        if (need := self.sight.unknown_need(stage)) is not None:
+            self.sight.unknown[stage.name] = self.sight.unknown[need]
+
+    def park(self, stage: AnyStage, *, enrolled: bool) -> None:
+        """The stage has no answer in this invocation; `enrolled`: its task is in a batch, or waits for one."""
+        self.waits = self.waits or enrolled
+        if not enrolled:
+            self.held.add(stage.index)
+        self.parked = self.parked or stage
+
+    def await_answer(self, stage: AnyStage, reason: str) -> None:
+        """The stage's answer would have to be asked for, for this reason; what follows it does not know it."""
+        self.settled.add(stage.index)
+        self.sight.unknown[stage.name] = reason
+
+    def list_rows(self, stage: AnyStage, rows: Rows | None) -> None:
+        """A function gave these rows in the place of this one: what follows the function is done for each of them."""
+        self.sight.results.pop(stage.name, None)
+        self.lists[stage.index] = rows
+
+
+def replay(sight: Sight, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
+    """Does to a row's view what the stage did when the row came through it, by the stage's stored result. Answers are
+    read where the stage is one of those `followed`."""
+    if stage.rows_of not in sight.forms:
+        return
+    if result.skipped:
+        sight.pass_over(stage)
+    elif stage.asks:
+        if result.value is not None and stage.name in followed:
+            sight.results[stage.name] = json.loads(result.value)
+    elif stage.changes_rows and (form := stage.form(sight.data(stage), result.value)) is not None:
+        sight.become(stage, form)
+
+
+def descended(parent: Sight, maker: Stage, fields: Mapping[str, JSONValue]) -> Sight:
+    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
+    if maker.makes != "rows":
+        return parent.child(fields, without=_exploded_field(maker))
+    sight = parent.child({})
+    sight.become(maker, dict(fields))
+    return sight
+
+
+def _exploded_field(maker: Stage) -> str | None:
+    """The field of a row whose list was made children of: they have an item of it in its place. A long list would
+    else be in each of them."""
+    path = maker.explode
+    return path[0] if path is not None and len(path) == 1 and path[0] not in maker.ancestors else None
+
+
+def plain(value: object) -> JSONValue:
+    """A result as JSON has it: one that was skipped is null."""
+    return None if value is SKIPPED else value
