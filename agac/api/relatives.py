@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,11 +49,6 @@ async def relatives(database: Database, stages: Sequence[RecordedStage], row: Ro
         "members": await _members(database, row) if _relation(stages, row) == "group" else None,
         "groups": [{"id": name, "made_by": stages[origin].name} for origin, name in groups],
     }
-
-
-def is_list(stage: RecordedStage, value: str | None) -> bool:
-    """Whether a function gave a list of rows in the place of a row; `value` is its stored result."""
-    return stage.makes == "rows" and value is not None and isinstance(json.loads(value), list)
 
 
 def _made(stages: Sequence[RecordedStage], row: RowRecord) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agac.api.rebuilding import Rebuilt, rebuilt, walked
-from agac.api.relatives import STATES, is_list, relatives
+from agac.api.relatives import STATES, relatives
 from agac.core.errors import ErrorType
 from agac.core.report import iso
 from agac.core.types import Message, Outcome
+from agac.engine.replay import RowHistory
 from agac.engine.validate import complaint
 from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
-from agac.store.batches import RowTask, tasks_of_row
+from agac.store.batches import RowTask
 from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State
@@ -25,16 +25,12 @@ from agac.store.runs import RunRecord
 STALE = "the row, or an answer before this one, changed since; it is asked again by the next run"
 
 
-class Asked(NamedTuple):
-    """A row's tasks and attempts by stage, its replicas by stage and number, where the results come from that were not
-    asked for it, and those tasks that are in batches."""
+class CalledRow(NamedTuple):
+    """A row's history with its attempts by stage, and where the results come from that were not asked for it."""
 
-    row: RowRecord
-    tasks: Mapping[int, TaskRecord]
-    replicas: Mapping[tuple[int, int], TaskRecord]
+    history: RowHistory
     attempts: Mapping[int, list[AttemptRecord]]
     origins: Mapping[int, Origin]
-    in_batches: Sequence[RowTask] = ()
 
 
 class Prompt(NamedTuple):
@@ -58,35 +54,29 @@ async def row_reports(
     stages = recorded_stages(definition)
     found = []
     for row in rows:
-        seen = await rebuilt(database, run.id, stages, row)
-        report = _row_report(run, stages, await _asked(database, row), seen, stage)
-        found.append({**report, **await relatives(database, stages, row)})
+        called = await _read(database, run, stages, row)
+        found.append({**_row_report(called, stage), **await relatives(database, stages, row)})
     return found if stage is None else [report for report in found if report["stages"]] or found
 
 
-async def _asked(database: Database, row: RowRecord) -> Asked:
-    found = await history.tasks_of_row(database, row.key)
-    tasks = {task.stage: task for task in found if not task.replica}
-    replicas = {(task.stage, task.replica): task for task in found if task.replica}
+async def _read(database: Database, run: RunRecord, stages: Sequence[RecordedStage], row: RowRecord) -> CalledRow:
+    found = await RowHistory.read(database, run.id, stages, row)
     attempts: dict[int, list[AttemptRecord]] = {}
     for attempt in await history.attempts_of_row(database, row.key):
         attempts.setdefault(attempt.stage, []).append(attempt)
-    reused = [task.result_id for task in found if task.outcome == Outcome.REUSED and task.result_id is not None]
-    in_batches = await tasks_of_row(database, row.key)
-    return Asked(row, tasks, replicas, attempts, await history.origins(database, reused), in_batches)
+    tasks = [*found.tasks.values(), *found.replicas.values()]
+    reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
+    return CalledRow(found, attempts, await history.origins(database, reused))
 
 
-def _row_report(
-    run: RunRecord, stages: tuple[RecordedStage, ...], asked: Asked, seen: Rebuilt, only: str | None
-) -> dict[str, Any]:
-    row = asked.row
+def _row_report(called: CalledRow, only: str | None) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
-    left = {stage.name for stage in stages if _outcome(asked, stage) == Outcome.DROPPED}
-    for stage in _stages_of(stages, asked):
-        prompt = _prompt(run, stage, row, seen, left)
-        task = asked.tasks.get(stage.index)
-        found.append(_stage_report(stage, prompt, task, asked))
-        seen.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
+    known, row = called.history, called.history.row
+    for stage in known.stages_met():
+        prompt = _prompt(known, stage)
+        task = known.tasks.get(stage.index)
+        found.append(_stage_report(stage, prompt, task, called))
+        known.replay.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
     return {
         "id": row.id,
         "occurrence": max(row.occurrence, 0),
@@ -99,43 +89,24 @@ def _row_report(
     }
 
 
-def _stages_of(stages: tuple[RecordedStage, ...], asked: Asked) -> list[RecordedStage]:
-    """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where a
-    function gave a list, its rows go through those that follow, and not this one."""
-    row = asked.row
-    if row.place is not None and row.place < 0 and row.origin is not None:
-        return [stages[row.origin]]
-    own = {stage.index for stage in walked(stages, row.origin)}
-    lists = {stages[position].name for position, task in asked.tasks.items() if is_list(stages[position], task.value)}
-    return [
-        stage
-        for stage in stages
-        if stage.index in asked.tasks or (stage.index in own and not lists.intersection(stage.ancestors))
-    ]
-
-
-def _outcome(asked: Asked, stage: RecordedStage) -> str | None:
-    task = asked.tasks.get(stage.index)
-    return task.outcome if task else None
-
-
-def _prompt(run: RunRecord, stage: RecordedStage, row: RowRecord, seen: Rebuilt, left: Collection[str]) -> Prompt:
-    """`left` are the stages that made the row leave."""
+def _prompt(known: RowHistory, stage: RecordedStage) -> Prompt:
+    seen, row = known.replay, known.row
     if not seen.is_readable:
         return Prompt(None, None, "this record of the input could not be read")
     lacking = seen.lacking(stage)
     if lacking is not None:
-        why = "made the row leave" if lacking in left else "has no answer"
+        left = any(one.name == lacking and known.outcome(one) == Outcome.DROPPED for one in known.stages)
+        why = "made the row leave" if left else "has no answer"
         return Prompt(None, None, f"stage {lacking!r}, upstream of this one, {why}")
     try:
         messages = seen.messages(stage) if stage.operation is None else ()
     except MissingField as missing:
         return Prompt(None, None, str(missing))
-    replicas = stage.replica_prints(messages, row.id, run.id)
-    return Prompt(messages, seen.fingerprint(stage, messages, row.id, run.id), None, replicas)
+    replicas = stage.replica_prints(messages, row.id, known.run)
+    return Prompt(messages, seen.fingerprint(stage, messages, row.id, known.run), None, replicas)
 
 
-def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, asked: Asked) -> dict[str, Any]:
+def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, called: CalledRow) -> dict[str, Any]:
     stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
     note = json.loads(task.note) if task and task.note else {}
     passed_over = note if "values" in note else None
@@ -150,14 +121,14 @@ def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None
         "passed_over": passed_over,
         "operation": stage.operation.body() if stage.operation else None,
         "traceback": note.get("traceback"),
-        **(_task_report(task, asked) if task else {}),
-        "in_batches": [in_batch(one) for one in asked.in_batches if one.stage == stage.index],
-        **_replica_reports(stage, rebuilt, task, asked),
+        **(_task_report(task, called) if task else {}),
+        "in_batches": [in_batch(one) for one in called.history.in_batches if one.stage == stage.index],
+        **_replica_reports(stage, rebuilt, task, called),
         "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
         if prompt
         else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
-        "attempts": _attempts(stage, rebuilt, asked.attempts.get(stage.index, [])),
+        "attempts": _attempts(stage, rebuilt, called.attempts.get(stage.index, [])),
     }
 
 
@@ -177,18 +148,18 @@ def in_batch(task: RowTask) -> dict[str, Any]:
 
 
 def _replica_reports(
-    stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, asked: Asked
+    stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None, called: CalledRow
 ) -> dict[str, list[dict[str, Any]] | dict[str, Any] | None]:
     """What each replica of a stage came to, and how they voted; nothing of a stage that is asked once."""
     if stage.replicas == 1:
         return {}
-    known = {number: asked.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+    known = {number: called.history.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
     told = [
         {
             "replica": number,
             "outcome": one.outcome if one else "open",
             "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
-            **(_task_report(one, asked) if one else {}),
+            **(_task_report(one, called) if one else {}),
         }
         for number, one in known.items()
     ]
@@ -229,7 +200,7 @@ def _attempts(stage: RecordedStage, rebuilt: Prompt, attempts: Sequence[AttemptR
     return found
 
 
-def _task_report(task: TaskRecord, asked: Asked) -> dict[str, Any]:
+def _task_report(task: TaskRecord, called: CalledRow) -> dict[str, Any]:
     return {
         "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
         "settled_at": iso(task.settled_at),
@@ -238,13 +209,13 @@ def _task_report(task: TaskRecord, asked: Asked) -> dict[str, Any]:
         "failures": task.failures,
         "answered_by": _endpoint(task) if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
-        "reused_from": _reused_from(task, asked) if task.outcome == Outcome.REUSED else None,
+        "reused_from": _reused_from(task, called) if task.outcome == Outcome.REUSED else None,
     }
 
 
-def _reused_from(task: TaskRecord, asked: Asked) -> dict[str, Any]:
+def _reused_from(task: TaskRecord, called: CalledRow) -> dict[str, Any]:
     """Where a result was asked; without a run when the row that asked it changed since or is gone."""
-    origin = asked.origins.get(task.result_id or 0)
+    origin = called.origins.get(task.result_id or 0)
     return {
         "run": origin.run if origin else None,
         "row": origin.row_id if origin else None,

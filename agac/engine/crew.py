@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agac.engine.asking import Asker
-from agac.engine.contents import Contents
 from agac.engine.executor import Executor
 from agac.engine.functions import Functions
 from agac.engine.groups import Groups
@@ -15,6 +14,7 @@ from agac.engine.kept import Kept
 from agac.engine.levels import LevelPass, Passing, walk_levels
 from agac.engine.making import Makers
 from agac.engine.parts import Parts
+from agac.engine.replay import GroupContents
 from agac.engine.settle import Settler
 from agac.engine.tasks import Tasks
 from agac.plan.plan import Plan
@@ -62,7 +62,7 @@ class Crew:
         async def groups(level: Level[AnyStage]) -> None:
             stage = level.maker
             assert isinstance(stage, PlannedStage)
-            contents = Contents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
+            contents = GroupContents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
             parts = Parts(passing, stage, contents, self.preparer, self.asker, self.tasks, self.settler)
             await Groups(passing, level, self.executor(level), contents, parts, self.settler).walk()
 

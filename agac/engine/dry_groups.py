@@ -13,13 +13,13 @@ from agac.core.keys import member_hash, snapshot
 from agac.core.order import id_order
 from agac.core.types import JSONValue, Row, RowId
 from agac.engine.baseline import Baseline, BaselineCounts, ForecastRow, GroupTask
-from agac.engine.contents import array
 from agac.engine.dry_answers import CountedOutcomes, StoredAnswers
 from agac.engine.dry_counts import Guess
 from agac.engine.dry_rows import ForecastDeriver, is_known, text_of
 from agac.engine.executor import LevelStages
 from agac.engine.groups import unusable
 from agac.engine.parts import GroupCut, call_size, part_id
+from agac.engine.replay import array
 from agac.plan import reasons as why
 from agac.plan.estimate import CHARACTERS_A_TOKEN, dummy_answer
 from agac.plan.prepare import Prepared, Sight

@@ -10,8 +10,7 @@ from agac.core.types import JSONValue, Row
 from agac.engine.baseline import BaselineCounts, ForecastRow, GroupTask, source_of
 from agac.engine.dry_counts import Guess, StageForecast
 from agac.engine.effects import descended
-from agac.engine.lineage import inner
-from agac.engine.making import Makers, Member, NotMade
+from agac.engine.making import Makers, Member, NotMade, inner
 from agac.plan import reasons as why
 from agac.plan.estimate import TEXT, dummy_answer
 from agac.plan.prepare import Sight

@@ -14,9 +14,9 @@ from agac.data.jsontext import encode
 from agac.data.outputs.layout import Layout, Observed
 from agac.data.outputs.records import Fields, OutputRow, result_name
 from agac.data.sinks import FILTERED, TELEMETRY, OutputFolder, envelope
-from agac.engine.ended import Ended
 from agac.engine.filtered import write_filtered
 from agac.engine.outputs import Outputs
+from agac.engine.replay import FinalRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.definition import ends_of, recorded_stages
 from agac.spec.workflow import shape_of_ends
@@ -50,7 +50,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     shaper = None
     if outputs.tabular or outputs.shapes_json:
         shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
-    ended = Ended(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
+    ended = FinalRows(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
     await write(database, "run_exporting", run.id)
@@ -110,7 +110,7 @@ async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
     stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
     ends = [stages[place] for place in ends_of(definition)]
     observed = Observed(shape_of_ends([(end.name, end.shape) for end in ends]), outputs.fields)
-    async for rows in Ended(definition, formed=True).rows(database, run.id):
+    async for rows in FinalRows(definition, formed=True).rows(database, run.id):
         for row in rows:
             if row.state in _WITH_LINE:
                 data = _fields(row)

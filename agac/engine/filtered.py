@@ -7,8 +7,7 @@ import json
 from agac.core.keys import snapshot
 from agac.data.jsontext import encode
 from agac.data.sinks import Sink
-from agac.engine.lineage import Lineage
-from agac.engine.written import Written
+from agac.engine.replay import RowViews, WrittenRows
 from agac.plan.definition import RecordedStage, recorded_stages
 from agac.spec.levels import descent
 from agac.store.db import Database
@@ -24,15 +23,15 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
     """
     definition = await definition_of(database, run.id)
     stages = recorded_stages(definition)
-    lineage = Lineage(stages, definition["vars"], database)
+    lineage = RowViews(stages, definition["vars"], database)
     for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
-        async for rows in Written(database, run.id, stages, descent(stages, maker)).rows():
+        async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
             if left := [row for row in rows if row.state == State.FILTERED]:
                 await _write(database, left, stages, lineage if run.include_input else None, sink)
 
 
 async def _write(
-    database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: Lineage | None, sink: Sink
+    database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: RowViews | None, sink: Sink
 ) -> None:
     """Some rows that left; without `lineage` their fields are not told. Of a row that a stage made they are those with
     which it left."""

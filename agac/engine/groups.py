@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.engine.contents import Contents, array
 from agac.engine.executor import Executor
 from agac.engine.flight import Flight
 from agac.engine.levels import LevelPass, Passing, unfit
 from agac.engine.parts import Parts
+from agac.engine.replay import GroupContents, array
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
@@ -58,7 +58,7 @@ class Groups:
         passing: Passing,
         level: Level[AnyStage],
         executor: Executor,
-        contents: Contents,
+        contents: GroupContents,
         parts: Parts,
         settler: Settler,
     ) -> None:

@@ -14,9 +14,9 @@ from agac.core.types import Row
 from agac.engine.batch.standing import Standing
 from agac.engine.control import Control
 from agac.engine.flight import Flight
-from agac.engine.lineage import Lineage
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places
+from agac.engine.replay import RowViews
 from agac.engine.scope import Opened, Retry, Scope
 from agac.engine.totals import Totals
 from agac.engine.window import Walker, walk_all
@@ -41,7 +41,7 @@ class Passing:
     ledger: Ledger
     control: Control
     totals: Totals
-    lineage: Lineage
+    lineage: RowViews
     scope: Scope
     cutoffs: Mapping[int, float]
     retry: Retry | None

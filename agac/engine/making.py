@@ -9,7 +9,6 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, RowId
 from agac.engine.effects import plain
-from agac.engine.lineage import inner
 from agac.plan.estimate import CHARACTERS_A_TOKEN
 from agac.plan.prepare import Sight
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
@@ -272,3 +271,13 @@ def _unfit(stage: AnyStage, message: str) -> RowError:
 
 def _too_many(stage: AnyStage, what: str, count: int) -> RowError:
     return _unfit(stage, f"{what} {count:,} rows; {MOST_CHILDREN:,} are the most that one row may make")
+
+
+def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JSONValue:
+    """What stands in `value` at the end of a path of keys. Raises KeyError with the key that is not there."""
+    found: object = value
+    for key in path:
+        if not isinstance(found, Mapping) or key not in found:
+            raise KeyError(key)
+        found = found[key]
+    return found

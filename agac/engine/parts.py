@@ -11,9 +11,9 @@ from agac.core.keys import snapshot
 from agac.core.types import Row, RowId
 from agac.engine.asking import Asker
 from agac.engine.call import Answer
-from agac.engine.contents import Contents, array
 from agac.engine.flight import Flight
 from agac.engine.levels import Passing, unfit
+from agac.engine.replay import GroupContents, array
 from agac.engine.settle import Settler
 from agac.engine.tasks import Parked, Tasks
 from agac.engine.window import walk_all
@@ -76,7 +76,7 @@ class Parts:
         self,
         passing: Passing,
         stage: PlannedStage,
-        contents: Contents,
+        contents: GroupContents,
         preparer: Preparer,
         asker: Asker,
         tasks: Tasks,

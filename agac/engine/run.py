@@ -27,12 +27,12 @@ from agac.engine.functions import open_functions
 from agac.engine.intake import Intake
 from agac.engine.levels import Passing
 from agac.engine.limits import Exposure
-from agac.engine.lineage import Lineage
 from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
 from agac.engine.outputs import outputs_text
 from agac.engine.policy import most_billed
 from agac.engine.repeats import Places
+from agac.engine.replay import RowViews
 from agac.engine.scope import Retry
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
@@ -239,7 +239,7 @@ async def _work(
             settler, work.clocks.monotonic,
         )  # fmt: skip
         passing = Passing(
-            places, ledger, control, totals, Lineage(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
+            places, ledger, control, totals, RowViews(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
             work.retry, _position(plan, work.retry), opened, workers_of(plan), standing,
         )  # fmt: skip
         await walk_rows(work, intake, crew, passing, batches, group)
