@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Path_, Problem, Where
 from agac.spec.batchmodels import BatchFile
 from agac.spec.models import DefaultsFile
 from agac.spec.rounds import BatchRules
 from agac.spec.workflow import Level, RunMode, WrittenStage
-from agac.spec.yamlfile import Document, Path_
+from agac.spec.yamlfile import Document
 
 _DAY = 86_400.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agac.core.errors import Problem
+from agac.core.errors import Problem, key_path
 from agac.spec.graph import rows_in_words
 from agac.spec.levels import StageNode, homes
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.suggest import did_you_mean
-from agac.spec.yamlfile import Document, key_path
+from agac.spec.yamlfile import Document
 
 _PATH = ("output", "stages")
 

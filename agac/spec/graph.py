@@ -7,13 +7,13 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 
-from agac.core.errors import Problem
+from agac.core.errors import Problem, key_path
 from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
 from agac.spec.localstages import exploded, makes_of
 from agac.spec.models import StageFile
 from agac.spec.operations import CHANGING
 from agac.spec.suggest import did_you_mean
-from agac.spec.yamlfile import Document, key_path
+from agac.spec.yamlfile import Document
 
 
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:

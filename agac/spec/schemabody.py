@@ -12,7 +12,7 @@ from agac.spec.suggest import did_you_mean, nearest
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
 
-    from agac.spec.yamlfile import Path_
+    from agac.core.errors import Path_
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _REFS = ("$ref", "$dynamicRef")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
-    from agac.spec.yamlfile import Path_
+    from agac.core.errors import Path_
 
 _DATA = frozenset({"enum", "const", "default", "examples"})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agac.core.errors import Problem, Where, any_error
+from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
 from agac.spec.batchrules import batch_rules, places, rule_problems
 from agac.spec.cards import Card, find_card, load_card
@@ -32,7 +32,7 @@ from agac.spec.workflow import (
     Visibility,
     WrittenStage,
 )
-from agac.spec.yamlfile import Document, Path_, key_path
+from agac.spec.yamlfile import Document
 
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
