@@ -6,34 +6,21 @@ import json
 from collections.abc import AsyncGenerator
 
 from agac.core.types import Row
-from agac.engine.control import Control
 from agac.engine.flight import Flight
-from agac.engine.repeats import Places
 from agac.engine.scope import Retry
-from agac.engine.settle import Settler
-from agac.engine.totals import Totals
+from agac.engine.work import InvocationContext
 from agac.store.batch import NewRow, RowChange
-from agac.store.ledger import Ledger
 from agac.store.rows import OUTCOME_OF, ChosenRow, State, chosen_rows, prior_tasks
 
 
 class Stored:
     """One pass over the rows that a retry chose, in the order of the input."""
 
-    def __init__(
-        self,
-        places: Places,
-        ledger: Ledger,
-        settler: Settler,
-        control: Control,
-        totals: Totals,
-        retry: Retry,
-        again_from: int | None,
-    ) -> None:
-        """`again_from`: the position of the stage from which on everything is asked anew."""
-        self._db, self._run, _ = places
-        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
-        self._retry, self._again_from = retry, again_from
+    def __init__(self, context: InvocationContext, retry: Retry) -> None:
+        self._db, self._run, _ = context.places
+        self._ledger, self._settler = context.ledger, context.settler
+        self._control, self._totals = context.control, context.totals
+        self._retry, self._again_from = retry, context.again_from
 
     async def flights(self) -> AsyncGenerator[list[Flight], None]:
         """The chosen rows, some hundred at a time, each open in the store before it is given out."""

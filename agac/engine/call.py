@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Reply, Request
 from agac.engine.attempts import Replied, fault_call, how_answered, reply_call
-from agac.engine.budget import NOTHING, Hold, Purse, RowBudgetExceeded, counted
+from agac.engine.budget import NOTHING, Hold, RowBudgetExceeded, counted
 from agac.engine.calllog import fields, log_call
-from agac.engine.control import Control, Halted
+from agac.engine.control import Halted
 from agac.engine.flight import Flight
 from agac.engine.line import Line, Sent, Wire
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.routes import request_for_model
-from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
+from agac.engine.work import InvocationContext
 from agac.plan.stage import PlannedStage
 from agac.store.batch import Call, Result
 
@@ -86,25 +86,12 @@ class Asking:
 
 
 class Caller:
-    """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index.
+    """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index."""
 
-    `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off. `run` is the run's number, for the log.
-    """
-
-    def __init__(
-        self,
-        lines: Mapping[int, tuple[Line, ...]],
-        settler: Settler,
-        control: Control,
-        purse: Purse | None,
-        *,
-        wall: Callable[[], float],
-        spread: Callable[[], float],
-        run: int,
-    ) -> None:
-        self._run = run
-        self._lines, self._settler, self._control, self._purse = lines, settler, control, purse
-        self._wall, self._spread = wall, spread
+    def __init__(self, context: InvocationContext, lines: Mapping[int, tuple[Line, ...]]) -> None:
+        self._run, self._lines = context.places.run, lines
+        self._settler, self._control, self._purse = context.settler, context.control, context.purse
+        self._wall, self._spread = context.work.clocks.wall, context.work.clocks.spread
 
     async def ask(
         self,

@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.engine.executor import Executor
 from agac.engine.flight import Flight
-from agac.engine.levels import LevelPass, Passing, unfit
+from agac.engine.levels import LevelPass, unfit
 from agac.engine.parts import Parts
 from agac.engine.replay import GroupContents, array
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
+from agac.engine.work import InvocationContext
 from agac.plan.prepare import Sight
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.tree import Node
@@ -55,7 +56,7 @@ class Groups:
 
     def __init__(
         self,
-        passing: Passing,
+        context: InvocationContext,
         level: Level[AnyStage],
         executor: Executor,
         contents: GroupContents,
@@ -65,8 +66,8 @@ class Groups:
         stage = level.maker
         assert isinstance(stage, PlannedStage)
         assert stage.group is not None
-        self._passing, self._stage, self._group = passing, stage, stage.group
-        self._rows = LevelPass(passing, level)
+        self._context, self._stage, self._group = context, stage, stage.group
+        self._rows = LevelPass(context, level)
         self._executor, self._contents, self._parts, self._settler = executor, contents, parts, settler
 
     async def walk(self) -> None:
@@ -76,20 +77,20 @@ class Groups:
                 await self._some(rows[start : start + _SOME])
 
     async def _some(self, rows: Sequence[MadeRow]) -> None:
-        database, keys = self._passing.places.database, [row.key for row in rows]
+        database, keys = self._context.places.database, [row.key for row in rows]
         sizes, prior = await group_sizes(database, keys), await prior_tasks(database, keys)
         ready = []
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
-                self._passing.ledger.batch.gone.append(row.key)
+                self._context.ledger.batch.gone.append(row.key)
             elif (one := await self._ready(row, size, prior.get(row.key, {}))) is not None:
                 ready.append(one)
         for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
             await self._parts.ask(height)
-        await self._passing.ledger.durable()
-        if self._passing.control.stop is None:
-            await walk_all(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
+        await self._context.ledger.durable()
+        if self._context.control.stop is None:
+            await walk_all(self._flights(ready), self._executor, self._context.control, self._context.workers)
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
@@ -97,16 +98,16 @@ class Groups:
         if error is not None:
             self._fail(self._rows.flight(row, prior, sight), error)
             return None
-        may_ask = self._passing.scope.may_ask(self._stage.name)
+        may_ask = self._context.scope.may_ask(self._stage.name)
         if self._fits(size) and self._group.reduces:  # it may have been larger
-            self._passing.ledger.batch.cut.append(row.key)
+            self._context.ledger.batch.cut.append(row.key)
         if self._fits(size) or not may_ask or not self._executor.does.lets_in(sight, self._stage):
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 
     def _sight(self, row: MadeRow, size: GroupSize) -> Sight:
         """What a group sees, but for its rows."""
-        sight = self._passing.lineage.begun(row.data, None, None)
+        sight = self._context.views.begun(row.data, None, None)
         sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
         return sight
 
@@ -132,7 +133,7 @@ class Groups:
         self._settler.row_failed(flight, self._stage, error, {self._stage.index})
 
     async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[Flight], None]:
-        standing = await self._passing.ready([one.row.key for one in ready])
+        standing = await self._context.ready([one.row.key for one in ready])
         for row, prior, size, top in ready:
             sight = self._sight(row, size)
             flight = self._rows.flight(row, prior, sight)
@@ -153,7 +154,7 @@ class Groups:
             yield [flight]
 
     async def _failed_part(self, row: MadeRow) -> RowError:
-        failed = await failed_part(self._passing.places.database, row.key)
+        failed = await failed_part(self._context.places.database, row.key)
         if failed is None:
             return unfit(self._stage, "parts of this group have no result")
         kind, message, _ = failed

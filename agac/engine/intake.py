@@ -12,24 +12,16 @@ rows than positions there, takes the second road, and puts it right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
-from agac.engine.batch.standing import Standing
-from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.policy import is_left
 from agac.engine.repeats import Places, Repeats
-from agac.engine.scope import Opened, Scope
-from agac.engine.settle import Settler
-from agac.engine.stops import StopRules
-from agac.engine.totals import Totals
-from agac.plan.stage import AnyStage
-from agac.spec.workflow import OnDuplicateId
+from agac.engine.work import InvocationContext
 from agac.store.batch import PRESENT, NewRow, RowChange
-from agac.store.ledger import Ledger
 from agac.store.rows import (
     OUTCOME_OF,
     WALKED,
@@ -60,23 +52,15 @@ NEVER = 1 << 62
 class Intake:
     """One pass over the input. Iterate `flights`, then call `finish` when all of it was read."""
 
-    def __init__(
-        self, places: Places, ledger: Ledger, settler: Settler, control: Control, totals: Totals,
-        stops: StopRules, *,
-        on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
-        place: Callable[[int], str], opened: Opened | None = None, standing: Standing, stages: Sequence[AnyStage],
-    ) -> None:  # fmt: skip
-        """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
-        for the stages that say so, by position. `place` names a row by its ordinal. `opened`: how to go on with rows
-        that a retry opened and left."""
-        self._standing, self._stages = standing, stages
-        self._opened = opened
-        self._scope, self._cutoffs = scope, cutoffs
-        self._db, self._run, self._event = places
-        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
-        self._stops = stops
-        self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
-        self._repeats = Repeats(places, self._on_duplicate, place)
+    def __init__(self, context: InvocationContext) -> None:
+        self._standing, self._stages, self._opened = context.standing, context.plan.stages, context.opened
+        self._scope, self._cutoffs, self._stops = context.scope, context.cutoffs, context.stops
+        self._db, self._run, self._event = context.places
+        self._ledger, self._settler = context.ledger, context.settler
+        self._control, self._totals = context.control, context.totals
+        self._numbered = context.plan.input.id_field is None  # ids are positions, so that none can come twice
+        self._on_duplicate = "error" if self._numbered else context.plan.input.on_duplicate_id
+        self._repeats = Repeats(context.places, self._on_duplicate, context.work.place)
         self._last = 0
         self._stored_last = 0
 

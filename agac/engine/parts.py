@@ -12,11 +12,12 @@ from agac.core.types import Row, RowId
 from agac.engine.asking import Asker
 from agac.engine.call import Answer
 from agac.engine.flight import Flight
-from agac.engine.levels import Passing, unfit
+from agac.engine.levels import unfit
 from agac.engine.replay import GroupContents, array
 from agac.engine.settle import Settler
 from agac.engine.tasks import Parked, Tasks
 from agac.engine.window import walk_all
+from agac.engine.work import InvocationContext
 from agac.plan.prepare import Preparer
 from agac.plan.stage import PlannedStage
 from agac.plan.tree import CallSize, Node, NodeId, Tree
@@ -74,7 +75,7 @@ class Parts:
 
     def __init__(
         self,
-        passing: Passing,
+        context: InvocationContext,
         stage: PlannedStage,
         contents: GroupContents,
         preparer: Preparer,
@@ -83,12 +84,12 @@ class Parts:
         settler: Settler,
     ) -> None:
         assert stage.group is not None
-        self._passing, self._stage, self._contents = passing, stage, contents
+        self._context, self._stage, self._contents = context, stage, contents
         self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
 
     async def cut(self, group: MadeRow) -> Node:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
-        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._passing.ledger
+        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._context.ledger
         async for page in self._contents.pages(group.key):
             for one in page:
                 cut.add(one.sort + _SIGNED, one.size)
@@ -103,7 +104,7 @@ class Parts:
         part_id = self.name(group, node.id)
         below = [self.name(group, child) for child in node.children]
         part = Part(group.key, self._stage.index, part_id, node.id.height, snapshot({**body, "parts": below}))
-        self._passing.ledger.batch.parts.append(part)
+        self._context.ledger.batch.parts.append(part)
 
     def name(self, group: MadeRow, node: NodeId) -> str:
         """The id of a part: the same whenever it holds the same range of the same group."""
@@ -111,19 +112,19 @@ class Parts:
 
     async def ask(self, height: int) -> None:
         """Asks all open parts of a height."""
-        await self._passing.ledger.durable()
-        if self._passing.control.stop is None:
-            await walk_all(self._flights(height), self, self._passing.control, self._passing.workers)
+        await self._context.ledger.durable()
+        if self._context.control.stop is None:
+            await walk_all(self._flights(height), self, self._context.control, self._context.workers)
 
     async def _flights(self, height: int) -> AsyncGenerator[list[Flight], None]:
-        (database, run, _), after = self._passing.places, 0
+        (database, run, _), after = self._context.places, 0
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
             keys = [part.key for part in parts]
-            prior, ready = await prior_tasks(database, keys), await self._passing.ready(keys)
+            prior, ready = await prior_tasks(database, keys), await self._context.ready(keys)
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
-                sight = self._passing.lineage.begun(groups[part.group].data, None, None)
+                sight = self._context.views.begun(groups[part.group].data, None, None)
                 texts = await self._contents.of_part(part.group, part.data)
                 if texts is not None:
                     sight.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
@@ -131,16 +132,16 @@ class Parts:
                 again, since = self._again()
                 yield [
                     Flight(
-                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._passing.retry is not None,
+                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._context.retry is not None,
                         again_from=again, since=since, ready=ready.get(part.key, {}),
                     )
                 ]  # fmt: skip
 
     def _again(self) -> tuple[int | None, float]:
         """From which stage on parts are asked anew, and since when: as the groups are that a retry opened."""
-        retry, opened = self._passing.retry, self._passing.opened
+        retry, opened = self._context.retry, self._context.opened
         if retry is not None:
-            return self._passing.again_from, retry.since
+            return self._context.again_from, retry.since
         return (None, 0.0) if opened is None else (opened.again_from, opened.since)
 
     async def walk(self, flight: Flight) -> None:

@@ -14,7 +14,7 @@ from agac.core.types import Outcome
 from agac.engine.accounts import assert_accounted
 from agac.engine.asking import Asker, Calls
 from agac.engine.batch.batches import Handled
-from agac.engine.batch.opening import batches_of
+from agac.engine.batch.opening import batches_of, has_batches
 from agac.engine.batch.standing import Standing
 from agac.engine.before import broken_off_retry, bury, killed_before, opened_by
 from agac.engine.budget import Purse
@@ -25,7 +25,6 @@ from agac.engine.control import Control, Stop
 from agac.engine.crew import Crew
 from agac.engine.functions import open_functions
 from agac.engine.intake import Intake
-from agac.engine.levels import Passing
 from agac.engine.limits import Exposure
 from agac.engine.lines import open_lines
 from agac.engine.lookup import Lookup
@@ -39,12 +38,10 @@ from agac.engine.stops import StopRules
 from agac.engine.summary import cost_of
 from agac.engine.tasks import Tasks
 from agac.engine.totals import StageTotals, Totals
-from agac.engine.walking import go_on, may_call, walk_rows, workers_of
-from agac.engine.work import Work
+from agac.engine.walking import go_on, may_call, walk_rows
+from agac.engine.work import InvocationContext, Work
 from agac.plan.plan import Plan
-from agac.plan.prepare import Preparer
 from agac.plan.run_settings import run_settings
-from agac.spec.levels import levels_of
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import lease_held
@@ -203,48 +200,39 @@ async def _work(
     lookup = Lookup(database, record.fresh_since or 0.0)
     stops = await _bounds(database, work, invocation, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
-    opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
-    places = Places(database, invocation.run, event)
+    context = InvocationContext(
+        work=work,
+        places=Places(database, invocation.run, event),
+        ledger=ledger,
+        control=control,
+        totals=totals,
+        stops=stops,
+        settler=settler,
+        purse=invocation.purse,
+        views=RowViews(plan.stages, plan.vars, database),
+        cutoffs=_cutoffs(work),
+        again_from=_position(plan, work.retry),
+        opened=await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry)),
+        standing=Standing(database, active=await has_batches(database, plan)),
+    )
     async with (
         open_lines(work, exposure, control) as lines,
         open_functions(work) as functions,
-        batches_of(
-            work, database, ledger, control, invocation.purse, settler.book, run=invocation.run, event=event
-        ) as batches,
+        batches_of(context) as batches,
         asyncio.TaskGroup() as group,
     ):
-        standing = Standing(database, active=batches is not None)
-        intake = Intake(
-            places, ledger, settler, control, totals,
-            stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
-            scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened, standing=standing,
-            stages=plan.stages,
-        )  # fmt: skip
+        intake = Intake(context)
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
-        caller = Caller(
-            lines, settler, control, invocation.purse,
-            wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
-        )  # fmt: skip
-        tasks = Tasks(
-            settler, ledger, lookup, totals, newest,
-            timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
-        )  # fmt: skip
+        caller = Caller(context, lines)
         asker: Asker = Calls(caller)
         if batches is not None:
             invocation.batches = batches.done
             asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
             background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
-        crew = Crew(
-            plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), asker, functions, tasks,
-            settler, work.clocks.monotonic,
-        )  # fmt: skip
-        passing = Passing(
-            places, ledger, control, totals, RowViews(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
-            work.retry, _position(plan, work.retry), opened, workers_of(plan), standing,
-        )  # fmt: skip
-        await walk_rows(work, intake, crew, passing, batches, group)
+        crew = Crew(context, asker, functions, Tasks(context, lookup, newest))
+        await walk_rows(intake, crew, batches, group)
         if batches is not None:
-            await go_on(crew, passing, batches, group)
+            await go_on(crew, batches, group)
             invocation.held_back = batches.held_back
         if control.stop is not None:
             settler.put_back()

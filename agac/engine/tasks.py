@@ -17,12 +17,9 @@ from agac.engine.flight import Flight
 from agac.engine.lookup import Lookup
 from agac.engine.patience import OutOfTime
 from agac.engine.policy import is_left
-from agac.engine.scope import Scope
-from agac.engine.settle import Settler
-from agac.engine.totals import Totals
+from agac.engine.work import InvocationContext
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.batch import Result
-from agac.store.ledger import Ledger
 from agac.store.rows import EarlierResult
 
 T = TypeVar("T")
@@ -51,24 +48,14 @@ PARKED = Parked.PARKED
 class Tasks:
     """Brings the answers of tasks and settles those that have one; what becomes of a failure is for whoever asked.
 
-    `newest_before` is the id of the last result that this invocation found in the store. `timed`: rows are bounded in
-    time, so that a time-out may be a row's own. `wall` gives seconds since 1970.
+    `newest_before` is the id of the last result that this invocation found in the store.
     """
 
-    def __init__(
-        self,
-        settler: Settler,
-        ledger: Ledger,
-        lookup: Lookup,
-        totals: Totals,
-        newest_before: int,
-        *,
-        timed: bool,
-        scope: Scope,
-        wall: Callable[[], float],
-    ) -> None:
-        self._settler, self._ledger, self._lookup, self._totals = settler, ledger, lookup, totals
-        self._newest_before, self._timed, self._scope, self._wall = newest_before, timed, scope, wall
+    def __init__(self, context: InvocationContext, lookup: Lookup, newest_before: int) -> None:
+        self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
+        self._scope, self._wall = context.scope, context.work.clocks.wall
+        self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
+        self._lookup, self._newest_before = lookup, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 

@@ -13,85 +13,74 @@ from agac.engine.control import Control, Halted, Stop
 from agac.engine.crew import Crew
 from agac.engine.flight import Flight
 from agac.engine.intake import Intake, scan_ids
-from agac.engine.levels import Passing
 from agac.engine.window import walk_all
-from agac.engine.work import Work
-from agac.plan.plan import Plan
 from agac.plan.stage import PlannedStage
 from agac.store import runs
-
-ENROLLING_WORKERS = 256
-"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
 
 DRAIN_SECONDS = 60.0
 """After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
 take as long as their own time-outs allow: they are paid for."""
 
 
-async def walk_rows(
-    work: Work, intake: Intake, crew: Crew, passing: Passing, batches: Batches | None, group: asyncio.TaskGroup
-) -> None:
+async def walk_rows(intake: Intake, crew: Crew, batches: Batches | None, group: asyncio.TaskGroup) -> None:
     """Takes the rows of the input through their stages, or those of the store that a retry chose or for which a batch
     brought something, and then those that stages made of them, level by level."""
-    plan, places, control = work.plan, passing.places, passing.control
+    context = crew.context
+    work, plan, places, control = context.work, context.plan, context.places, context.control
     if batches is not None:
         await _ended(group.create_task(batches.take_up()), control)
     if control.stop is not None:
         return None
     if work.batching.retrieves is not None:
-        return await _walk_open(crew, passing, group, again=False)
+        return await _walk_open(crew, group, again=False)
     if work.retry is not None:
-        again = Stored(places, passing.ledger, crew.settler, control, passing.totals, work.retry, passing.again_from)
-        flights = again.flights()
+        flights = Stored(context, work.retry).flights()
     else:
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
         await runs.note_reading(places.database, places.run, None)
         flights = intake.flights(work.rows())
-    await _walk_level(crew, passing, flights, group)
+    await _walk_level(crew, flights, group)
     if not control.stopped.is_set() and work.retry is None:
         await intake.finish()
         await runs.note_reading(places.database, places.run, work.clocks.wall())
-    await _walk_made(crew, passing, group)
+    await _walk_made(crew, group)
     return None
 
 
-async def _walk_open(crew: Crew, passing: Passing, group: asyncio.TaskGroup, *, again: bool, idle: bool = True) -> None:
+async def _walk_open(crew: Crew, group: asyncio.TaskGroup, *, again: bool, idle: bool = True) -> None:
     """Takes rows of the store through their stages for which batches brought something."""
-    rows = OpenRows(
-        passing.places, passing.ledger, passing.control, passing.totals, passing.standing,
-        again=again, idle=idle, opened=passing.opened,
-    )  # fmt: skip
-    await _walk_level(crew, passing, rows.flights(), group)
-    await _walk_made(crew, passing, group)
+    await _walk_level(crew, OpenRows(crew.context, again=again, idle=idle).flights(), group)
+    await _walk_made(crew, group)
 
 
-async def _walk_level(
-    crew: Crew, passing: Passing, flights: AsyncGenerator[list[Flight], None], group: asyncio.TaskGroup
-) -> None:
+async def _walk_level(crew: Crew, flights: AsyncGenerator[list[Flight], None], group: asyncio.TaskGroup) -> None:
+    context = crew.context
     first = crew.executor(crew.levels.all[0])
-    await _ended(group.create_task(walk_all(flights, first, passing.control, passing.workers)), passing.control)
+    await _ended(group.create_task(walk_all(flights, first, context.control, context.workers)), context.control)
 
 
-async def _walk_made(crew: Crew, passing: Passing, group: asyncio.TaskGroup) -> None:
+async def _walk_made(crew: Crew, group: asyncio.TaskGroup) -> None:
     """The rows that stages made: all that are open, whoever looked at them before."""
-    if passing.control.stop is None and len(crew.levels.all) > 1:
-        passing.totals.made_parked = 0
-        await _ended(group.create_task(crew.walk_made(passing)), passing.control)
+    context = crew.context
+    if context.control.stop is None and len(crew.levels.all) > 1:
+        context.totals.made_parked = 0
+        await _ended(group.create_task(crew.walk_made()), context.control)
 
 
-async def go_on(crew: Crew, passing: Passing, batches: Batches, group: asyncio.TaskGroup) -> None:
+async def go_on(crew: Crew, batches: Batches, group: asyncio.TaskGroup) -> None:
     """What was enrolled is submitted; who stays goes on until nothing is open."""
+    context = crew.context
 
     async def walk() -> None:
-        await _walk_open(crew, passing, group, again=True, idle=batches.begin_again())
+        await _walk_open(crew, group, again=True, idle=batches.begin_again())
         batches.close_all()
 
     batches.close_all()
     with suppress(Halted):
-        await _ended(group.create_task(_unhalted(batches.go_on(walk))), passing.control)
+        await _ended(group.create_task(_unhalted(batches.go_on(walk))), context.control)
     batches.done.any_open = await batches.any_open()
-    if passing.control.stop is None and batches.held_back and not batches.done.any_open:
+    if context.control.stop is None and batches.held_back and not batches.done.any_open:
         batches.use_up()
 
 
@@ -108,12 +97,6 @@ async def _unhalted(work: Coroutine[None, None, None]) -> None:
     """Does it until the run stops."""
     with suppress(Halted):
         await work
-
-
-def workers_of(plan: Plan) -> int:
-    """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
-    batched = any(stage.run_mode == "batch" for stage in plan.asking)
-    return max(plan.concurrency, ENROLLING_WORKERS) if batched else plan.concurrency
 
 
 async def _ended(walking: asyncio.Task[None], control: Control) -> None:

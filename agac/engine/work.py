@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agac.core.redact import Redactor
 from agac.core.types import Row
-from agac.engine.scope import Retry, Scope
+from agac.engine.batch.standing import Standing
+from agac.engine.budget import Purse
+from agac.engine.control import Control
+from agac.engine.repeats import Places
+from agac.engine.replay import RowViews
+from agac.engine.scope import Opened, Retry, Scope
+from agac.engine.settle import Settler
+from agac.engine.stops import StopRules
+from agac.engine.totals import Totals
 from agac.plan.plan import Plan
 from agac.providers.batches import BatchApi
 from agac.providers.provider import Provider
-from agac.store.batches import BatchRecord
+from agac.store.batches import BatchRecord, Ready
 from agac.store.db import Database
+from agac.store.ledger import Ledger
+
+ENROLLING_WORKERS = 256
+"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +75,52 @@ class Work:
     clocks: Clocks
     env: Mapping[str, str]
     batching: Batching
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationContext:
+    """What the parts of one invocation share.
+
+    `views` puts together what stored rows show of themselves. `cutoffs`: from when on results are taken, for the stages
+    that say so, by position. `again_from`: the position of the stage from which on a retry runs everything again;
+    `opened`: how to go on with rows that a retry opened and left. `standing` says which rows wait for batches.
+    """
+
+    work: Work
+    places: Places
+    ledger: Ledger
+    control: Control
+    totals: Totals
+    stops: StopRules
+    settler: Settler
+    purse: Purse | None
+    views: RowViews
+    cutoffs: Mapping[int, float]
+    again_from: int | None
+    opened: Opened | None
+    standing: Standing
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is at work."""
+        return self.work.plan
+
+    @property
+    def scope(self) -> Scope:
+        """Which stages may be called."""
+        return self.work.scope
+
+    @property
+    def retry(self) -> Retry | None:
+        """The rows that are taken up again; None: those of the input are worked on."""
+        return self.work.retry
+
+    @property
+    def workers(self) -> int:
+        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
+        batched = any(stage.run_mode == "batch" for stage in self.plan.asking)
+        return max(self.plan.concurrency, ENROLLING_WORKERS) if batched else self.plan.concurrency
+
+    async def ready(self, keys: Sequence[int]) -> dict[int, Ready]:
+        """What batches brought for these rows since they were last walked."""
+        return await self.standing.ready(keys)

@@ -10,25 +10,24 @@ from agac.engine.batch.batches import Batches
 from agac.engine.batch.form import Forms, forms_of
 from agac.engine.batch.journal import Journal
 from agac.engine.batch.scene import Scene, closing
-from agac.engine.budget import Purse
-from agac.engine.callbook import CallBook
-from agac.engine.control import Control
-from agac.engine.work import Work
+from agac.engine.work import InvocationContext
+from agac.plan.plan import Plan
 from agac.store.batches import was_batched
 from agac.store.db import Database
-from agac.store.ledger import Ledger
+
+
+async def has_batches(database: Database, plan: Plan) -> bool:
+    """Whether a workflow has a batch stage, or ever had a batch."""
+    return any(stage.run_mode == "batch" for stage in plan.asking) or await was_batched(database, plan.workflow)
 
 
 @asynccontextmanager
-async def batches_of(
-    work: Work, database: Database, ledger: Ledger, control: Control, purse: Purse | None, book: CallBook, *, run: int,
-    event: int,
-) -> AsyncIterator[Batches | None]:  # fmt: skip
-    """The batches of an invocation's workflow; None where it has no batch stage and never had a batch."""
-    plan, batching = work.plan, work.batching
-    if not any(stage.run_mode == "batch" for stage in plan.asking) and not await was_batched(database, plan.workflow):
+async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None]:
+    """The batches of an invocation's workflow; None where rows cannot wait for any."""
+    if not context.standing.active:
         yield None
         return
+    work, plan, batching, (database, run, event) = context.work, context.plan, context.work.batching, context.places
     known: dict[int, Forms] = {run: forms_of(plan, work.redactor)}
 
     async def forms(of_run: int) -> Forms:
@@ -40,9 +39,9 @@ async def batches_of(
     async with closing(accounts):
         scene = Scene(
             database=database,
-            ledger=ledger,
-            journal=Journal(database, ledger, work.clocks.wall),
-            control=control,
+            ledger=context.ledger,
+            journal=Journal(database, context.ledger, work.clocks.wall),
+            control=context.control,
             accounts=accounts,
             clocks=work.clocks,
             folder=batching.folder,
@@ -55,8 +54,8 @@ async def batches_of(
         polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
         batches = Batches(
             scene,
-            purse,
-            book,
+            context.purse,
+            context.settler.book,
             agree=batching.agree,
             only=batching.only,
             poll=min(polls, default=None),

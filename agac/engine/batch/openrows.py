@@ -6,16 +6,11 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from agac.core.types import Row
-from agac.engine.batch.standing import Standing
-from agac.engine.control import Control
 from agac.engine.flight import Flight
-from agac.engine.repeats import Places
-from agac.engine.scope import Opened
-from agac.engine.totals import Totals
+from agac.engine.work import InvocationContext
 from agac.store.batch import NewRow
 from agac.store.batches import OpenRow, Ready, rows_idle, rows_in_batches, rows_to_walk
 from agac.store.db import Database
-from agac.store.ledger import Ledger
 from agac.store.rows import PriorTask, State, prior_tasks
 from agac.store.runs import counters, row_counts
 
@@ -26,23 +21,13 @@ PAGE_ROWS = 512
 
 class OpenRows:
     """Open rows of the input that need not wait, by their keys. `again`: this invocation had them all before, and left
-    them waiting; `idle`: those that wait for nothing are taken too. `opened`: how to go on with rows that a retry
-    opened."""
+    them waiting; `idle`: those that wait for nothing are taken too."""
 
-    def __init__(
-        self,
-        places: Places,
-        ledger: Ledger,
-        control: Control,
-        totals: Totals,
-        standing: Standing,
-        *,
-        again: bool,
-        idle: bool,
-        opened: Opened | None,
-    ) -> None:
-        self._places, self._ledger, self._control, self._totals = places, ledger, control, totals
-        self._standing, self._again, self._idle, self._opened = standing, again, idle, opened
+    def __init__(self, context: InvocationContext, *, again: bool, idle: bool) -> None:
+        self._places, self._ledger = context.places, context.ledger
+        self._control, self._totals = context.control, context.totals
+        self._standing, self._opened = context.standing, context.opened
+        self._again, self._idle = again, idle
 
     async def flights(self) -> AsyncGenerator[list[Flight], None]:
         """Those for which something came; and those that wait for nothing: a crash left them before they were enrolled,
