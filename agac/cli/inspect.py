@@ -41,10 +41,9 @@ from agac.cli.terminal import (
 from agac.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from agac.api.explaining import TaskInputs, WhyReport
-    from agac.api.looking import InspectReport
-    from agac.store.select import QueryAnswer
-    from agac.store.views import View
+    from agac.api.inspect import InspectReport
+    from agac.api.why import TaskInputs, WhyReport
+    from agac.store.query import QueryAnswer, View
 
 
 @click.command(

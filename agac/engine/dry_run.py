@@ -18,24 +18,31 @@ from contextlib import ExitStack, aclosing, closing
 from itertools import islice
 
 from agac.core.types import Row, RowId
-from agac.engine.baseline import Baseline, BaselineCounts, BaselineOutcomes, BaselineRun, ForecastRow, baseline_counts
+from agac.engine.derived_rows import DerivationFailed
 from agac.engine.dry_answers import CountedOutcomes, Prompts, StoredAnswers
-from agac.engine.dry_counts import Forecast, StageForecast
-from agac.engine.dry_groups import GroupForecaster
-from agac.engine.dry_rows import ForecastDeriver
+from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.executor import LevelStages, Task
-from agac.engine.intake import CHUNK_ROWS, read_chunk
-from agac.engine.making import NotMade
-from agac.engine.scope import Scope
-from agac.plan import reasons as why
+from agac.engine.forecast import (
+    Baseline,
+    BaselineCounts,
+    BaselineOutcomes,
+    BaselineRun,
+    Forecast,
+    ForecastRow,
+    StageForecast,
+    baseline_counts,
+)
+from agac.engine.input_rows import CHUNK_ROWS, read_chunk
+from agac.engine.invocation import Scope
+from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.prepare import Preparer
+from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
-from agac.store.batch import Alike, NewRow
 from agac.store.batches import open_batches
 from agac.store.db import Database
+from agac.store.records import DedupeCandidate, NewRow
 from agac.store.rows import WALKED, SeenIds, State, StoredRow, aged_rows, rows_by_id
 from agac.store.scratch import Scratch
 
@@ -248,7 +255,7 @@ class DryWalk:
     def _by_name(self, name: str) -> AnyStage:
         return next(stage for stage in self.levels.stages if stage.name == name)
 
-    def _fail(self, row: ForecastRow, fault: NotMade) -> None:
+    def _fail(self, row: ForecastRow, fault: DerivationFailed) -> None:
         self._does[row.level.origin].fail(row, fault.stage, fault.error, why.NOT_MADE)
 
     async def _feed(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> None:
@@ -288,7 +295,7 @@ class DryWalk:
                     yield self._made.kept(maker, row, b"", times)
         self._scratch.end()
 
-    def _candidate(self, maker: AnyStage, row: ForecastRow) -> Alike | None:
+    def _candidate(self, maker: AnyStage, row: ForecastRow) -> DedupeCandidate | None:
         made = self._made.made(row)
         return made.alike.get(maker.index) if made is not None else None
 

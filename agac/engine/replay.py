@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agac.core.keys import definition_hash, local_fingerprint, snapshot
-from agac.core.order import IdOrder, id_order
+from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint, snapshot
 from agac.core.types import JSONValue, Message, Outcome, RowId
+from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
-from agac.engine.making import Member
-from agac.engine.repeats import Places
+from agac.engine.invocation import InvocationRef
 from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
-from agac.plan.prepare import Sight, followed
+from agac.plan.render import RowView, followed
 from agac.spec.levels import descent, levels_of
-from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
 from agac.store.batches import RowTask
 from agac.store.batches import tasks_of_row as batched_tasks
@@ -43,7 +42,7 @@ from agac.store.rows import (
     results_of_rows,
     rows_of_keys,
 )
-from agac.store.rows import Member as StoredMember
+from agac.store.rows import MemberRow as StoredMember
 from agac.store.rows import members as some_members
 
 # What stages saw of rows.
@@ -64,7 +63,7 @@ class RowViews:
         self._stages, self._vars, self._db = stages, dict(variables), database
         self._followed = followed(stages).union(wanted)
 
-    async def ended(self, keys: Sequence[int]) -> dict[int, Sight]:
+    async def ended(self, keys: Sequence[int]) -> dict[int, RowView]:
         """What is seen of these rows after all of their stages, by key; of one that failed as far as it came."""
         rows = await rows_of_keys(self._db, keys)
         above = {row.parent_key for row in rows.values() if row.parent_key is not None}
@@ -81,15 +80,15 @@ class RowViews:
             found[key] = sight
         return found
 
-    def begun(self, data: str, origin: int | None, parent: Sight | None) -> Sight:
+    def begun(self, data: str, origin: int | None, parent: RowView | None) -> RowView:
         """What a row sees before its own stages: the stage at `origin` made it of the row that saw `parent`; `data` is
         JSON."""
         fields: dict[str, JSONValue] = json.loads(data) or {}
         if parent is None or origin is None:
-            return Sight(fields, self._vars)
+            return RowView(fields, self._vars)
         return descended(parent, self._stages[origin], fields)
 
-    def replay(self, sight: Sight, stage: Stage, result: StageResult) -> None:
+    def replay(self, sight: RowView, stage: Stage, result: StageResult) -> None:
         """Does to a sight what the stage did when the row came through it."""
         replay(sight, stage, result, self._followed)
 
@@ -100,7 +99,7 @@ class RowViews:
 class GroupContents:
     """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
 
-    def __init__(self, places: Places, views: RowViews, member: Member, origin: int) -> None:
+    def __init__(self, places: InvocationRef, views: RowViews, member: MemberView, origin: int) -> None:
         self._db, self._run, _ = places
         self._views, self._member, self._origin = views, member, origin
 
@@ -220,8 +219,8 @@ async def _replay(database: Database, run: int, stages: Sequence[RecordedStage],
         assert row.parent_key is not None
         parents = await views.ended([row.parent_key])
         return RowReplay(views, views.begun(row.data, row.origin, parents[row.parent_key]), own)
-    member = Member.of(maker, {stage.name: stage for stage in stages})
-    contents = GroupContents(Places(database, run, 0), views, member, maker.index)
+    member = MemberView.of(maker, {stage.name: stage for stage in stages})
+    contents = GroupContents(InvocationRef(database, run, 0), views, member, maker.index)
     group, texts = row, None
     if row.parent_key is not None:
         (group,) = await rows_above(database, row.key)
@@ -252,7 +251,7 @@ class RowReplay:
     """One row, stage after stage: `learn` what became of each before the next is asked about. `sight` is what its first
     stage saw, `own` are the names of the stages that it goes through: of others upstream it was made."""
 
-    def __init__(self, views: RowViews, sight: Sight, own: frozenset[str], *, is_readable: bool = True) -> None:
+    def __init__(self, views: RowViews, sight: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
         self.is_readable = is_readable
         self._views, self._sight, self._own = views, sight, own
         self._passed: set[str] = set()
@@ -346,7 +345,7 @@ class FinalRows:
         sights = await views.ended(keys if self._formed or self._made_again else made)
         return [self._whole(row, results, sights.get(row.key)) for row in rows]
 
-    def _whole(self, row: ExportRow, results: Results, sight: Sight | None) -> ExportRow:
+    def _whole(self, row: ExportRow, results: Results, sight: RowView | None) -> ExportRow:
         value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
         if sight is None or not (self._formed or row.made):
             return row._replace(value=value)
@@ -354,14 +353,14 @@ class FinalRows:
         shown = row.made and (self._inputs or row.state == State.FAILED)
         return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
 
-    def _joined(self, row: ExportRow, results: Results, sight: Sight | None) -> str:
+    def _joined(self, row: ExportRow, results: Results, sight: RowView | None) -> str:
         """The result of one stage, or an object of those of several; one that was skipped is null in it."""
         texts = [self._text(row, end, results, sight) for end in self._ends]
         if len(texts) == 1:
             return texts[0]
         return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
 
-    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: Sight | None) -> str:
+    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: RowView | None) -> str:
         value, skipped = results.get((row.key, end.index), _NOTHING)
         if not (end.is_kept or skipped) and sight is not None:
             return snapshot(self._nearest(sight, end.name if end.changes_rows else end.rows_of))
@@ -369,14 +368,14 @@ class FinalRows:
             return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
         return value if value is not None else "null"
 
-    def _nearest(self, sight: Sight, name: str | None) -> dict[str, JSONValue]:
+    def _nearest(self, sight: RowView, name: str | None) -> dict[str, JSONValue]:
         """The row's fields after a stage; as far as it came, of one that did not come that far."""
         while name is not None and name not in sight.forms:
             name = self._rows_of[name]
         return sight.forms[name]
 
 
-MAX_CHILDREN = 4096
+MAX_KEYS = 4096
 """Children that are read at once."""
 
 
@@ -446,8 +445,7 @@ class WrittenRows:
             return
         counts = await child_counts(self._db, list(wanted))
         many = (
-            sum(counts.get((key, origin), 0) for key, (origins, _) in wanted.items() for origin in origins)
-            > MAX_CHILDREN
+            sum(counts.get((key, origin), 0) for key, (origins, _) in wanted.items() for origin in origins) > MAX_KEYS
         )
         if many and len(rows) > 1:
             for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):

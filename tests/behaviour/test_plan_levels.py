@@ -14,12 +14,11 @@ from support.server import Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.piping import ready_workflow
-from agac.api.planning import PlannedTasks, PlanReport
-from agac.api.project import open_project
+from agac.api.plan import PlannedTasks, PlanReport
+from agac.api.project import open_project, ready_workflow
 from agac.core.errors import UsageError
-from agac.engine.retries import tasks_of_retry
-from agac.engine.scope import Retry
+from agac.engine.estimate import tasks_of_retry
+from agac.engine.invocation import Retry
 from agac.plan.plan import Plan, make_plan
 from agac.store.rows import MadeCount
 
