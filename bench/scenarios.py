@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from batches import batches
 from figures import Figure
 from operators import operators
+from plans import plans
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
 from sizes import Sizes
 from starts import prepare, starts
@@ -199,6 +200,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "latency": latency,
     "memory": memory,
     "rerun": rerun,
+    "plan": plans,
     "scale": scale,
     "rate": rate,
     "start-up": start_up,
