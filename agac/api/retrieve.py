@@ -14,7 +14,7 @@ from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batc
 from agac.api.options import RunOptions
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, interruptible, reachable, recorded_plan, walk_through, work_of
+from agac.api.run import batching_of, interruptible, reachable, recorded_plan, run_loop, walk_through, work_of
 from agac.api.status import database_path, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.report import Report
@@ -97,7 +97,7 @@ def batch_retrieve(
     """
     named = None if batch_id is None else str(batch_id)
     opened = opened_project(project)
-    return asyncio.run(_retrieve(opened, named, watch, handle_signals=handle_signals))
+    return run_loop(_retrieve(opened, named, watch, handle_signals=handle_signals))
 
 
 def opened_project(project: Path | str | None) -> Project:

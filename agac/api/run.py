@@ -7,13 +7,13 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agac.api.inspect import moved_names
 from agac.api.options import RunOptions, position_of
@@ -176,6 +176,18 @@ async def refuse_fresh(database: Database, workflow: str) -> None:
 
 _log = logging.getLogger("agac.api")
 
+T = TypeVar("T")
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Runs `main` to its end on an event loop of its own: uvloop's, which takes less CPU a call, where it installs."""
+    try:
+        import uvloop  # 0.03 s, and commands that call nobody do without
+    except ImportError:  # Windows
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
 
 def run(
     workflow: str,
@@ -188,7 +200,7 @@ def run(
 ) -> RunReport:
     """Runs a workflow, or goes on with it. See `run_async`."""
     task = run_async(workflow, options, project=project, watch=watch, confirm=confirm, handle_signals=handle_signals)
-    return asyncio.run(task)
+    return run_loop(task)
 
 
 async def run_async(
@@ -463,7 +475,7 @@ def retry(
 
     Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run was made from.
     """
-    return asyncio.run(_retry(run, choice, options or RunOptions(), project, watch, confirm, handle_signals))
+    return run_loop(_retry(run, choice, options or RunOptions(), project, watch, confirm, handle_signals))
 
 
 async def _retry(
