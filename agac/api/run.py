@@ -151,7 +151,7 @@ async def recorded_plan(
     assert record is not None
     if manner is None:
         raise UsageError(
-            f"run {run} was made by an older agac, which did not store how it asks",
+            f"run {run} was made by an older agac, which did not store its settings",
             remedy=f"run it again: agac run -a {record.workflow}",
         )
     definition = await runs.definition_of(database, run)
@@ -166,8 +166,8 @@ async def refuse_fresh(database: Database, workflow: str) -> None:
     numbers = ", ".join(str(one.id) for one in found)
     which = f"batch {numbers} is" if len(found) == 1 else f"batches {numbers} are"
     raise UsageError(
-        f"{which} open: --fresh would ask again what they hold",
-        remedy="take them first (agac batch retrieve), or end them: "
+        f"{which} open: --fresh would send their requests again",
+        remedy="retrieve them first (agac batch retrieve), or cancel them: "
         + "; ".join(f"agac batch cancel {one.id}" for one in found),
     )
 
@@ -491,8 +491,8 @@ async def _retry(
     found, record, due = await _chosen(opened.root, run, choice)
     if not found.rows and not _goes_on(record, choice):
         raise UsageError(
-            f"nothing of run {found.run} is to be tried again",
-            remedy=f"See what failed with: agac inspect {found.run}. Ask done rows anew with --from STAGE.",
+            f"nothing of run {found.run} can be retried",
+            remedy=f"See what failed with: agac inspect {found.run}. Rerun done rows with --from STAGE.",
         )
     given: dict[str, Any] = record.invocation.body.get("given", {}) if record.invocation else {}
     merged = replace(RunOptions.of_given(given), budget=options.budget, max_errors=options.max_errors, yes=options.yes)
@@ -558,7 +558,7 @@ def _refuse_rows(record: runs.RunRecord, choice: Retry, found: Sequence[RowRecor
     first = shlex.join(["--", str(ids[0])] if str(ids[0]).startswith("-") else [str(ids[0])])
     raise UsageError(
         f"row{'' if len(ids) == 1 else 's'} {', '.join(map(repr, ids))} of run {record.id} did not fail{filtered}",
-        remedy=f"Look at it with: agac inspect {record.id} {first}. Ask done rows anew with --from STAGE.",
+        remedy=f"Look at it with: agac inspect {record.id} {first}. Rerun done rows with --from STAGE.",
     )
 
 
