@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from agac.providers.http import HttpReply, Sender, Sending
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.websocket import SocketSender
-from agac.providers.wire import Dialect, encode
+from agac.providers.wire import Dialect, Encoder
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 
@@ -49,10 +49,11 @@ class Route:
     price: Callable[[str | None], Price | None]
     redactor: Redactor
     base_url: str
+    encoder: Encoder = field(default_factory=Encoder, kw_only=True)
 
     def body(self, request: Request) -> bytes:
         """The request in the provider's words: the same bytes for a call and for a line of a batch."""
-        return encode(self.dialect.build(request, self.model.model, self.model.provider))
+        return self.encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
 
     def worst_case(self, body: bytes) -> Amount:
         """What sending a request can cost at most."""
@@ -90,8 +91,7 @@ def request_for_model(model: PlannedModel, request: Request, replica: int) -> Re
     return replace(request, params=seeded(model.params, model.provider, replica))
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRequest:
+class EncodedRequest(NamedTuple):
     """A request as it is sent, and the tokens that it is expected to use."""
 
     body: bytes
@@ -137,10 +137,11 @@ class ModelConnection(Route):
         `cut_off` is told when the call was sent and its answer is not waited for. Raises Halted when the run stops
         before it is sent, OutOfTime when the row's time is over before it is sent.
         """
-        if self.slots:
+        if self.slots and not self.slots.take_now():
             await patience.wait(self.slots.take())
         try:
-            await patience.wait(self.exposure.enter())
+            if not self.exposure.enter_now():
+                await patience.wait(self.exposure.enter())
             try:
                 return await self._in_lane(wire, patience, cut_off)
             except BaseException:
@@ -151,7 +152,9 @@ class ModelConnection(Route):
                 self.slots.give()
 
     async def _in_lane(self, wire: EncodedRequest, patience: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
-        turn = await patience.wait(self.lane.enter(wire.tokens))
+        turn = self.lane.enter_now(wire.tokens)
+        if turn is None:
+            turn = await patience.wait(self.lane.enter(wire.tokens))
         at = self.wall()
         try:
             http = await self.sender.send(wire.body, self.timeout, within=patience.left())
