@@ -1,16 +1,13 @@
 """`agac plan` of workflows whose stages make rows: what it says is what the run does, and what is a guess is marked."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.made import outcomes, ran
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
@@ -22,7 +19,6 @@ from agac.engine.invocation import Retry
 from agac.plan.plan import Plan, make_plan
 from agac.store.rows import MadeCount
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}
