@@ -49,9 +49,10 @@ class ForecastRow(RowProgress):
 
     `blocked` are the stages that cannot be run for it. `absent`: what it is made of fails, so that it will not be.
     `times`: it stands for so many rows of which nothing else is known (`guessed`). `ended`: it went through its stages.
-    `begun` are the positions of stages that began beside another one, before that one had its answer; `never_began`
-    those that a row which left the run before never came to. `making` is what is made of it; `unmade`: it fails as
-    nothing can be made of it.
+    Where the stages of its level are not one chain, `begun` are the positions of those whose tasks began, and
+    `open_needs` how many needs of each have no outcome yet. `never_began` are the stages that a row which left the run
+    before never came to. `making` is what is made of it; it fails at `unmade`, of
+    which nothing can be made.
     """
 
     new: NewRow
@@ -66,9 +67,10 @@ class ForecastRow(RowProgress):
     ended: bool = False
     group: GroupTask | None = None
     begun: set[int] = field(default_factory=set)
+    open_needs: dict[str, int] = field(default_factory=dict)
     never_began: set[str] = field(default_factory=set)
     making: Making | None = None
-    unmade: bool = False
+    unmade: AnyStage | None = None
 
     @property
     def lost(self) -> bool:

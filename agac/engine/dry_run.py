@@ -33,7 +33,7 @@ from agac.plan.prepare import Preparer
 from agac.plan.steps import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
-from agac.store.batch import Alike, NewRow
+from agac.store.batch import NewRow
 from agac.store.batchviews import open_batches
 from agac.store.db import Database
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id
@@ -183,6 +183,11 @@ class DryWalk:
     async def _stages(self, rows: Sequence[ForecastRow]) -> None:
         """One chunk of rows through all stages of theirs."""
         await self._memory.learn([row for row in rows if not row.learned])
+        for row in rows:
+            does = self._does[row.level.origin]
+            if not does.in_turn:
+                row.open_needs = does.branches.begin()
+                self._begin_branches(row, does, does.branches.first)
         for stage in self.levels.stages:
             own = [row for row in rows if stage.index in self._walks[row.level.origin]]
             begun = [(row, task) for row in own if (task := self._begin(row, stage)) is not None]
@@ -190,67 +195,48 @@ class DryWalk:
                 continue
             for (row, task), result in zip(begun, await self._answers.answer(stage, begun), strict=True):
                 if result is not None:
-                    self._does[row.level.origin].take(row, stage, task, result)
+                    does = self._does[row.level.origin]
+                    if does.take(row, stage, task, result) and not does.in_turn:
+                        self._begin_branches(row, does, does.branches.freed(stage, row.open_needs))
 
     def _begin(self, row: ForecastRow, stage: AnyStage) -> Task | None:
         """The task of a row at a stage, where it has one."""
-        if row.lists and any(stage.index in self._walks[index] for index in row.lists):
-            return None  # those that it was replaced by walk in its place
-        if row.dropped and stage.index not in row.begun:
+        if self._is_elsewhere(row, stage) or (row.dropped and stage.index not in row.begun):
             return None
         if row.never_began and any(need in row.never_began for need in stage.needs):
             row.never_began.add(stage.name)
             return None
         if self._outcomes.is_guess(row, stage):
             self._outcomes.of(stage).exact = False
-        blocked = next((need for need in stage.needs if need in row.blocked), None) if row.blocked else None
-        if blocked is not None:
+        if row.blocked and (blocked := next((need for need in stage.needs if need in row.blocked), None)) is not None:
             self._outcomes.block(stage, row, why.upstream_blocked(blocked))
             return None
         does = self._does[row.level.origin]
-        if not does.in_turn and stage.index in row.settled:
+        if does.settle(row, stage) is not None if does.in_turn else stage.index not in row.begun:
             return None
-        if stage.index not in row.begun:
-            if does.settle(row, stage) is not None:
-                return None
-            if not does.in_turn:
-                self._begin_others(row, stage, does)
-                if row.dropped:
-                    return None
         if row.group is not None and row.group.refused is not None and stage is row.level.maker:
             self._outcomes.block(stage, row, row.group.refused)
             return None
         return does.task(row, stage)
 
-    def _begin_others(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> None:
-        """Stages of other branches that may begin together with this one: what takes no answer is settled first, as in
-        a run, so that a row that leaves there has no task here. The others have begun, whatever becomes of this one."""
-        begun = {stage.index}
-        for other in does.stages:
-            if other.index <= stage.index or other.index in row.settled or other.index in row.begun:
-                continue
-            if not self._may_begin(row, other, does):
-                continue
-            if does.settle(row, other) is None:
-                begun.add(other.index)
-            if row.dropped:
-                return
-        row.begun |= begun
+    def _begin_branches(self, row: ForecastRow, does: LevelStages[ForecastRow], ready: Sequence[AnyStage]) -> None:
+        """Settles what of these stages, and of those that follow them, takes no answer; the others have begun."""
 
-    def _may_begin(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> bool:
-        """Whether all that the stage needs at its level has an outcome that lets it follow."""
-        own = self._walks[row.level.origin]
-        needs = [self._by_name(need).index for need in stage.needs]
-        ended = all(index in row.settled for index in needs if index in own)
-        lost = any(need in row.blocked or need in row.never_began for need in stage.needs)
-        elsewhere = any(stage.index in self._walks[index] for index in row.lists)
-        return ended and not lost and not elsewhere
+        def settle(stage: AnyStage) -> bool | None:
+            lacks = any(need in row.blocked or need in row.never_began for need in stage.needs)
+            return False if lacks or self._is_elsewhere(row, stage) else does.settle(row, stage)
 
-    def _by_name(self, name: str) -> AnyStage:
-        return next(stage for stage in self.levels.stages if stage.name == name)
+        slow = does.branches.ready(ready, row.open_needs, settle)
+        if not row.dropped:
+            row.begun.update(stage.index for stage in slow)
+
+    def _is_elsewhere(self, row: ForecastRow, stage: AnyStage) -> bool:
+        """Whether rows that a function gave in the place of this one walk through the stage instead."""
+        return bool(row.lists) and any(stage.index in self._walks[index] for index in row.lists)
 
     def _fail(self, row: ForecastRow, fault: NotMade) -> None:
-        self._does[row.level.origin].fail(row, fault.stage, fault.error, why.NOT_MADE)
+        row.fail(fault.stage, fault.error)
+        self._outcomes.of(fault.stage).block(why.NOT_MADE, row.id, row.times)
 
     async def _feed(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> None:
         """What a stage makes of rows that came to their end."""
@@ -269,14 +255,14 @@ class DryWalk:
         self._scratch.begin()
         for row in rows:
             found.exact = found.exact and not self._outcomes.is_guess(row, maker)
-            candidate = None if row.lost else self._candidate(maker, row)
-            if candidate is not None:
+            candidate = None if row.lost else self._made.made(row).alike.get(maker.index)
+            if candidate is not None and not row.lost:
                 is_first = self._scratch.is_first(maker.index, candidate.hash)
                 found.reuse += is_first
                 found.dropped += row.times - is_first
                 if is_first:
                     yield self._made.kept(maker, row, candidate.content)
-            elif row.unmade and maker.name in row.blocked:
+            elif row.unmade is maker:
                 continue
             elif row.lost:
                 blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
@@ -288,10 +274,6 @@ class DryWalk:
                 if times:
                     yield self._made.kept(maker, row, b"", times)
         self._scratch.end()
-
-    def _candidate(self, maker: AnyStage, row: ForecastRow) -> Alike | None:
-        made = self._made.made(row)
-        return made.alike.get(maker.index) if made is not None else None
 
 
 async def judged_chunks(rows: Rows, source: InputSpec) -> AsyncGenerator[tuple[list[NewRow], int], None]:

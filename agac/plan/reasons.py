@@ -22,13 +22,13 @@ PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars cha
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
 """Reasons for which requests are of another length than those before."""
 
-NOT_IN_SCOPE = "not to be asked"
+NOT_IN_SCOPE = "not selected"
 LEFT = "failed too often"
 NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"
 MISSING_FIELD = "field missing"
 GUARD_FAILS = "when cannot be decided"
 UNFIT = "the row lacks a field"
-NOT_MADE = "what it makes rows of is not there, or no list"
+NOT_MADE = "list missing or not a list"
 NOT_WHOLE = "rows of the group failed"
 WAITS = "rows of the group are not to be asked"
 TOO_LARGE = "too many rows for one call; add `reduce`"

@@ -243,7 +243,7 @@ def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
     report = as_told(project)
     (say, summed) = report.stages
     assert (say.forecast.run, say.forecast.blocked) == (1, 2)
-    assert set(say.forecast.blocked_reasons) == {"what it makes rows of is not there, or no list"}
+    assert set(say.forecast.blocked_reasons) == {"list missing or not a list"}
     assert (summed.forecast.run, summed.forecast.blocked) == (1, 0)
 
 
