@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agac.api.checking import Checked
+from agac.api.planning import expected_cost
 from agac.core.errors import UsageError
-from agac.engine.retries import tasks_of_retry
 from agac.engine.scope import Retry, Scope
 from agac.plan.plan import Plan
-from agac.store import runs
 from agac.store.db import Database
-from agac.store.made import made_counts
-from agac.store.retries import chosen_counts
 
 Confirm = Callable[[str], bool | None]
 """Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
@@ -30,15 +27,10 @@ async def confirm_cost(
     confirm: Confirm | None,
 ) -> None:
     """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
-    from agac.api.planning import expected_cost
-
     bound = plan.rules.confirm_above
     if bound is None:
         return
-    if retry is None:
-        usd, unknown = await expected_cost(checked, plan, database, scope, fresh)
-    else:
-        usd, unknown = await _cost_of_retry(plan, database, retry)
+    usd, unknown = await expected_cost(checked, plan, database, scope, fresh=fresh, retry=retry)
     if usd <= bound and not unknown:
         return
     mark = "simulated " if all(stage.provider.simulated for stage in plan.asking) else ""
@@ -88,25 +80,3 @@ def bound_words(bound: float) -> str:
 
 def _dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.01 and round(usd, 2) == usd else f"${usd:,.4f}"
-
-
-async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[float, list[str]]:
-    """The dollars that a retry is expected to cost, and the models whose price is not known.
-
-    A row that failed goes on from its stage, or from the one that is named, and each stage costs what it did before;
-    as many rows are made of one as were made of each.
-    """
-    from agac.plan.estimate import estimate, history
-
-    counts = await runs.counters(database, retry.run)
-    chosen = await chosen_counts(database, retry.run, retry)
-    rows = runs.row_counts(counts)["present"]
-    tasks = tasks_of_retry(plan, retry, chosen, await made_counts(database, retry.run), rows)
-    usd, unknown = 0.0, []
-    for stage in plan.asking:
-        past = history(counts, stage.name, stage.lane)
-        expected = estimate(stage, tasks[stage.name], None, past, same_prompt=True)
-        if expected.usd is None:
-            unknown.append(stage.lane)
-        usd += expected.usd or 0.0
-    return usd, unknown

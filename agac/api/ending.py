@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from agac.api.batchlines import batch_lines
-from agac.api.finishing import Finishing, finishing, open_tasks
+from agac.api.finishing import Finishing, finishing, open_rows
+from agac.api.planning import PlannedTasks
 from agac.core.errors import AgacError, ExitCode, Problem, Where
 from agac.engine.batch.batches import told
 from agac.engine.batch.states import BatchStep
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.control import Stop
 from agac.engine.export import Exported, export_run, files_of, is_shown
-from agac.engine.retries import tasks_of_retry
 from agac.engine.run import Invocation
 from agac.engine.scope import Retry
 from agac.engine.summary import cost_of, iso, summarise
@@ -26,7 +25,6 @@ from agac.spec.workflow import Workflow
 from agac.store import batchviews, runs
 from agac.store.batches import BatchRecord, read_batch, rows_in_batches
 from agac.store.db import Database
-from agac.store.made import made_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,8 @@ def _told(error: AgacError | None) -> dict[str, Any] | None:
     return None if error is None else {"message": error.message, "remedy": error.remedy}
 
 
-Count = Callable[[], Awaitable[int]]
-"""How many rows a run is about."""
+TasksLeft = Callable[[], Awaitable[tuple[int, list[PlannedTasks]]]]
+"""How many rows a run is about, and what is left to do of them, stage by stage: a dry run."""
 
 
 async def report_of(
@@ -84,7 +82,7 @@ async def report_of(
     invocation: Invocation,
     *,
     warnings: list[Problem],
-    count: Count,
+    tasks_left: TasksLeft,
     retry: Retry | None = None,
     providers: Mapping[str, Provider],
     workflow: Workflow | None = None,
@@ -121,7 +119,7 @@ async def report_of(
         invocation.control.why or None if stop else None,
         warnings,
         stop.value if stop else None,
-        await _finishing(database, plan, retry, summary, invocation, count) if stop is Stop.LIMIT else None,
+        await _finishing(plan, retry, summary, invocation, tasks_left) if stop is Stop.LIMIT else None,
         exported.not_written,
         await _replaced(database, exported),
         exported.edited,
@@ -156,25 +154,20 @@ async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | 
 
 
 async def _finishing(
-    database: Database,
     plan: Plan,
     retry: Retry | None,
     summary: dict[str, Any],
     invocation: Invocation,
-    count: Count,
+    tasks_left: TasksLeft,
 ) -> Finishing:
     totals = invocation.totals
-    counts = await runs.counters(database, invocation.run)
+    whole, left = await tasks_left()
     if retry is None:
-        rows, tasks = open_tasks(summary, await count())
+        rows = open_rows(summary, whole)
     else:
         chosen = sum(count for _, _, count in invocation.chosen)
         rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
-        share = rows / chosen if chosen else 0.0
-        made = await made_counts(database, invocation.run)
-        asked = tasks_of_retry(plan, retry, invocation.chosen, made, runs.row_counts(counts)["present"])
-        tasks = [math.ceil(one * share) for one in asked.values()]
-    return finishing(plan, counts, rows, tasks, invocation.purse, totals.rows_failed)
+    return finishing(plan, [one.estimate for one in left], rows, invocation.purse, totals.rows_failed)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What it takes to finish a run that met a limit: each stage's open tasks at what its tasks took before."""
+"""What it takes to finish a run that met a limit: what a dry run says is left, and which limit has room for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agac.engine.budget import Amount, Pot, Purse
-from agac.plan.estimate import CHARACTERS_A_TOKEN, LOCAL, Estimate, History, estimate, history
+from agac.plan.estimate import Estimate
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedStage
-from agac.store.runs import Count
 
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
@@ -41,11 +39,8 @@ class Finishing:
         return asdict(self)
 
 
-def finishing(
-    plan: Plan, counts: Sequence[Count], rows: int, tasks: Sequence[int], purse: Purse | None, failed: int
-) -> Finishing:
-    """The estimate. `rows` are open, `tasks` of each stage too; `failed` rows failed in this invocation."""
-    needs = _needs(plan, counts, tasks)
+def finishing(plan: Plan, needs: Sequence[Estimate], rows: int, purse: Purse | None, failed: int) -> Finishing:
+    """The estimate. `rows` are open, `needs` is what is left of each stage; `failed` rows failed in this invocation."""
     whole = _amount(needs)
     usd = None if any(one.usd is None for one in needs) else round(whole.usd, 6)
     reached = purse.reached if purse else None
@@ -58,32 +53,10 @@ def finishing(
     return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, purse.missed), reached.stage)
 
 
-def open_tasks(summary: dict[str, Any], rows: int) -> tuple[int, list[int]]:
-    """The rows of an input of `rows` that have no outcome, and for each stage those of them that have not passed it."""
-    settled, stages = summary["rows"], summary["stages"]
-    left = max(rows - sum(settled[outcome] for outcome in ("done", "skipped", "failed", "dropped")), 0)
-    tasks = []
-    for place, stage in enumerate(stages):
-        ended = settled["done"] + sum(later["failed"] for later in stages[place + 1 :])
-        tasks.append(min(max(left - max(stage["done"] + stage["reused"] - ended, 0), 0), left))
-    return left, tasks
-
-
-def _needs(plan: Plan, counts: Sequence[Count], tasks: Sequence[int]) -> list[Estimate]:
-    """A stage that was not asked yet is taken to read as much a call as the others."""
-    past = [
-        history(counts, stage.name, stage.lane) if isinstance(stage, PlannedStage) else None for stage in plan.stages
-    ]
-    known = [one for one in past if one is not None]
-    characters = _mean_input(known) * CHARACTERS_A_TOKEN if known else None
-    return [
-        estimate(stage, count, characters, one, same_prompt=True) if isinstance(stage, PlannedStage) else LOCAL
-        for stage, count, one in zip(plan.stages, tasks, past, strict=True)
-    ]
-
-
-def _mean_input(known: Sequence[History]) -> float:
-    return sum(one.input_tokens for one in known) / len(known)
+def open_rows(summary: dict[str, Any], rows: int) -> int:
+    """How many rows of an input of `rows` have no outcome."""
+    settled: dict[str, int] = summary["rows"]
+    return max(rows - sum(settled[outcome] for outcome in ("done", "skipped", "failed", "dropped")), 0)
 
 
 def _amount(needs: Sequence[Estimate]) -> Amount:

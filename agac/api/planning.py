@@ -1,6 +1,7 @@
 """What a run would do and cost, before anything is asked: `agac plan`, and what `confirm_above` compares.
 
-`expected_cost(checked, plan, database, scope, fresh)` gives the dollars that a run is expected to cost.
+`expected_cost` gives the dollars that a run or a retry is expected to cost, `input_tasks` and `stored_tasks` what is
+left to do of a run: all of it is the same dry run.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from agac.engine.budget import Amount
 from agac.engine.budgets import Budgets
 from agac.engine.budgets import facts as budget_facts
 from agac.engine.dry_counts import Forecast, Reason, StageForecast
-from agac.engine.dry_run import DryRun
-from agac.engine.scope import Scope
+from agac.engine.dry_run import DryRun, Rows
+from agac.engine.scope import Retry, Scope
 from agac.plan.check import missing_variables
 from agac.plan.estimate import LOCAL, Estimate, estimate, history
 from agac.plan.plan import Plan, Selection, make_plan
@@ -216,11 +217,7 @@ async def _report(
     before = await _before(database, made)
     dry = DryRun(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
     found = await dry.forecast(lambda: selected_rows(checked, made.selection))
-    counts = await _history(database, made.workflow)
-    stages = [
-        await _planned(database, stage, one, counts, before)
-        for stage, one in zip(made.stages, found.stages, strict=True)
-    ]
+    stages = await _all_planned(database, made, found, before)
     continues = before.record.id if before and before.continued and not fresh else None
     compared = before.record.id if before else None
     budgets = await _budgets(database, made, continues, stages)
@@ -327,9 +324,43 @@ async def _history(database: Database | None, workflow: str) -> list[runs.Count]
 
 
 async def expected_cost(
-    checked: Checked, made: Plan, database: Database, scope: Scope, fresh: bool
+    checked: Checked, made: Plan, database: Database, scope: Scope, *, fresh: bool, retry: Retry | None
 ) -> tuple[float, list[str]]:
-    """The dollars that a run is expected to cost, and the models whose price is not known, which cost more on top."""
-    report = await _report(checked, made, database, scope, fresh, 0, [])
-    known = sum(stage.estimate.usd or 0.0 for stage in report.stages)
-    return known, [stage.stage.lane for stage in report.stages if stage.estimate.usd is None]
+    """The dollars that a run or a retry is expected to cost, and the models whose price is not known, which cost more
+    on top."""
+    if retry is None:
+        stages = (await _report(checked, made, database, scope, fresh, 0, [])).stages
+    else:
+        stages = await stored_tasks(database, made, retry.run, scope, retry=retry)
+    known = sum(stage.estimate.usd or 0.0 for stage in stages)
+    return known, [stage.stage.lane for stage in stages if stage.estimate.usd is None]
+
+
+async def stored_tasks(
+    database: Database, made: Plan, run: int, scope: Scope, *, retry: Retry | None = None
+) -> list[PlannedTasks]:
+    """What a retry of a run would do, or one that takes the run's rows as they are stored."""
+    before = await _as_before(database, run, continued=True)
+    found = await DryRun(
+        made, database, before, scope=scope, fresh=False, now=time.time(), retry=retry
+    ).forecast_stored()
+    return await _all_planned(database, made, found, before)
+
+
+async def input_tasks(
+    database: Database, made: Plan, run: int, scope: Scope, rows: Rows
+) -> tuple[int, list[PlannedTasks]]:
+    """What is left to do of a run: the rows of its input, and the tasks of each stage."""
+    before = await _as_before(database, run, continued=True)
+    found = await DryRun(made, database, before, scope=scope, fresh=False, now=time.time()).forecast(rows)
+    return found.rows, await _all_planned(database, made, found, before)
+
+
+async def _all_planned(
+    database: Database | None, made: Plan, found: Forecast, before: BaselineRun | None
+) -> list[PlannedTasks]:
+    counts = await _history(database, made.workflow)
+    return [
+        await _planned(database, stage, one, counts, before)
+        for stage, one in zip(made.stages, found.stages, strict=True)
+    ]

@@ -15,6 +15,7 @@ from agac.api.batching import batching_of, reachable, recorded_plan
 from agac.api.batchlines import batch_lines
 from agac.api.ending import RunReport, report_of
 from agac.api.options import RunOptions
+from agac.api.planning import PlannedTasks, stored_tasks
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.api.reports import go_on
@@ -26,6 +27,7 @@ from agac.engine.batch.ending import end
 from agac.engine.batch.states import BatchStep
 from agac.engine.batch.tending import tending
 from agac.engine.run import Invocation
+from agac.engine.scope import Scope
 from agac.engine.work import Clocks
 from agac.providers.provider import Provider
 from agac.store import batchviews, runs
@@ -124,11 +126,12 @@ async def _retrieve(opened: Project, named: str | None, watch: Watch | None, *, 
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, None)
 
-        async def count() -> int:
-            return runs.row_counts(await runs.counters(database, run))["present"]
+        async def tasks_left() -> tuple[int, list[PlannedTasks]]:
+            rows = runs.row_counts(await runs.counters(database, run))["present"]
+            return rows, await stored_tasks(database, plan, run, Scope(retry_failed=False))
 
         report = await report_of(
-            database, opened.root, plan, invocation, warnings=[], count=count, providers=providers
+            database, opened.root, plan, invocation, warnings=[], tasks_left=tasks_left, providers=providers
         )  # fmt: skip
         return await _taken(database, before, invocation, report, providers)
 

@@ -20,9 +20,10 @@ from agac.api.ending import RunReport, report_of
 from agac.api.following import Following
 from agac.api.options import RunOptions
 from agac.api.piping import ready_workflow
+from agac.api.planning import PlannedTasks, input_tasks, stored_tasks
 from agac.api.project import Project, open_project
 from agac.api.reading import database_path
-from agac.api.selecting import count_rows, selected_rows
+from agac.api.selecting import selected_rows
 from agac.api.shortnames import moved_names
 from agac.api.watching import RowCount, Watch, Watched, uncounted
 from agac.core.errors import AgacError, Problem, SpecError
@@ -122,12 +123,16 @@ async def invoke(
             )  # fmt: skip
             await walk_through(database, work, invocation, checked.warnings, watch, count_of)
 
-        async def count() -> int:
-            return await asyncio.to_thread(count_rows, checked, plan.selection)
+        async def tasks_left() -> tuple[int, list[PlannedTasks]]:
+            unretried = replace(scope, retry_failed=False)
+            if retry is not None:
+                return 0, await stored_tasks(database, plan, invocation.run, scope, retry=retry)
+            return await input_tasks(database, plan, invocation.run, unretried, work.rows)
 
         return await report_of(
             database, opened.root, plan, invocation,
-            warnings=checked.warnings, count=count, retry=retry, providers=providers, workflow=checked.workflow,
+            warnings=checked.warnings, tasks_left=tasks_left, retry=retry, providers=providers,
+            workflow=checked.workflow,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ dry_groups   groups, once all their members came
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from itertools import islice
@@ -26,7 +27,7 @@ from agac.engine.dry_rows import ForecastDeriver
 from agac.engine.executor import LevelStages, Task
 from agac.engine.intake import CHUNK_ROWS, read_chunk
 from agac.engine.making import NotMade
-from agac.engine.scope import Scope
+from agac.engine.scope import Retry, Scope
 from agac.plan import reasons as why
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
@@ -36,7 +37,9 @@ from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batch import NewRow
 from agac.store.batchviews import open_batches
 from agac.store.db import Database
+from agac.store.retries import RowOfRetry, rows_of_retry
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id
+from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
 from agac.store.seen import SeenIds
 
@@ -56,41 +59,80 @@ class DryRun:
         scope: Scope,
         fresh: bool,
         now: float,
-        show: int,
+        show: int = 0,
+        retry: Retry | None = None,
     ) -> None:
-        self._plan, self._db, self._before = plan, database, before
+        """`retry`: the rows are those of the run `before`, as it chooses them."""
+        self._plan, self._db, self._before, self._retry = plan, database, before, retry
         self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
-        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now)
+        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now, retry=retry)
         run = before.record.id if before and self._baseline.continued else 0
         self._preparer = Preparer(plan.stages, plan.vars, run)
+        self._first = levels_of(plan.stages).all[0]
+        self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
 
     async def forecast(self, rows: Rows) -> Forecast:
-        """Reads the input once, or twice where an id's last record counts."""
+        """What a run over the input would do. Reads it once, or twice where an id's last record counts."""
+        return await self._walked(self._input_rows(rows))
+
+    async def forecast_stored(self) -> Forecast:
+        """What a retry would do, or a run over the rows that are stored."""
+        return await self._walked(self._stored_rows())
+
+    async def _walked(self, chunks: AsyncGenerator[list[ForecastRow], None]) -> Forecast:
         counts = await baseline_counts(self._db, self._before, self._plan)
-        found = Forecast([StageForecast(stage.name) for stage in self._plan.stages])
-        outcomes = CountedOutcomes(self._plan, found, self._baseline, self._scope)
+        outcomes = CountedOutcomes(self._plan, self._found, self._baseline, self._scope)
         answers = StoredAnswers(
-            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, found, self._show),
+            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, self._found, self._show),
             fresh=self._fresh, listing=counts.listing, in_batches=await self._any_batch(),
         )  # fmt: skip
         memory = BaselineOutcomes(self._db, self._before, self._baseline)
         with closing(Scratch()) as scratch:
-            walk = DryWalk(self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory)
-            async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
-                async for chunk, dropped in chunks:
-                    found.rows += dropped + len(chunk)
-                    found.dropped += dropped
-                    usable = [new for new in chunk if new.state is State.PENDING]
-                    found.unusable += len(chunk) - len(usable)
-                    await walk.through(await self._begun(usable, walk.levels, found))
+            walk = DryWalk(
+                self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory
+            )  # fmt: skip
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    await walk.through(chunk)
             await walk.through_groups()
-        return found
+        return self._found
+
+    async def _input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
+        found = self._found
+        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+            async for chunk, dropped in chunks:
+                found.rows += dropped + len(chunk)
+                found.dropped += dropped
+                usable = [new for new in chunk if new.state is State.PENDING]
+                found.unusable += len(chunk) - len(usable)
+                yield await self._begun(usable)
+
+    async def _stored_rows(self) -> AsyncGenerator[list[ForecastRow], None]:
+        """The rows of the run, as they are stored: those that a retry chooses may be worked on, the others are there as
+        groups and equal rows may hang on them."""
+        assert self._db is not None
+        assert self._before is not None
+        run, needs_all = self._before.record.id, any(stage.makes is not None for stage in self._plan.stages)
+        self._found.rows = row_counts(await counters(self._db, run))["present"]
+        async for rows in rows_of_retry(self._db, run, self._retry or Retry()):
+            found = [self._stored_row(one) for one in rows if needs_all or one.chosen or self._retry is None]
+            if found:
+                yield found
+
+    def _stored_row(self, one: RowOfRetry) -> ForecastRow:
+        old = one.old
+        new = NewRow(
+            Row(old.id, old.ordinal or 0, json.loads(one.data)), old.occurrence, old.hash, one.data, State.PENDING
+        )
+        row = ForecastRow(old.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=old)
+        row.chosen = one.chosen or self._retry is None
+        return row
 
     async def _any_batch(self) -> bool:
         """Whether a request may be in a batch already."""
         return self._db is not None and not self._fresh and bool(await open_batches(self._db))
 
-    async def _begun(self, chunk: list[NewRow], levels: Levels[AnyStage], found: Forecast) -> list[ForecastRow]:
+    async def _begun(self, chunk: list[NewRow]) -> list[ForecastRow]:
         """One chunk of the input: rows that are finished and unchanged need no look, the others go through."""
         stored = await self._stored(chunk)
         rows = []
@@ -98,11 +140,11 @@ class DryRun:
         for new in chunk:
             old = stored.get(new.row.id)
             if old is not None and old.key in finished and old.hash == new.hash:
-                for stage in found.stages:
+                for stage in self._found.stages:
                     stage.reuse += 1
                 continue
             sight = self._preparer.sight(new.row.data)
-            rows.append(ForecastRow(new.row.id, sight, new=new, level=levels.all[0], old=old))
+            rows.append(ForecastRow(new.row.id, sight, new=new, level=self._first, old=old))
         return rows
 
     async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:

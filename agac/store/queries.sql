@@ -539,6 +539,15 @@ WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND e
         OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
 ORDER BY ordinal, key LIMIT :limit;
 
+-- name: rows_of_retry
+-- All rows of the input that can be worked on, a range at a time, and whether these are chosen.
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
+    :done_too
+        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)) AS chosen
+FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+ORDER BY ordinal, key LIMIT :limit;
+
 -- name: rows_chosen_count
 -- How many these are, and how many of those that stages made, by where and how they failed; '' stands for open ones.
 SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) FROM row

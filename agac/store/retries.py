@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from agac.core.types import RowId
 from agac.store.db import Database, translated
-from agac.store.rows import EXPORT_RANGE
+from agac.store.rows import EXPORT_RANGE, StoredRow
 from agac.store.sql import sql
 
 
@@ -66,6 +66,33 @@ async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIter
         if len(rows) < EXPORT_RANGE:
             return
         after = rows[-1].ordinal
+
+
+class RowOfRetry(NamedTuple):
+    """A stored row with its snapshot, and whether it is `chosen`."""
+
+    old: StoredRow
+    data: str
+    chosen: bool
+
+
+async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIterator[list[RowOfRetry]]:
+    """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
+    after = 0
+    while True:
+        values = {**_values(run, choice), "after": after, "limit": EXPORT_RANGE}
+        with translated(database.path):
+            found = list(await database.reader.execute_fetchall(sql("rows_of_retry"), values))
+        rows = [RowOfRetry(StoredRow(*row[:-2]), row[-2], bool(row[-1])) for row in found]
+        if rows:
+            yield [row._replace(chosen=row.chosen and _is_named(row.old.id, choice)) for row in rows]
+        if len(rows) < EXPORT_RANGE:
+            return
+        after = rows[-1].old.ordinal or 0
+
+
+def _is_named(row_id: RowId, choice: Choice) -> bool:
+    return not choice.rows or row_id in choice.rows
 
 
 async def chosen_counts(database: Database, run: int, choice: Choice) -> list[tuple[str | None, str | None, int]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,13 +19,13 @@ from test_plan import calls_by_stage
 
 import agac
 from agac.api.piping import ready_workflow
-from agac.api.planning import PlannedTasks, PlanReport
+from agac.api.planning import PlannedTasks, PlanReport, stored_tasks
 from agac.api.project import open_project
+from agac.api.reading import database_path
 from agac.core.errors import UsageError
-from agac.engine.retries import tasks_of_retry
-from agac.engine.scope import Retry
+from agac.engine.scope import Retry, Scope
 from agac.plan.plan import Plan, make_plan
-from agac.store.made import MadeCount
+from agac.store.db import open_for_reading
 
 Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
@@ -305,17 +309,39 @@ def test_a_retry_counts_what_is_made_of_its_rows(project: ProjectFolder, faulty:
     small = {"model": "local/small"}
     workflow(project, {**SAY, **small}, {**SUM, **small})
     ran(project)
-    plan = plan_of(project)
-    made = [MadeCount(*row) for row in project.query("SELECT origin, state, error_stage, error_type, count FROM made")]
-    assert tasks_of_retry(plan, Retry(), [], made, 2) == {"say": 1, "sum": 1}
-    assert tasks_of_retry(plan, Retry(from_stage="say"), [(None, None, 2)], made, 2) == {"say": 4, "sum": 2}
-    assert tasks_of_retry(plan, Retry(from_stage="sum"), [(None, None, 2)], made, 2) == {"say": 0, "sum": 2}
+    assert retried(project, Retry()) == {"say": 1, "sum": 1}
+    assert retried(project, Retry(from_stage="say", since=time.time())) == {"say": 4, "sum": 2}
+    assert retried(project, Retry(rows=("b",))) == {"say": 0, "sum": 0}
+    whole = Retry(from_stage="sum", since=time.time())
+    assert retried(project, whole) == {"say": 1, "sum": 2}, "the failed child is tried again, too"
+    before = Counter(calls_by_stage(project))
+    agac.retry("last", whole, project=project.root)
+    assert Counter(calls_by_stage(project)) - before == {"say": 1, "sum": 2}
 
 
-def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder) -> None:
-    project.rows([{"id": "a"}], PATH)
+def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "L a"}]).base_url)
+    project.rows([{"id": "a"}, {"id": "b"}], PATH)
     left, right = {"name": "left", "prompt": "L ${id}"}, {"name": "right", "needs": [], "prompt": "R ${id}"}
-    workflow(project, left, right, {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}"})
-    plan = plan_of(project)
-    assert tasks_of_retry(plan, Retry(), [("left", "Refused", 3)]) == {"left": 3, "right": 0, "both": 3}
-    assert tasks_of_retry(plan, Retry(), [("", None, 2)]) == {"left": 2, "right": 2, "both": 2}
+    small = {"model": "local/small"}
+    both = {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}", **small}
+    workflow(project, {**left, **small}, {**right, **small}, both)
+    ran(project)
+    assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}
+    assert retried(project, Retry(stage="right")) == {"left": 0, "right": 0, "both": 0}
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+        database.execute("UPDATE row SET state = 0, error_stage = NULL, error_type = NULL WHERE state = 2")
+    assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}, "a row that the same retry opened"
+
+
+def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
+    """How many tasks of each stage a retry would ask."""
+
+    async def tasks() -> dict[str, int]:
+        plan = plan_of(project)
+        async with open_for_reading(database_path(project.root)) as database:
+            assert database is not None
+            found = await stored_tasks(database, plan, 1, Scope(), retry=retry)
+        return {one.stage.name: one.forecast.questions for one in found}
+
+    return asyncio.run(tasks())
