@@ -1,6 +1,7 @@
 # make demo   run the shipped example on the embedded simulator: no key, no cost
 # make test   everything that CI checks: lint, types, import rules, tests
-# Both make a virtual environment in .venv the first time, and are quick after that.
+# make soak   the tests with all that they can look for: every kill, every combination, many random workflows
+# All make a virtual environment in .venv the first time, and are quick after that.
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 VENV ?= .venv
@@ -12,7 +13,7 @@ PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit coverage test-all bench docs clean
+.PHONY: help demo test lint types imports unit soak coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +37,9 @@ demo: $(VENV)/.installed ## Run the example workflow on the embedded simulator
 	@echo "One line a row, in input order: output/product_reviews/results.jsonl"
 	@echo "Run it again and nothing is asked twice: $(BIN)/agac run -a product_reviews"
 
-test: lint types imports unit ## Everything that CI checks
+# Types are checked beside the tests. What `types` prints is kept together; `+` lets the tests' dots come as they are.
+test: lint imports ## Everything that CI checks
+	@$(MAKE) --no-print-directory -j2 --output-sync=target types unit
 
 lint: $(VENV)/.installed-dev ## Style
 	@echo "ruff ..."
@@ -53,12 +56,15 @@ imports: $(VENV)/.installed-dev ## Imports go down
 	@rm -f .import-lint.log
 
 unit: $(VENV)/.installed-dev ## Tests
-	@echo "pytest ..."
-	@$(BIN)/pytest -n $(PARALLEL)
+	+@echo "pytest ..."
+	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal
+
+soak: $(VENV)/.installed-dev ## Tests that look for long: all cells of all campaigns, other random examples each time
+	@AGAC_SOAK=1 $(BIN)/pytest -n $(PARALLEL) --dist worksteal --timeout 21600
 
 coverage: $(VENV)/.installed-dev ## Line coverage of agac/, subprocesses and killed ones included
 	@rm -f .coverage .coverage.*
-	@$(BIN)/coverage run -m pytest -n $(PARALLEL) -m "not unmeasured"
+	@$(BIN)/coverage run -m pytest -n $(PARALLEL) --dist worksteal -m "not unmeasured"
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered --fail-under=90
 

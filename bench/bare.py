@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
 SCHEMA = {
     "type": "object",
@@ -74,7 +74,7 @@ async def main(path: str, base_url: str, concurrency: int, database_path: str) -
         headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             writer = asyncio.create_task(write(database, queue, wake))
-            validator = Draft202012Validator(SCHEMA)
+            validator = Draft202012Validator(SCHEMA, validate_formats=True, offline=True)
             url = f"{base_url}/chat/completions"
             await asyncio.gather(*(work(rows, session, url, validator, queue, wake) for _ in range(concurrency)))
             writer.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,8 @@ from agac.providers.aliases import ALIASES
 from agac.providers.elsewhere import ELSEWHERE
 from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.table import SHIPPED
-from agac.simulator import faults, rulesfile
-from agac.simulator.batches import rules as batchrules
-from agac.simulator.batches.meanings import MEANINGS
+from agac.simulator import faults
+from agac.simulator.settings import setting_flags
 from agac.spec.batchmodels import BatchFile
 from agac.spec.cardmodels import CardFile, RequestParamsFile
 from agac.spec.filemodel import FileModel
@@ -266,21 +265,42 @@ def providers_elsewhere() -> str:
     return table(("provider", "why, and what to write"), rows)
 
 
+def simulator_settings() -> str:
+    """What a simulator can be told: the flags of `agac simulate`, except the port."""
+    rows = [
+        (f"`--{flag.name}`", flag.help, f"`{default}`" if default not in (None, True) else "")
+        for _, flag, default in setting_flags()
+        if flag.public and flag.name != "port"
+    ]
+    return table(("flag", "what it does", "default"), rows)
+
+
 def fault_kinds() -> str:
     """What a simulator can do wrong, and the keys that say when."""
-    rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in own)) for name, own in faults.KINDS.items()]
-    taken = {*rulesfile.SELECTORS, *(key for own in faults.KINDS.values() for key in own)}
-    when = [(f"`{key}`", words) for key, (_, words) in rulesfile.CHECKS.items() if key in taken]
-    return table(("kind", "keys of its own"), rows) + "\n" + table(("key", "value"), when)
+    return _fault_table(in_batches=False, keys=faults.KEYS)
 
 
 def batch_fault_kinds() -> str:
     """What a simulator can do wrong with batches, and how the requests or batches are chosen."""
+    return _fault_table(in_batches=True, keys=faults.BATCH_KEYS)
+
+
+def _fault_table(*, in_batches: bool, keys: Mapping[str, faults.Check]) -> str:
+    """The kinds of the table of faults, the phases that they have, and the values of their keys."""
+    found = {kind: spec for kind, spec in faults.FAULTS.items() if (spec.phase in faults.SINGLE_PHASES) != in_batches}
     rows = [
-        (f"`{name}`", MEANINGS[name], ", ".join(f"`{key}`" for key in own)) for name, own in batchrules.KINDS.items()
+        (f"`{kind}`", spec.phase, spec.meaning, ", ".join(f"`{key}`" for key in spec.keys))
+        for kind, spec in found.items()
     ]
-    keys = [(f"`{key}`", words) for key, (_, words) in rulesfile.BATCH_CHECKS.items()]
-    return table(("kind", "what happens", "keys of its own"), rows) + "\n" + table(("key", "value"), keys)
+    used = dict.fromkeys(spec.phase for spec in found.values())
+    phases = [(name, meaning) for name, (meaning, _) in faults.PHASES.items() if name in used]
+    values = [(f"`{key}`", words) for key, (_, words) in keys.items()]
+    parts = (
+        (("kind", "phase", "what happens", "keys of its own"), rows),
+        (("phase", "what the fault is about"), phases),
+        (("key", "value"), values),
+    )
+    return "\n".join(table(heads, lines) for heads, lines in parts)
 
 
 MISTAKES = ROOT / "tests/behaviour/error_texts"
@@ -316,6 +336,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "other model keys": other_keys,
     "short names": short_names,
     "providers elsewhere": providers_elsewhere,
+    "simulator settings": simulator_settings,
     "faults": fault_kinds,
     "batch faults": batch_fault_kinds,
     "mistakes": mistakes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
 import signal
@@ -12,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Commands, commands
+from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.project import ProjectFolder
 from support.server import Server, simulator
+from support.virtual import run_virtually
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and what we start would inherit it: no Ctrl-C would ever come.
@@ -28,6 +31,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "providers/certificates/nobody.pem")
 for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
     os.environ.pop(name, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test may be a coroutine, and its hours of waiting milliseconds (`virtual_time`)."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = run_virtually if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**arguments))
+    return True
 
 
 class NetworkInTest(AssertionError):
@@ -73,13 +87,6 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
     folder = ProjectFolder(tmp_path / "project")
     folder.configure(server.base_url)
     return folder
-
-
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """`agac` commands as processes of their own that start at once: for tests that take many of them."""
-    with commands(tmp_path_factory.mktemp("printed")) as started:
-        yield started
 
 
 @pytest.fixture

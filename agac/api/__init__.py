@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agac.api.showing import CardReport, show_card
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
     from agac.engine.scope import Retry
-    from agac.simulator.embedded import embedded_simulator
+    from agac.simulator.server import embedded_simulator
     from agac.store.select import QueryAnswer
     from agac.store.views import View, views
 
@@ -76,7 +76,7 @@ _HOMES = {
     "batch_status": "agac.api.batches",
     "batch_wait": "agac.api.retrieving",
     "doctor": "agac.api.doctoring",
-    "embedded_simulator": "agac.simulator.embedded",
+    "embedded_simulator": "agac.simulator.server",
     "export": "agac.api.reading",
     "file_schema": "agac.api.editors",
     "gc": "agac.api.keeping",

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from agac.core.report import Moment, Report
 from agac.core.types import Outcome
-from agac.engine.summary import iso
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.spec.template import VARS
-from agac.store.earlier import Asking
-from agac.store.history import TaskRecord
+from agac.store.history import PastAttempts, TaskRecord
 
 TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(Report):
     """The last time that a task's run asked it before: with the `same` question, or with another one, and since when
     it is another: `because` says what is known of that."""
 
-    at: float
+    JSON_KEYS = ("asked_at=at", "same_question=same", "because")
+
+    at: Moment
     same: bool
     because: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"asked_at": iso(self.at), "same_question": self.same, "because": self.because}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +31,11 @@ class Asked:
     """What a run tells of a task: `present` is the asking that its outcome comes from, None when there is none, and
     `before` the last one of the others."""
 
-    present: Asking | None
-    before: Asking | None
+    present: PastAttempts | None
+    before: PastAttempts | None
 
 
-def asked(askings: Sequence[Asking], position: int, task: TaskRecord | None) -> Asked:
+def asked(askings: Sequence[PastAttempts], position: int, task: TaskRecord | None) -> Asked:
     """The askings of a stage of a row, of all of that row in the order of time."""
     own = [one for one in askings if one.stage == position]
     ended = task is not None and task.outcome != Outcome.REUSED
@@ -52,7 +48,7 @@ def again(
     position: int,
     fingerprint: bytes | None,
     tasks: Mapping[int, TaskRecord],
-    askings: Sequence[Asking],
+    askings: Sequence[PastAttempts],
 ) -> Again | None:
     """The last time before. `fingerprint` is the present question's, `tasks` the row's by stage."""
     found = asked(askings, position, tasks.get(position))
@@ -64,7 +60,7 @@ def again(
     return Again(before.at, same=True, because=[why_anew(found.present, answered=before.answered)])
 
 
-Way = tuple[Sequence[RecordedStage], int, bytes | None, Mapping[int, TaskRecord], Sequence[Asking]]
+Way = tuple[Sequence[RecordedStage], int, bytes | None, Mapping[int, TaskRecord], Sequence[PastAttempts]]
 """What `again` takes."""
 
 
@@ -74,7 +70,7 @@ def by_replica(
     fingerprint: bytes | None,
     tasks: Mapping[int, TaskRecord],
     replicas: Mapping[tuple[int, int], TaskRecord],
-    askings: Sequence[Asking],
+    askings: Sequence[PastAttempts],
 ) -> Iterator[Way]:
     """The askings of a stage as if it were asked once: itself, or each of its replicas in turn. Of other stages with
     replicas the first one stands for all, since all have the same prompt."""
@@ -89,7 +85,7 @@ def by_replica(
             yield stages, position, own.fingerprint, {**first, position: own}, [*elsewhere, *wanted]
 
 
-def why_anew(present: Asking | None, *, answered: bool) -> str:
+def why_anew(present: PastAttempts | None, *, answered: bool) -> str:
     """Why the very same question was asked again, after an asking that was `answered` or was not."""
     first = present.retry_from if present is not None else None
     if first is not None:
@@ -100,9 +96,9 @@ def why_anew(present: Asking | None, *, answered: bool) -> str:
 def _changed_since(
     stages: Sequence[RecordedStage],
     position: int,
-    before: Asking,
+    before: PastAttempts,
     tasks: Mapping[int, TaskRecord],
-    askings: Sequence[Asking],
+    askings: Sequence[PastAttempts],
 ) -> list[str]:
     """Within a run the workflow is the same: the row changed, or an answer that the prompt names."""
     names = [placeholder.name.partition(".")[0] for placeholder in stages[position].prompt.placeholders]
@@ -121,7 +117,10 @@ def _changed_since(
 
 
 def _other_row(
-    earlier: Sequence[RecordedStage], before: Asking, tasks: Mapping[int, TaskRecord], askings: Sequence[Asking]
+    earlier: Sequence[RecordedStage],
+    before: PastAttempts,
+    tasks: Mapping[int, TaskRecord],
+    askings: Sequence[PastAttempts],
 ) -> bool:
     """Whether a stage that sees nothing but the row was asked with another question then."""
     others = {stage.name for stage in earlier}

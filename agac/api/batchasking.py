@@ -14,8 +14,7 @@ from agac.core.types import Fault
 from agac.providers.batchapis import open_batch_api
 from agac.providers.batches import BatchApi, BatchError, Seen
 from agac.providers.provider import Provider
-from agac.store.batches import BatchRecord
-from agac.store.batchviews import Observation, write_seen
+from agac.store.batches import BatchRecord, Observation, write_seen
 from agac.store.db import Database
 
 AT_ONCE = 8

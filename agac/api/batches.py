@@ -14,21 +14,24 @@ from agac.api.project import Project, open_project
 from agac.api.reading import database_path, workflow_files
 from agac.api.reports import refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
+from agac.core.report import Report
 from agac.engine.batch.states import BatchStep
 from agac.engine.summary import calls_of
 from agac.spec.root import find_project
-from agac.store import batchviews
-from agac.store.batchviews import BatchView
+from agac.store import batches
+from agac.store.batches import BatchView
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.history import workflows_run
 from agac.store.runs import counters, read_run
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(Report):
     """Batches, oldest first, and by run what all its calls cost that are in. `not_asked`: why the providers of some
     could not be asked, so that what is shown of those is what was known before. `now` is when it was made; `elsewhere`
     are open batches of other runs."""
+
+    JSON_KEYS = ("project", "batches", "runs", "not_asked", "open_elsewhere=elsewhere")
 
     project: Path
     now: float
@@ -37,15 +40,10 @@ class BatchReport:
     not_asked: list[str] = field(default_factory=list)
     elsewhere: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "project": str(self.project),
-            "batches": [line.as_json() for line in self.batches],
-            "runs": [{"run": run, "calls": calls} for run, calls in self.calls.items()],
-            "not_asked": self.not_asked,
-            "open_elsewhere": self.elsewhere,
-        }
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What the calls of each run took."""
+        return [{"run": run, "calls": calls} for run, calls in self.calls.items()]
 
 
 def batch_status(batch_id: str | int | None = None, *, project: Path | str | None = None) -> BatchReport:
@@ -111,7 +109,7 @@ async def _again(database: Database, found: Sequence[BatchView]) -> list[BatchVi
     return [
         view
         for run in sorted(runs)
-        for view in await batchviews.batches(database, run=run, closed=True)
+        for view in await batches.batches(database, run=run, closed=True)
         if view.batch.id in wanted
     ]
 
@@ -120,17 +118,17 @@ async def chosen_batches(database: Database, named: str | None) -> list[BatchVie
     """The batch that is named by our number or the provider's id; without a name the open ones of the run that
     submitted last. Raises UsageError when there is none."""
     if named is not None:
-        found = await batchviews.batches(database, named=named, closed=True)
+        found = await batches.batches(database, named=named, closed=True)
         if not found:
             raise UsageError(
                 f"no batch {named!r} in this project",
                 remedy="Batches are named by their number or by the provider's id. `agac batch list --all` lists them.",
             )
         return found
-    run = await batchviews.last_submitting_run(database)
+    run = await batches.last_submitting_run(database)
     if run is None:
         raise nothing_submitted()
-    found = await batchviews.batches(database, run=run)
+    found = await batches.batches(database, run=run)
     if not found:
         raise await _nothing_open(database, run)
     return found
@@ -151,7 +149,7 @@ async def _nothing_open(database: Database, run: int) -> UsageError:
 
 
 async def _elsewhere(database: Database, runs: Sequence[int]) -> int:
-    counts = await batchviews.open_batches(database)
+    counts = await batches.open_batches(database)
     return sum(one.batches for run, one in counts.items() if run not in runs)
 
 
@@ -176,6 +174,6 @@ async def _list(root: Path, workflow: str | None, closed: bool) -> BatchReport:
             refuse_unknown(workflow, [*(await workflows_run(database) if database else []), *workflow_files(root)])
         if database is None:
             return BatchReport(root, time.time(), [])
-        found = await batchviews.batches(database, workflow=workflow, closed=closed)
+        found = await batches.batches(database, workflow=workflow, closed=closed)
         lines = await batch_lines(database, opened.providers if opened else {}, found)
     return BatchReport(root, time.time(), lines)

@@ -15,12 +15,11 @@ from agac.core.errors import UsageError
 from agac.engine.batch.batches import Stale
 from agac.engine.work import Batching
 from agac.plan.plan import Plan
-from agac.plan.restored import plan_of
+from agac.plan.run_settings import restored_plan
 from agac.providers.batchapis import open_batch_api
 from agac.providers.provider import Provider
 from agac.store import runs
-from agac.store.batches import unfinished_batches
-from agac.store.batchviews import CLOSED
+from agac.store.batches import CLOSED, unfinished_batches
 from agac.store.db import Database
 
 FOLDER = "batches"
@@ -124,7 +123,7 @@ async def recorded_plan(
             remedy=f"run it again: agac run -a {record.workflow}",
         )
     definition = await runs.definition_of(database, run)
-    return plan_of(record.workflow, definition, manner, providers, opened.root, functions=functions)
+    return restored_plan(record.workflow, definition, manner, providers, opened.root, functions=functions)
 
 
 async def refuse_fresh(database: Database, workflow: str) -> None:

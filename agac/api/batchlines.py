@@ -6,17 +6,15 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from agac.api.reports import go_on
+from agac.core.report import Moment, Report
 from agac.engine.batch.states import AT_PROVIDER, BatchStep
-from agac.engine.summary import iso
 from agac.providers.batches import BatchState
 from agac.providers.provider import Provider
 from agac.spec.rounds import BatchRules
-from agac.store import batchviews
-from agac.store.batches import BatchRecord
-from agac.store.batchviews import CLOSED, BatchView, LaneTimes
+from agac.store import batches
+from agac.store.batches import CLOSED, BatchRecord, BatchView, LaneTimes
 from agac.store.db import Database
 from agac.store.runs import definition_of, manner_of, read_run
 
@@ -34,7 +32,7 @@ UNSENT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLine:
+class BatchLine(Report):
     """A batch. Times in seconds since 1970 (ISO in JSON), durations in seconds, money in USD.
 
     `step` is where it stands in agac's own life cycle, `status` how it stood at the provider when it was last `seen_at`
@@ -60,10 +58,10 @@ class BatchLine:
     failed: int | None
     total: int
     age_s: float | None
-    submitted_at: float | None
-    expires_at: float | None
-    deadline: float | None
-    results_until: float | None
+    submitted_at: Moment | None
+    expires_at: Moment | None
+    deadline: Moment | None
+    results_until: Moment | None
     stuck: bool
     stuck_for_s: float | None
     cost_usd: float | None
@@ -72,8 +70,8 @@ class BatchLine:
     waits: str | None
     note: str | None
     remedy: str | None
-    seen_at: float | None = None
-    try_at: float | None = None
+    seen_at: Moment | None = None
+    try_at: Moment | None = None
     cancelling: bool = False
     lane: LaneTimes | None = None
 
@@ -86,16 +84,6 @@ class BatchLine:
     def ready(self) -> bool:
         """Whether it has ended at its provider and waits to be taken."""
         return _has_ended(self.step, self.status)
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("submitted_at", "expires_at", "deadline", "results_until", "seen_at", "try_at"):
-            found[name] = iso(found[name])
-        found["lane"] = None
-        if self.lane is not None:
-            found["lane"] = {"batches": self.lane.batches, "p50_s": self.lane.p50, "p95_s": self.lane.p95}
-        return found
 
 
 async def batch_lines(
@@ -114,7 +102,7 @@ async def batch_lines(
         one = view.batch
         lane = (one.provider, one.account, one.model)
         if lane not in lanes:
-            lanes[lane] = await batchviews.lane_times(database, *lane)
+            lanes[lane] = await batches.lane_times(database, *lane)
         simulated = one.provider in providers and providers[one.provider].simulated
         line = _line(view, runs[one.run_id], lanes[lane], simulated, now)
         lines.append(replace(line, note=line.note or said.get(line.id)) if said else line)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agac.api.project import Project, open_project
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
+from agac.core.report import Report
 from agac.data.sources import Source, open_input, separator_hint
 from agac.engine.outputs import refusals
 from agac.plan.batchcheck import check_batches
@@ -22,35 +23,34 @@ from agac.spec.load import in_order, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, Workflow
 
 
+def placed(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Problems as `--json` prints them, with their places."""
+    return [
+        {
+            "file": problem.where.file,
+            "line": problem.where.line,
+            "column": problem.where.column,
+            "path": problem.path,
+            "severity": problem.severity,
+            "message": problem.message,
+        }
+        for problem in problems
+    ]
+
+
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class CheckReport(Report):
     """What a check found. `workflows` were checked, by name; `ok`: none of the problems is an error."""
 
+    JSON_KEYS = ("ok", "workflows", "problems")
+
     workflows: list[str]
-    problems: list[Problem]
+    problems: Annotated[list[Problem], placed]
 
     @property
     def ok(self) -> bool:
         """Whether everything can run."""
         return not any_error(self.problems)
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "ok": self.ok,
-            "workflows": self.workflows,
-            "problems": [
-                {
-                    "file": p.where.file,
-                    "line": p.where.line,
-                    "column": p.where.column,
-                    "path": p.path,
-                    "severity": p.severity,
-                    "message": p.message,
-                }
-                for p in self.problems
-            ],
-        }
 
 
 @dataclass(frozen=True, slots=True)

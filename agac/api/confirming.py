@@ -35,11 +35,11 @@ async def confirm_cost(
         return
     mark = "simulated " if all(stage.provider.simulated for stage in plan.asking) else ""
     said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{_and_more(unknown)}; {bound_words(bound)}"
-    answer = confirm(f"{said}. Go on?") if confirm is not None else None
+    answer = confirm(f"{said}. Continue?") if confirm is not None else None
     if not answer:
         raise UsageError(
-            f"nothing was asked: {said}" if answer is None else "nothing was asked",
-            remedy=f"Add --yes to go on; `agac plan -a {plan.workflow}` shows what it is made of.",
+            f"no calls were made: {said}" if answer is None else "no calls were made",
+            remedy=f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of.",
         )
 
 

@@ -17,15 +17,15 @@ from agac.api.project import Project
 from agac.api.reading import database_path
 from agac.api.retrieving import opened_project
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.report import Report
 from agac.core.types import Fault
 from agac.engine.batch.batches import tidy
 from agac.engine.batch.doctor import Finding, adopt_as, look_again, look_at, resubmit_as
 from agac.engine.batch.states import BatchStep
 from agac.engine.batch.tending import Tending, tending
 from agac.engine.work import Clocks
-from agac.store import batchviews
-from agac.store.batches import BatchRecord, read_batch
-from agac.store.batchviews import CLOSED, BatchView
+from agac.store import batches
+from agac.store.batches import CLOSED, BatchRecord, BatchView, read_batch
 from agac.store.db import Database, open_database
 
 PREFIX = "agac-"
@@ -33,15 +33,11 @@ PREFIX = "agac-"
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
+class DoctorReport(Report):
     """What was found: of each its `kind`, `batch`, `provider_id`, `message`, `remedy`, and whether it is `done`."""
 
     findings: list[dict[str, Any]]
     exit_code: ExitCode
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"findings": self.findings, "exit_code": int(self.exit_code)}
 
 
 def doctor(
@@ -72,10 +68,10 @@ async def _doctor(
         raise nothing_submitted()
     findings: list[Finding] = []
     async with open_database(path) as database:
-        views = await batchviews.batches(database, closed=True)
+        views = await batches.batches(database, closed=True)
         if adopt is not None or resubmit:
             findings.append(await _decided(opened, database, views, adopt, named))
-            views = await batchviews.batches(database, closed=True)
+            views = await batches.batches(database, closed=True)
         for workflow in dict.fromkeys(view.workflow for view in views):
             own = [view for view in views if view.workflow == workflow]
             try:
@@ -126,7 +122,7 @@ async def _stale(tended: Tending, records: Sequence[BatchRecord], *, clean: bool
             if record is None or (record.state not in CLOSED) or record.state == BatchStep.INGESTED:
                 continue
             size = "" if file.size is None else f", {file.size:,} bytes"
-            message = f"{file.name} ({file.id}{size}) lies at {name} for nothing"
+            message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
             if not clean:
                 findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
                 continue
@@ -137,7 +133,7 @@ async def _stale(tended: Tending, records: Sequence[BatchRecord], *, clean: bool
 
 
 async def _stuck(opened: Project, database: Database) -> list[Finding]:
-    views = await batchviews.batches(database)
+    views = await batches.batches(database)
     lines = await batch_lines(database, opened.providers, views)
     records = {view.batch.id: view.batch for view in views}
     return [

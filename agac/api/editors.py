@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from agac.core.errors import UsageError
+from agac.core.report import Report
 
 if TYPE_CHECKING:
     from agac.spec.editorschemas import FileKind
@@ -17,15 +18,11 @@ FOLDER = Path(".agac") / "schemas"
 
 
 @dataclass(frozen=True, slots=True)
-class SchemasReport:
+class SchemasReport(Report):
     """Schemas that were written, and the settings with which VS Code finds them from the folder of agac.yml."""
 
     files: list[Path]
     settings: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"files": [str(file) for file in self.files], "settings": self.settings}
 
 
 def file_schema(kind: str) -> dict[str, Any]:

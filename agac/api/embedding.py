@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agac.core.errors import AgacError
 from agac.plan.plan import ResolvedModel
-from agac.simulator.embedded import embedded_simulator
+from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 
 STATE = "simulator.db"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from agac.api.batchlines import batch_lines
 from agac.api.finishing import Finishing, finishing, open_rows
 from agac.api.planning import PlannedTasks
 from agac.core.errors import AgacError, ExitCode, Problem, Where
+from agac.core.report import Report, iso, json_form
 from agac.engine.batch.batches import told
 from agac.engine.batch.states import BatchStep
 from agac.engine.budgets import facts as budget_facts
@@ -18,17 +19,27 @@ from agac.engine.control import Stop
 from agac.engine.export import Exported, export_run, files_of, is_shown
 from agac.engine.run import Invocation
 from agac.engine.scope import Retry
-from agac.engine.summary import cost_of, iso, summarise
+from agac.engine.summary import cost_of, summarise
 from agac.plan.plan import Plan
 from agac.providers.provider import Provider
 from agac.spec.workflow import Workflow
-from agac.store import batchviews, runs
+from agac.store import batches, runs
 from agac.store.batches import BatchRecord, read_batch, rows_in_batches
 from agac.store.db import Database
 
 
+def error_of(error: AgacError) -> dict[str, Any]:
+    """An error as `--json` prints it."""
+    return {"message": error.message, "remedy": error.remedy}
+
+
+def severities(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Problems as `--json` prints them where their places do not matter."""
+    return [{"severity": problem.severity, "message": problem.message} for problem in problems]
+
+
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(Report):
     """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
 
     `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
@@ -36,6 +47,11 @@ class RunReport:
     the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed.
     `empty` are the stages that were to have a result (`on_empty`) and have none.
     """
+
+    JSON_KEYS = (
+        "invocation", "exit_code", "files", "stop", "stopped", "finishing", "not_written", "replaced", "edited",
+        "empty",
+    )  # fmt: skip
 
     summary: dict[str, Any]
     invocation: dict[str, Any]
@@ -45,30 +61,14 @@ class RunReport:
     warnings: list[Problem] = field(default_factory=list)
     stop: str | None = None
     finishing: Finishing | None = None
-    not_written: AgacError | None = None
+    not_written: Annotated[AgacError, error_of] | None = None
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
-    empty: list[Problem] = field(default_factory=list)
+    empty: Annotated[list[Problem], severities] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
-        return {
-            **self.summary,
-            "invocation": self.invocation,
-            "exit_code": int(self.exit_code),
-            "files": [str(file) for file in self.files],
-            "stop": self.stop,
-            "stopped": self.stopped,
-            "finishing": self.finishing.as_json() if self.finishing else None,
-            "not_written": _told(self.not_written),
-            "replaced": self.replaced,
-            "edited": [str(file) for file in self.edited],
-            "empty": [{"severity": problem.severity, "message": problem.message} for problem in self.empty],
-        }
-
-
-def _told(error: AgacError | None) -> dict[str, Any] | None:
-    return None if error is None else {"message": error.message, "remedy": error.remedy}
+        return {**self.summary, **Report.as_json(self)}
 
 
 TasksLeft = Callable[[], Awaitable[tuple[int, list[PlannedTasks]]]]
@@ -203,12 +203,12 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
 async def batch_facts(database: Database, invocation: Invocation, providers: Mapping[str, Provider]) -> dict[str, Any]:
     """What the invocation did with batches, and which of its run's are open."""
     done, run = invocation.batches, invocation.run
-    views = await batchviews.batches(database, run=run, closed=True) if done.touched else []
+    views = await batches.batches(database, run=run, closed=True) if done.touched else []
     lines = await batch_lines(database, providers, views)
     submitted = [line for line in lines if line.id in done.submitted]
     waiting = [line for line in lines if line.waits is not None and line.open]
     records = [record for number in done.ingested if (record := await read_batch(database, number)) is not None]
-    summed = (await batchviews.open_batches(database)).get(run)
+    summed = (await batches.open_batches(database)).get(run)
     tries = [line.try_at for line in waiting if line.try_at is not None]
     return {
         "batches": [line.as_json() for line in submitted],
@@ -225,10 +225,10 @@ async def batch_facts(database: Database, invocation: Invocation, providers: Map
             for one, count in done.stale
         ],
         "ingested": [told(record) for record in records],
-        "open_batches": summed.as_json() if summed is not None else None,
+        "open_batches": json_form(summed),
         "next_try_at": iso(min(tries, default=None)),
         "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,
-        "waits_for": [one._asdict() for one in await batchviews.awaited(database, run)] if done.touched else [],
+        "waits_for": [one._asdict() for one in await batches.awaited(database, run)] if done.touched else [],
         "tasks_held_back": invocation.held_back,
     }
 

@@ -18,18 +18,27 @@ from agac.api.relatives import is_list
 from agac.api.reports import find_rows, find_run
 from agac.api.rowview import in_batch
 from agac.core.keys import digest
+from agac.core.report import iso
 from agac.core.types import Message, Outcome, RowId
-from agac.engine.summary import iso
+from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.prepare import reuse_salt
-from agac.plan.recorded import RecordedStage, recorded_stages
 from agac.spec.root import find_project
 from agac.spec.template import MissingField
 from agac.store import runs
-from agac.store.batchviews import RowTask
-from agac.store.batchviews import tasks_of_row as in_batches
+from agac.store.batches import RowTask
+from agac.store.batches import tasks_of_row as in_batches
 from agac.store.db import Database, open_for_reading
-from agac.store.earlier import Asking, StoredTask, askings_of_row, runs_before, stored_task
-from agac.store.history import RowRecord, TaskRecord, rows_with_ids, tasks_of_row
+from agac.store.history import (
+    PastAttempts,
+    RowRecord,
+    StoredTask,
+    TaskRecord,
+    past_attempts,
+    rows_with_ids,
+    runs_before,
+    stored_task,
+    tasks_of_row,
+)
 from agac.store.runs import RunRecord
 
 
@@ -146,7 +155,7 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
         now = await _asked(database, record.id, [one.id for one in found], definition, position)
         assert now is not None
         before = await _before(database, record.id, now.row_id, stage)
-        askings = await askings_of_row(database, now.task.row_key)
+        askings = await past_attempts(database, now.task.row_key)
     fingerprint = now.task.fingerprint or now.made
     ways = list(by_replica(stages, position, fingerprint, now.tasks, now.replicas, askings))
     earlier = max(filter(None, (again(*way) for way in ways)), key=lambda one: one.at, default=None)
@@ -155,7 +164,7 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
     return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before), earlier, anew)
 
 
-def _anew(record: RunRecord, now: Asked, before: Asked | None, present: Asking | None) -> str | None:
+def _anew(record: RunRecord, now: Asked, before: Asked | None, present: PastAttempts | None) -> str | None:
     """Why a question was asked that an earlier run had asked already; None when it was not."""
     if before is None or present is None or now.task.fingerprint != before.task.fingerprint:
         return None
@@ -268,7 +277,10 @@ def _as_asked(
 def _differences(now: Asked, before: Asked | None) -> list[dict[str, Any]]:
     if before is None:
         return []
-    new, old = ({**one.components(), "operation": one.stage.operation, "when": one.guard} for one in (now, before))
+    new, old = (
+        {**one.components(), "operation": one.stage.operation and one.stage.operation.body(), "when": one.guard}
+        for one in (now, before)
+    )
     found: list[dict[str, Any]] = [
         {"what": name, "before": old.get(name), "now": new.get(name)}
         for name in ("model", "params", "replicas", "vote", "reuse", "operation", "when")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from agac.api.watching import BatchCount, Watch, Watched
 from agac.core.errors import StoreError
 from agac.engine.run import Invocation
-from agac.store.batchviews import batches_alike
+from agac.store.batches import batches_alike
 from agac.store.db import Database
 
 LOOK_SECONDS = 1.0

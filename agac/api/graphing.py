@@ -14,16 +14,17 @@ from agac.api.project import Project, open_project
 from agac.api.reading import database_path
 from agac.api.reports import find_run, workflow_name
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
+from agac.core.report import Report
 from agac.data.atomic import AtomicFile
 from agac.plan.check import resolve_models
-from agac.plan.recorded import ends_of, needs_of, recorded_stages, written_of
-from agac.spec.levels import Making
+from agac.plan.definition import ends_of, recorded_stages, stage_body, written_of
+from agac.spec.levels import StageNode
 from agac.spec.load import in_order, load_workflow
 from agac.spec.root import find_project
-from agac.spec.workflow import Overrides, Stage, Workflow
+from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
-from agac.store.made import made_counts, present
+from agac.store.rows import made_counts, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
 
 OURS = ("<svg ", "flowchart ")
@@ -33,10 +34,12 @@ ROWS = ("done", "skipped", "failed", "dropped", "open")
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnStage:
+class DrawnStage(Report):
     """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
     its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
     as `explode plan.questions`; `level` counts the stages that made those it is asked of."""
+
+    JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise=else_", "makes", "level", "counts")
 
     name: str
     kind: str
@@ -56,23 +59,14 @@ class DrawnStage:
             return about
         return [*about, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "does": self.does,
-            "needs": list(self.needs),
-            "when": self.when,
-            "otherwise": self.otherwise if self.when else None,
-            "makes": self.makes,
-            "level": self.level,
-            "counts": dict(self.counts) if self.counts is not None else None,
-        }
+    @property
+    def else_(self) -> str | None:
+        """What becomes of rows for which the guard is not true; None without a guard."""
+        return self.otherwise if self.when else None
 
 
 @dataclass(frozen=True, slots=True)
-class GraphReport:
+class GraphReport(Report):
     """A workflow's stages in the order in which a row meets them, between its input and the folder of its results.
 
     `run` is the one whose counts are shown, `rows` what became of its rows, `written` of those that are written, where
@@ -123,19 +117,6 @@ class GraphReport:
     def mermaid(self) -> str:
         """The drawing as Mermaid text."""
         return mermaid(self.nodes(), self.edges())
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "workflow": self.workflow,
-            "run": self.run,
-            "input": self.input,
-            "stages": [stage.as_json() for stage in self.stages],
-            "results": list(self.results),
-            "output": self.output,
-            "rows": dict(self.rows) if self.rows is not None else None,
-            "written": dict(self.written) if self.written is not None else None,
-        }
 
 
 def _other_than(names: set[str], name: str) -> str:
@@ -193,12 +174,9 @@ async def _last_run(database: Database | None, workflow: str) -> tuple[RunRecord
     return await read_run(database, lines[0].id), await counters(database, lines[0].id)
 
 
-def _body_of(stage: Stage, model: str) -> dict[str, Any]:
+def _body_of(stage: WrittenStage, model: str) -> dict[str, Any]:
     """A stage of a file as far as it is drawn, in the form of a stored definition."""
-    does = {"model": model} if stage.operation is None else {"operation": stage.operation.body()}
-    guard = {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
-    makes = stage.group.body() if stage.group else {"explode": ".".join(stage.explode)} if stage.explode else {}
-    return {"name": stage.name, "needs": list(stage.needs), **does, **guard, **makes}
+    return stage_body(stage) | ({"model": model} if stage.asks else {})
 
 
 async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
@@ -227,7 +205,7 @@ async def _written(database: Database, record: RunRecord) -> dict[str, int] | No
     return None if position is None else _told(present(await made_counts(database, record.id), position))
 
 
-def _levels(stages: Sequence[Making]) -> dict[str, int]:
+def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
     """How many stages, one after the other, made the rows that each stage is asked of; 0: they are the input's."""
     found: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -252,7 +230,7 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: 
         body["name"],
         kind,
         _does(what),
-        needs_of(body),
+        read_needs(body["needs"]),
         body.get("when"),
         body.get("otherwise", "skip"),
         outcomes,

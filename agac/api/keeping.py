@@ -16,9 +16,9 @@ from typing import Any
 from agac.api.reading import database_bytes, database_path, workflow_files
 from agac.api.reports import refuse_unknown, workflow_name
 from agac.core.errors import StoreError, UsageError
+from agac.core.report import Report, iso
 from agac.data.atomic import refuse_what_is_no_file
 from agac.data.piped import forget
-from agac.engine.summary import iso
 from agac.spec.inputs import INPUTS
 from agac.spec.root import find_project
 from agac.store.backup import copy_database
@@ -62,8 +62,10 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BackupReport:
+class BackupReport(Report):
     """A copy of the database, its size in bytes, and the shell command that puts it back."""
+
+    JSON_KEYS = ("database", "file", "bytes", "restore")
 
     database: Path
     file: Path
@@ -74,10 +76,6 @@ class BackupReport:
         """To be run while no run is at work. A log of the old database must not be left: it would be applied."""
         log = [f"{self.database}-wal", f"{self.database}-shm"]
         return f"rm -f {shlex.join(log)} && cp {shlex.join([str(self.file), str(self.database)])}"
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"database": str(self.database), "file": str(self.file), "bytes": self.bytes, "restore": self.restore}
 
 
 def gc(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.comparing import definition_changes
 from agac.api.options import position_of
 from agac.api.reading import database_bytes, database_path, workflow_files
 from agac.api.reports import (
@@ -19,31 +18,24 @@ from agac.api.reports import (
     state_of,
     workflow_name,
 )
-from agac.engine.summary import calls_of, iso
+from agac.core.report import Report, iso, json_form
+from agac.engine.summary import calls_of
+from agac.plan.diff import workflow_changes
 from agac.spec.root import find_project
 from agac.store import history
-from agac.store.batchviews import OpenBatches, open_batches
+from agac.store.batches import OpenBatches, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
 
 @dataclass(frozen=True, slots=True)
-class RunsReport:
+class RunsReport(Report):
     """Runs, the one last worked on first. `total` counts those too that were left out."""
 
     project: Path
     database_bytes: int
     total: int
     runs: list[dict[str, Any]]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "project": str(self.project),
-            "database_bytes": self.database_bytes,
-            "total": self.total,
-            "runs": self.runs,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ async def _line_report(
         "run": line.id,
         "workflow": line.workflow,
         "state": state_of(record, await last_invocation(database, record), batches),
-        "open_batches": batches.as_json() if batches else None,
+        "open_batches": json_form(batches),
         "selection": record.selection,
         "rows": {
             "total": rows["present"],
@@ -131,7 +123,7 @@ async def _changes(database: Database, before: history.RunLine, after: history.R
     if before.definition_hash == after.definition_hash:
         return fresh
     bodies = await history.definitions(database, [before.definition_hash, after.definition_hash])
-    return [*definition_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
+    return [*workflow_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
 
 
 def inspect(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agac.plan.batchcuts import Cuts, cuts
-from agac.plan.steps import AnyStage, PlannedStage
-from agac.store.batchviews import LaneTimes, lane_times
+from agac.plan.stage import AnyStage, PlannedStage
+from agac.store.batches import LaneTimes, lane_times
 from agac.store.db import Database
 
 

@@ -31,14 +31,13 @@ from agac.engine.dry_counts import Forecast, Reason, StageForecast
 from agac.engine.dry_run import DryRun, Rows
 from agac.engine.scope import Retry, Scope
 from agac.plan.check import missing_variables
+from agac.plan.diff import OTHER_TEXT
 from agac.plan.estimate import LOCAL, Estimate, estimate, history
 from agac.plan.plan import Plan, Selection, make_plan
-from agac.plan.reasons import OTHER_TEXT
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.workflow import RunMode
 from agac.store import runs
-from agac.store.batches import batches_of_run
-from agac.store.batchviews import CLOSED
+from agac.store.batches import CLOSED, batches_of_run
 from agac.store.db import Database, open_for_reading
 
 HISTORY_RUNS = 5

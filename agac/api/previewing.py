@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from agac.core.errors import SpecError, UsageError
+from agac.core.report import Report
 from agac.core.types import JSONValue
 from agac.data.columns import Column, Columns
 from agac.data.piped import STANDARD_INPUT, keep
@@ -29,9 +30,14 @@ SHOWN_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DataReport:
+class DataReport(Report):
     """What was seen of an input. `looked_at` rows were read, which is all of them when `complete`; of those `unusable`
     cannot be used, and `problems` says why of the first. `size` is in bytes; `files` how many there are."""
+
+    JSON_KEYS = (
+        "input", "format", "bytes=size", "files", "rows_looked_at=looked_at", "complete", "unusable", "problems",
+        "columns", "rows",
+    )  # fmt: skip
 
     input: str
     format: str
@@ -43,32 +49,6 @@ class DataReport:
     problems: list[str]
     columns: list[Column]
     rows: list[dict[str, JSONValue]]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        columns = [
-            {
-                "name": column.name,
-                "type": column.type,
-                "types": dict(column.kinds),
-                "nulls": column.nulls,
-                "empty": column.empty,
-                "missing": column.missing,
-            }
-            for column in self.columns
-        ]
-        return {
-            "input": self.input,
-            "format": self.format,
-            "bytes": self.size,
-            "files": self.files,
-            "rows_looked_at": self.looked_at,
-            "complete": self.complete,
-            "unusable": self.unusable,
-            "problems": self.problems,
-            "columns": columns,
-            "rows": self.rows,
-        }
 
 
 def show_data(

@@ -9,6 +9,7 @@ from typing import Any
 
 from agac.api.reports import find_run, full_report, go_on, refuse_unknown, run_report, workflow_name
 from agac.core.errors import UsageError
+from agac.core.report import Report
 from agac.engine.export import export_run
 from agac.engine.summary import summarise
 from agac.spec.root import PROJECT_FILE, find_project
@@ -28,16 +29,12 @@ def database_bytes(path: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusReport:
+class StatusReport(Report):
     """The state of a project: its newest runs, what they came to, and how large the store is."""
 
     project: Path
     database_bytes: int
     runs: list[dict[str, Any]]
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {"project": str(self.project), "database_bytes": self.database_bytes, "runs": self.runs}
 
 
 def status(

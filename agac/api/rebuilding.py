@@ -12,14 +12,13 @@ from agac.engine.contents import Contents, array
 from agac.engine.lineage import Lineage
 from agac.engine.making import Member
 from agac.engine.repeats import Places
+from agac.plan.definition import RecordedStage
 from agac.plan.prepare import Sight
-from agac.plan.recorded import RecordedStage
 from agac.spec.levels import levels_of
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.db import Database
 from agac.store.history import RowRecord, TaskRecord, parts_of, rows_above
-from agac.store.made import GroupSize, group_sizes
-from agac.store.rows import StageResult
+from agac.store.rows import GroupSize, StageResult, group_sizes
 
 
 def walked(stages: Sequence[RecordedStage], origin: int | None) -> tuple[RecordedStage, ...]:
@@ -97,4 +96,6 @@ class Rebuilt:
         """The fingerprint of a stage that was asked with these messages; None of one that has none."""
         if stage.operation is None:
             return stage.fingerprint(messages, row_id, run)
-        return local_fingerprint(definition_hash(stage.operation), self._sight.given(stage)) if stage.is_kept else None
+        if not stage.is_kept:
+            return None
+        return local_fingerprint(definition_hash(stage.operation.body()), self._sight.given(stage))

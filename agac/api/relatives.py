@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.store.db import Database
 from agac.store.history import RowRecord, groups_of_row, member_ids, rows_above, rows_below
-from agac.store.made import group_sizes
-from agac.store.rows import State
+from agac.store.rows import State, group_sizes
 
 STATES = {
     State.PENDING: "open",

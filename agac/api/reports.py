@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.core.errors import UsageError
+from agac.core.report import iso, json_form
 from agac.core.types import Outcome, RowId
-from agac.engine.summary import calls_of, iso, summarise
+from agac.engine.summary import calls_of, summarise
 from agac.spec.suggest import did_you_mean, listed
-from agac.store import batchviews, history, runs
+from agac.store import batches, history, runs
 from agac.store.db import Database
 from agac.store.lease import holder_of
 
@@ -37,11 +38,11 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
     last = await last_invocation(database, record)
     if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
         last["waiting_for"] = again
-    open_batches = (await batchviews.open_batches(database)).get(record.id)
+    open_batches = (await batches.open_batches(database)).get(record.id)
     return {
         **summary,
         "state": state_of(record, last, open_batches),
-        "open_batches": open_batches.as_json() if open_batches else None,
+        "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
         "not_written": [
             name.removeprefix("to:") for name, stamp in record.exported_files.items() if stamp == runs.UNWRITTEN
@@ -81,9 +82,7 @@ def _stage(stage: dict[str, Any], counts: list[runs.Count]) -> dict[str, Any]:
     return {**stage, "errors": errors, "calls": calls_of(own)}
 
 
-def state_of(
-    record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batchviews.OpenBatches | None
-) -> State:
+def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batches.OpenBatches | None) -> State:
     """The state of a run whose last invocation is `last`."""
     if last and last["state"] == "running":
         return "running"

@@ -22,6 +22,7 @@ from agac.api.reports import go_on
 from agac.api.running import interruptible, walk_through, work_of
 from agac.api.watching import Watch
 from agac.core.errors import ExitCode, SpecError, UsageError, any_error
+from agac.core.report import Report
 from agac.engine.batch.batches import LONGEST_POLL, SHORTEST_POLL, tidy
 from agac.engine.batch.ending import end
 from agac.engine.batch.states import BatchStep
@@ -30,17 +31,18 @@ from agac.engine.run import Invocation
 from agac.engine.scope import Scope
 from agac.engine.work import Clocks
 from agac.providers.provider import Provider
-from agac.store import batchviews, runs
-from agac.store.batches import unfinished_batches
-from agac.store.batchviews import BatchView
+from agac.store import batches, runs
+from agac.store.batches import BatchView, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
 
 
 @dataclass(frozen=True, slots=True)
-class RetrieveReport:
+class RetrieveReport(Report):
     """What was taken in. `ready`: anything was, or all is done; `ingested` says of each batch what its requests came
     to, `submitted` and `waiting` are batches of the stages that follow; `run` is how the run stands after it, `again`
     the command that tries its failed rows again."""
+
+    JSON_KEYS = ("ready", "message", "exit_code", "ingested", "submitted", "waiting", "batches", "run")
 
     ready: bool
     message: str
@@ -63,19 +65,6 @@ class RetrieveReport:
     def waiting(self) -> list[dict[str, Any]]:
         """The batches that could not be submitted yet."""
         return list(self.run.invocation["waiting_batches"]) if self.run else []
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "ready": self.ready,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-            "ingested": self.ingested,
-            "submitted": self.submitted,
-            "waiting": self.waiting,
-            "batches": self.batches,
-            "run": self.run.as_json() if self.run else None,
-        }
 
 
 def batch_retrieve(
@@ -146,7 +135,7 @@ async def _taken(
     """What came of it, beside how the run stood before."""
     after = await runs.read_run(database, before.id)
     assert after is not None
-    views = await batchviews.batches(database, run=before.id)
+    views = await batches.batches(database, run=before.id)
     lines = [line.as_json() for line in await batch_lines(database, providers, views)]
     done = after.finished_at is not None
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
@@ -157,7 +146,8 @@ async def _taken(
     undecided = report.invocation["undecided_batches"]
     if undecided:
         numbers = ", ".join(str(one["id"]) for one in undecided)
-        message = f"batch {numbers} wants a decision of yours, which `agac doctor` explains; {message}"
+        subject = f"batch {numbers} needs" if len(undecided) == 1 else f"batches {numbers} need"
+        message = f"{subject} your decision; run `agac doctor`; {message}"
     return RetrieveReport(moved or done, message, code, lines, report, go_on(before))
 
 
@@ -166,7 +156,7 @@ async def _chosen(database: Database, named: str | None) -> tuple[int, int | Non
     if named is not None:
         (view, *_) = await chosen_batches(database, named)
         return view.batch.run_id, view.batch.id
-    run = await batchviews.last_submitting_run(database)
+    run = await batches.last_submitting_run(database)
     if run is None:
         raise nothing_submitted()
     return run, None
@@ -176,7 +166,7 @@ async def _message(database: Database, run: int, *, moved: bool, done: bool) -> 
     """How it stands, in a sentence."""
     if done:
         return "all rows have an outcome"
-    summed = (await batchviews.open_batches(database)).get(run)
+    summed = (await batches.open_batches(database)).get(run)
     if summed is None:
         if await runs.input_read_at(database, run) is None:
             return "the input was not read to its end: `agac run` goes on with it"
@@ -187,22 +177,15 @@ async def _message(database: Database, run: int, *, moved: bool, done: bool) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class WaitReport:
+class WaitReport(Report):
     """How waiting ended: `ready` when all of them have ended at their providers."""
+
+    JSON_KEYS = ("ready", "message", "exit_code", "batches")
 
     ready: bool
     batches: list[dict[str, Any]]
     message: str
     exit_code: ExitCode
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "ready": self.ready,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-            "batches": self.batches,
-        }
 
 
 def batch_wait(
@@ -261,22 +244,13 @@ async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelReport:
+class CancelReport(Report):
     """Which batches were `asked` to end, and which had ended already and are `kept`."""
 
     asked: list[dict[str, Any]]
     kept: list[dict[str, Any]]
     message: str
     exit_code: ExitCode = ExitCode.DONE
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "asked": self.asked,
-            "kept": self.kept,
-            "message": self.message,
-            "exit_code": int(self.exit_code),
-        }
 
 
 def batch_cancel(batch_id: str | int | None = None, *, project: Path | str | None = None) -> CancelReport:
@@ -312,4 +286,4 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
 
 async def _views(database: Database, views: Sequence[BatchView]) -> list[BatchView]:
     runs_of = sorted({view.batch.run_id for view in views})
-    return [view for run in runs_of for view in await batchviews.batches(database, run=run, closed=True)]
+    return [view for run in runs_of for view in await batches.batches(database, run=run, closed=True)]

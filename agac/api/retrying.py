@@ -21,17 +21,18 @@ from agac.api.running import invoke
 from agac.api.watching import Watch
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical
+from agac.core.report import Report
 from agac.engine.scope import Retry
 from agac.plan.plan import Plan
 from agac.spec.root import find_project
 from agac.store import runs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import RowRecord
-from agac.store.retries import chosen_counts
+from agac.store.rows import chosen_counts
 
 
 @dataclass(frozen=True, slots=True)
-class RetryChoice:
+class RetryChoice(Report):
     """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones, `open`
     ones the same retry opened before it was broken off.
 
@@ -46,19 +47,6 @@ class RetryChoice:
     by_error: list[dict[str, Any]]
     stages: list[str]
     calls_at_least: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "run": self.run,
-            "workflow": self.workflow,
-            "rows": self.rows,
-            "done": self.done,
-            "open": self.open,
-            "by_error": self.by_error,
-            "stages": self.stages,
-            "calls_at_least": self.calls_at_least,
-        }
 
 
 def retry_choice(run: int | str, choice: Retry, *, project: Path | str | None = None) -> RetryChoice:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from agac.api.rebuilding import Rebuilt, rebuilt, walked
 from agac.api.relatives import STATES, is_list, relatives
 from agac.core.errors import ErrorType
+from agac.core.report import iso
 from agac.core.types import Message, Outcome
-from agac.engine.summary import iso
 from agac.engine.validate import complaint
-from agac.plan.recorded import RecordedStage, recorded_stages
+from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.replicas import share, votes
 from agac.spec.template import MissingField
 from agac.store import history
-from agac.store.batchviews import RowTask, tasks_of_row
+from agac.store.batches import RowTask, tasks_of_row
 from agac.store.db import Database
 from agac.store.history import AttemptRecord, Origin, RowRecord, TaskRecord
 from agac.store.rows import State
@@ -148,7 +148,7 @@ def _stage_report(stage: RecordedStage, rebuilt: Prompt, task: TaskRecord | None
         "outcome": task.outcome if task else "open",
         "stale": stale,
         "passed_over": passed_over,
-        "operation": dict(stage.operation) if stage.operation else None,
+        "operation": stage.operation.body() if stage.operation else None,
         "traceback": note.get("traceback"),
         **(_task_report(task, asked) if task else {}),
         "in_batches": [in_batch(one) for one in asked.in_batches if one.stage == stage.index],

@@ -36,7 +36,7 @@ from agac.engine.work import Batching, Clocks, Work
 from agac.plan.check import missing_variables
 from agac.plan.plan import Plan, make_plan
 from agac.store.db import Database, open_database
-from agac.store.retries import chosen_counts
+from agac.store.rows import chosen_counts
 
 _log = logging.getLogger("agac.api")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agac.core.errors import Problem
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.db import Database

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agac.api.project import open_project
 from agac.core.errors import Problem, SpecError, UsageError, any_error
+from agac.core.report import Report
 from agac.providers.modelref import parse_model
 from agac.spec.cards import find_card, load_card
 
 
+def texts(problems: Sequence[Problem]) -> list[str]:
+    """Problems as `--json` prints them in one line each."""
+    return [str(problem) for problem in problems]
+
+
 @dataclass(frozen=True, slots=True)
-class CardReport:
+class CardReport(Report):
     """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
     examples after it. `means` is what a short name in `model` stands for."""
+
+    JSON_KEYS = ("name", "file", "description", "model", "params", "system", "messages", "means", "warnings")
 
     name: str
     file: str
@@ -23,23 +32,9 @@ class CardReport:
     model: str | None
     params: dict[str, Any]
     system: str | None
-    warnings: list[Problem]
+    warnings: Annotated[list[Problem], texts]
     messages: list[dict[str, str]]
     means: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "name": self.name,
-            "file": self.file,
-            "description": self.description,
-            "model": self.model,
-            "params": self.params,
-            "system": self.system,
-            "messages": self.messages,
-            "means": self.means,
-            "warnings": [str(problem) for problem in self.warnings],
-        }
 
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:

@@ -9,7 +9,7 @@ from agac.core.errors import Problem, RowError
 from agac.core.types import RowId
 from agac.engine.run import Invocation
 from agac.engine.totals import StageTotals, Totals
-from agac.spec.levels import Making, homes
+from agac.spec.levels import StageNode, homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Watched:
         )
 
 
-def uncounted(stages: Sequence[Making]) -> frozenset[str]:
+def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
     """The stages that are asked of rows which other stages make, or may make: explode, group, or call functions."""
     home = homes(stages)
     functions = {stage.name for stage in stages if stage.makes == "rows"}

@@ -1,6 +1,6 @@
-"""What a shell may offer: names of workflows, stages and cards, and numbers of runs. Quick, and silent about trouble.
+"""`agac completion`, and the values that a shell may complete: workflows, stages, cards, runs, batches.
 
-Nothing of the engine is loaded, and no file is checked: a list of names has to be there before anybody notices.
+It is quick, and silent about errors: nothing of the engine is loaded, and no file is checked.
 """
 
 from __future__ import annotations
@@ -20,14 +20,27 @@ from click.shell_completion import (
     get_completion_class,
 )
 
-from agac.core.errors import AgacError
+from agac.cli.terminal import print_text
+from agac.core.errors import AgacError, ErrorType
 from agac.spec.root import PROJECT_FILE, find_project
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AGAC_COMPLETE"
-"""Set by the script that a shell runs at startup; says that agac is asked for completions."""
+"""Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
 
 SUFFIXES = (".yml", ".yaml")
+
+
+@click.command(
+    help="Print the script with which a shell completes agac's commands, flags, workflows, stages and runs. "
+    'For bash: eval "$(agac completion bash)" in ~/.bashrc; for zsh: eval "$(agac completion zsh)" in ~/.zshrc; '
+    "for fish: agac completion fish | source, in ~/.config/fish/config.fish."
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """A script for a shell is its only output: JSON would be of no use."""
+    print_text(script(shell, context.find_root().command).rstrip("\n"))
 
 
 def workflows(context: click.Context) -> list[CompletionItem]:
@@ -42,7 +55,7 @@ def cards(context: click.Context) -> list[CompletionItem]:
 
 
 def stages(context: click.Context) -> list[CompletionItem]:
-    """The stages of the workflow that the command line names; without one, of the run that it names."""
+    """The stages of the workflow on the command line; without one, of the run on it."""
     given = context.params.get("workflow") or context.params.get("workflows") or _workflow_of_run(context)
     names = [given] if isinstance(given, str) else list(given or ())
     folder = _folder(context, "workflows")
@@ -52,7 +65,7 @@ def stages(context: click.Context) -> list[CompletionItem]:
 
 
 def runs(context: click.Context) -> list[CompletionItem]:
-    """Runs, the one last worked on first, with the workflow of each; and `last`."""
+    """`last`, then the runs, the one last worked on first, with the workflow of each."""
     return [CompletionItem("last", help="the newest"), *numbers(context)]
 
 
@@ -63,21 +76,21 @@ def numbers(context: click.Context) -> list[CompletionItem]:
 
 def batches(context: click.Context) -> list[CompletionItem]:
     """Open batches, the newest first: by our numbers, then by the provider's ids."""
-    from agac.store.glance import batches_at_a_glance
+    from agac.store.batches import batches_at_a_glance
 
     found = batches_at_a_glance(_root(context) / ".agac" / "agac.db")
     ours = [CompletionItem(str(number), help=workflow) for number, _, workflow in found]
-    return ours + [CompletionItem(named, help=workflow) for _, named, workflow in found if named]
+    return ours + [CompletionItem(theirs, help=workflow) for _, theirs, workflow in found if theirs]
 
 
 def errors(_: click.Context) -> list[CompletionItem]:
     """The kinds of errors that rows have."""
-    from agac.core.errors import ErrorType
-
     return [CompletionItem(str(kind)) for kind in ErrorType]
 
 
-COMPLETIONS: dict[str, Callable[[click.Context], list[CompletionItem]]] = {
+Values = Callable[[click.Context], list[CompletionItem]]
+
+COMPLETIONS: dict[str, Values] = {
     "workflow": workflows,
     "workflows": workflows,
     "stage": stages,
@@ -90,27 +103,25 @@ COMPLETIONS: dict[str, Callable[[click.Context], list[CompletionItem]]] = {
     "flag_id": batches,
     "card show name": cards,
 }
-"""What completes the value of a parameter, by its name: alike in every command, or in the one that is named before."""
+"""The values of a parameter by its name, in every command or, with `command name`, in that one."""
 
 
-def offer(command: click.Command, path: str) -> click.Command:
-    """The command `path`, with completions for the parameters that take one of the project's names."""
+def add_completions(command: click.Command, path: str) -> click.Command:
+    """The command `path`, with completions for the parameters that take a name of the project."""
     for parameter in command.params:
-        named = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
-        if named is not None:
-            setattr(parameter, "shell_complete", _matching(named))  # noqa: B010 - mypy knows it as a method
+        values = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
+        if values is not None:
+            setattr(parameter, "shell_complete", _matching(values))  # noqa: B010 - mypy knows it as a method
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
-            offer(inner, f"{path} {name}")
+            add_completions(inner, f"{path} {name}")
     return command
 
 
-def _matching(
-    named: Callable[[click.Context], list[CompletionItem]],
-) -> Callable[[click.Context, str], list[CompletionItem]]:
+def _matching(values: Values) -> Callable[[click.Context, str], list[CompletionItem]]:
     def complete(context: click.Context, incomplete: str) -> list[CompletionItem]:
-        with suppress(AgacError, OSError, ValueError):  # nobody wants to read of it while typing
-            return [item for item in named(context) if item.value.startswith(incomplete)]
+        with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
+            return [item for item in values(context) if item.value.startswith(incomplete)]
         return []
 
     return complete
@@ -129,7 +140,7 @@ class _WholeWord(ShellComplete):
 
 @add_completion_class
 class _Zsh(_WholeWord, ZshComplete):
-    # compdef is there after compinit only, which not everybody's .zshrc calls
+    # compdef exists after compinit only, which not every .zshrc calls
     source_template = ZshComplete.source_template.replace(
         "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "
     )
@@ -137,12 +148,12 @@ class _Zsh(_WholeWord, ZshComplete):
 
 @add_completion_class
 class _Fish(_WholeWord, FishComplete):
-    # a description goes on after its first comma
+    # a description may contain commas
     source_template = FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
 
 
 def script(shell: str, cli: click.Command) -> str:
-    """What a shell has to run at its start, so that it asks `cli`, which is agac, for completions."""
+    """The script that a shell runs at its start to complete the commands of `cli`."""
     found = get_completion_class(shell)
     assert found is not None
     shown = found(cli, {}, "agac", VARIABLE)
@@ -180,12 +191,12 @@ def _as_mapping(value: Any) -> dict[str, Any]:
 
 
 def _runs(context: click.Context) -> Iterator[tuple[int, str]]:
-    from agac.store.glance import runs_at_a_glance
+    from agac.store.batches import runs_at_a_glance
 
     return iter(runs_at_a_glance(_root(context) / ".agac" / "agac.db"))
 
 
 def _workflow_of_run(context: click.Context) -> str | None:
-    # before an option that still lacks its value, words are left where they stood
-    wanted = context.params.get("run") or next(iter(context.args), None)
-    return next((name for number, name in _runs(context) if wanted in ("last", str(number))), None)
+    # before an option without its value, click leaves the words in `args`
+    given = context.params.get("run") or next(iter(context.args), None)
+    return next((name for number, name in _runs(context) if given in ("last", str(number))), None)

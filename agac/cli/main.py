@@ -1,91 +1,198 @@
-"""The `agac` command: the group, its global flags, and the one place where an error becomes an exit code."""
+"""The `agac` command: the group, the flags, the log, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 
+import gc
+import json
+import logging
 import os
+import re
 import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from agac import __version__
-from agac.cli import garbage, render
-from agac.cli.logs import LogFormat, start_logging
-from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.cli import terminal
+from agac.core.errors import AgacError, ExitCode, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from agac.spec.workflow import Budget
 
 COMMANDS = {
-    "init": "Make a project that works at once, on the simulator.",
-    "validate": "Check workflows without running them.",
-    "plan": "Show what a run would ask, reuse and cost, and why.",
-    "run": "Run a workflow, or go on with it.",
-    "status": "Show the newest runs, or one in full.",
-    "runs": "List all runs and what changed between them.",
-    "inspect": "Look at a run, or at everything that was asked of a row.",
-    "retry": "Try failed rows of a run again.",
-    "batch": "Follow batches, take what is ready, end them.",
-    "doctor": "Compare the store with the providers, and set right what can be.",
-    "why": "Show why a task was asked, and what differs from the last time.",
-    "graph": "Draw a workflow, with what became of the rows of its last run.",
-    "sql": "Ask the store a question in SQL; nothing can be changed.",
-    "export": "Write a run's output files again.",
-    "gc": "Drop old runs and what no kept run needs.",
-    "backup": "Copy the database, also while a run is at work.",
-    "data": "Look at an input: columns, types, first rows.",
-    "card": "Look at AgentCards.",
-    "schema": "Print JSON Schemas of agac's files, for editors.",
-    "simulate": "Serve a simulated provider on this machine.",
-    "completion": "Print the script with which a shell completes what you type.",
-    "version": "Show the version.",
+    "init": ("project", "Make a project that works at once, on the simulator."),
+    "validate": ("project", "Check workflows without running them."),
+    "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
+    "run": ("run", "Run a workflow, or resume it."),
+    "status": ("status", "Show the newest runs, or one in full."),
+    "runs": ("status", "List all runs and what changed between them."),
+    "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
+    "retry": ("run", "Run failed rows of a run again."),
+    "batch": ("batch", "Follow, retrieve and cancel batches."),
+    "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
+    "why": ("inspect", "Show why a task was run, and what changed since the last time."),
+    "graph": ("project", "Draw a workflow, with the outcomes of its last run."),
+    "sql": ("inspect", "Run a SELECT on the store; nothing can be changed."),
+    "export": ("project", "Write a run's output files again."),
+    "gc": ("project", "Delete old runs and data that no kept run needs."),
+    "backup": ("project", "Copy the database, also while a run is at work."),
+    "data": ("project", "Show an input: columns, types, first rows."),
+    "card": ("project", "Show AgentCards."),
+    "schema": ("project", "Print JSON Schemas of agac's files, for editors."),
+    "simulate": ("simulate", "Serve a simulated provider on this machine."),
+    "completion": ("completion", "Print the script that makes a shell complete agac's commands."),
+    "version": ("project", "Show the version."),
 }
-"""Every command and its help line: `agac --help` shows them without importing any."""
+"""Every command: its module, imported when it is used, and its line in `agac --help`."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What the flags before the command say."""
+    """The values of the flags before the command."""
 
     project_dir: Path | None
     quiet: bool
 
 
-GLOBAL_FLAGS = {
-    "--project-dir": True,
-    "--log-level": True,
-    "--log-file": True,
-    "--log-format": True,
-    "--quiet": False,
-    "-q": False,
-    "--no-color": False,
-}
-"""The flags of `agac` itself, and whether a value follows. They may stand after the command too."""
+workflow_option = click.option("-a", "--workflow", metavar="NAME", help="Only runs of this workflow.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+budget_option = click.option(
+    "--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000."
+)
+max_errors_option = click.option(
+    "--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more than N rows failed."
+)
+concurrency_option = click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Maximum number of concurrent calls; 1 runs them one at a time.",
+)
+_ROWS = (
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
+    click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
+    click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
+    click.option("--seed", type=int, metavar="N", help="Random seed for --sample; default 0."),
+    click.option(
+        "--input",
+        type=click.Path(),
+        metavar="INPUT",
+        help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
+    ),
+    click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
+    click.option(
+        "--run-mode",
+        type=click.Choice(["sync", "batch"]),
+        help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
+    ),
+    click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
+)
+_STAGES = (
+    click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
+    click.option("--until", metavar="STAGE", help="Run no stage after this one."),
+    click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are."),
+)
 
 
-def in_front(words: list[str]) -> list[str]:
-    """The command line with the flags of `agac` itself before the command."""
+def row_options(command: Command) -> Command:
+    """Which rows, and what replaces the workflow's model, run mode and vars."""
+    return _with(_ROWS, command)
+
+
+def stage_options(command: Command) -> Command:
+    """Which stages run, from one and up to one, and whether failed rows are retried."""
+    return _with(_STAGES, command)
+
+
+def _with(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`--var NAME=VALUE`, any number of times."""
+    found = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise click.UsageError(f"--var {pair}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def read_budget(text: str | None) -> Budget | None:
+    """`--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
+    if text is None:
+        return None
+    from agac.spec.workflow import Budget
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        unit, _, number = part.partition("=") if "=" in part else ("usd", "=", part)
+        unit = unit.strip()
+        if unit not in ("usd", "tokens", "calls") or unit in found:
+            raise click.UsageError(f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000")
+        found[unit] = _positive(text, unit, number)
+    tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
+    return Budget(found.get("usd"), tokens, calls)
+
+
+def _positive(text: str, unit: str, number: str) -> float:
+    try:
+        value = float(number.strip().lstrip("$").replace("_", ""))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
+        kind = "a number above 0" if unit == "usd" else "a whole number above 0"
+        raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
+    return value
+
+
+def read_seconds(flag: str, text: str | None) -> float | None:
+    """`90`, `30m`, `12h`: a time as in agac's files."""
+    if text is None:
+        return None
+    from agac.spec.modelchecks import duration  # loads pydantic
+
+    try:
+        return float(text) if text.replace(".", "", 1).isdigit() else float(duration(text))
+    except ValueError as error:
+        raise click.UsageError(f"{flag} {text}: {error}") from None
+
+
+def global_flags_first(words: list[str], flags: Mapping[str, bool]) -> list[str]:
+    """The command line with the flags of `agac` itself before the command. `flags`: whether a value follows each."""
     ours, others = [], []
-    waiting = iter(words)
-    for word in waiting:
+    remaining = iter(words)
+    for word in remaining:
         name, sign, _ = word.partition("=")
         if word == "--":
-            others += [word, *waiting]
-        elif name in GLOBAL_FLAGS:
-            ours += [word, *([next(waiting, "")] if GLOBAL_FLAGS[name] and not sign else [])]
+            others += [word, *remaining]
+        elif name in flags:
+            ours += [word, *([next(remaining, "")] if flags[name] and not sign else [])]
         else:
             others.append(word)
     return [*ours, *others]
 
 
 def refuse_repeated(ctx: click.Context, command: click.Command, words: list[str]) -> None:
-    """Raises UsageError for an option that takes one value and is given two: the first one would be lost unseen."""
+    """Raise UsageError for an option that takes one value and is given twice: the first value would be lost."""
     context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
     try:
         _, _, given = command.make_parser(context).parse_args(list(words))
     except click.UsageError:
-        return  # click says it, with the usage
+        return  # click reports it, with the usage
     for option in dict.fromkeys(given):
         if isinstance(option, click.Option) and not (option.multiple or option.is_flag) and given.count(option) > 1:
             raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
@@ -95,7 +202,12 @@ class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, in_front(args))
+        return super().parse_args(ctx, global_flags_first(args, self.global_flags()))
+
+    def global_flags(self) -> dict[str, bool]:
+        """The flags of `agac` itself, and whether a value follows. They may be given after the command too."""
+        options = [option for option in self.params if isinstance(option, click.Option) and not option.is_eager]
+        return {flag: not option.is_flag for option in options for flag in option.opts}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -103,15 +215,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"agac.cli.commands.{cmd_name}").command
+        command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
         if ctx.resilient_parsing:
-            from agac.cli.completion import offer
+            from agac.cli.completion import add_completions
 
-            return offer(command, cmd_name)
+            return add_completions(command, cmd_name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
@@ -119,7 +231,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             if ctx.resilient_parsing:
-                return None, None, []  # a shell asks what could stand there: nothing
+                return None, None, []  # a shell asks for completions: there are none
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
@@ -132,7 +244,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+LogFormat = Literal["text", "json"]
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -143,7 +258,7 @@ class LazyGroup(click.Group):
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="warning",
     show_default=True,
-    help="What is logged, to standard error or --log-file.",
+    help="Lowest level that is logged, to standard error or --log-file.",
 )
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
 @click.option(
@@ -151,7 +266,7 @@ class LazyGroup(click.Group):
     type=click.Choice(["text", "json"], case_sensitive=False),
     default="text",
     show_default=True,
-    help="How the log looks: lines for people, or a JSON object a line.",
+    help="Format of the log: lines for people, or one JSON object per line.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
 @click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
@@ -168,27 +283,100 @@ def cli(
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
     start_logging(log_level, log_file, log_format)
     if no_color:
-        render.use_no_colour()
+        terminal.use_no_colour()
     ctx.obj = Globals(project_dir, quiet)
 
 
+class TextLines(logging.Formatter):
+    """One line per record; a record of a call has its request and reply below, without control characters."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        texts = [f"{message['role']}: {message['text']}" for message in fields.get("request", ())]
+        texts += [f"reply: {fields['reply']}"] if fields.get("reply") is not None else []
+        below = ["    " + terminal.harmless(text).replace("\n", "\n    ") for text in texts]
+        return "\n".join([terminal.harmless(super().format(record)), *below])
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's other fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the progress."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def start_logging(level: str, file: Path | None, log_format: LogFormat) -> None:
+    """Send agac's log to standard error, or to the end of a file."""
+    logger = logging.getLogger("agac")
+    logger.setLevel(level.upper())
+    try:
+        handler: logging.Handler = (
+            logging.FileHandler(file, encoding="utf-8", errors="backslashreplace") if file else StandardError()
+        )
+    except OSError as error:
+        raise click.UsageError(f"--log-file {file}: {error.strerror}") from error
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    logger.addHandler(handler)
+
+
+COLLECT_AFTER = 20_000
+"""New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
+
+
+def enable_gc() -> None:
+    """Collect garbage from now on, but not among the modules that are loaded. For commands that take long: `main`
+    disables it while modules are loaded, and short commands end before there is garbage worth collecting."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
+    gc.enable()
+
+
+def _gc_before_exit() -> None:
+    """No collection at the end of the process. But duckdb, if it was loaded, reports objects that are still there."""
+    if "_duckdb" in sys.modules:
+        gc.unfreeze()
+    else:
+        gc.freeze()
+
+
 def main() -> NoReturn:
-    """The console script. Every way out of agac leads through here."""
-    garbage.while_loading()
-    render.prepare_streams()
+    """The console script. Every exit of agac is here."""
+    gc.disable()
+    terminal.prepare_streams()
     code: int = ExitCode.FAILED
     try:
         code = _main()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output closed it
         code = ExitCode.DONE
-    _end_streams()
-    garbage.at_the_end()
+    _close_streams()
+    _gc_before_exit()
     sys.exit(code)
 
 
-def _end_streams() -> None:
-    """What nobody reads any more must not be written at exit either: Python would complain, and exit with 120."""
+def _close_streams() -> None:
+    """Text for a closed pipe must not be written at exit either: Python would complain, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -199,46 +387,122 @@ def _end_streams() -> None:
 def _main() -> int:
     try:
         if "_AGAC_COMPLETE" in os.environ:
-            import_module("agac.cli.completion")  # knows how shells ask
+            import_module("agac.cli.completion")  # registers the shells
             cli.main(prog_name="agac")
         # not `cli.main`: it has exit codes of its own for a closed pipe and for Ctrl-C
         with cli.make_context("agac", sys.argv[1:]) as context:
             result = cli.invoke(context)
         return result if isinstance(result, int) else ExitCode.DONE
     except click.ClickException as error:
-        render.show_usage(error)
+        terminal.say_error(*usage_lines(error))
         return ExitCode.USAGE
     except click.exceptions.Abort:
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
         return end.exit_code
     except AgacError as error:
-        render.show_error(error)
-        return error.exit_code
+        return _say_known(error)
     except KeyboardInterrupt:
-        render.say("Interrupted; nothing is lost. Run the same command again to go on.")
+        terminal.say("Interrupted; nothing is lost. Run the same command again to resume.")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
     except UnicodeEncodeError as error:
-        if not any(map(_is_torn, sys.argv)):
-            render.show_bug(error)
-            return ExitCode.FAILED
-        render.show_error(_not_text())
-        return ExitCode.USAGE
+        return _say_known(_not_text()) if any(map(_is_undecoded, sys.argv)) else _say_bug(error)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a bug becomes a report, not a traceback
-        render.show_bug(error)
-        return ExitCode.FAILED
+        return _say_bug(error)
 
 
-def _is_torn(word: str) -> bool:
-    """Whether a word of the command line holds bytes that are no text in the encoding of this environment."""
+def _say_known(error: AgacError) -> int:
+    """What is wrong and what to do."""
+    if isinstance(error, SpecError):
+        terminal.print_problems(error.problems, sys.stderr)
+    terminal.say_error(error.message, *([error.remedy] if error.remedy else []))
+    return error.exit_code
+
+
+def _say_bug(error: Exception) -> int:
+    """A bug of agac: the report goes to a file that can be attached to an issue."""
+    report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
+    head = f"agac {__version__}\nPython {sys.version}\n{terminal.typed_command()}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    report.write_text(text, encoding="utf-8", errors="backslashreplace")
+    terminal.say_error(
+        f"this is a bug in agac: {type(error).__name__}: {error}",
+        f"The details are in {report}; please report them. Stored answers are safe: run the same command to resume.",
+    )
+    return ExitCode.FAILED
+
+
+def _is_undecoded(word: str) -> bool:
+    """Whether a word of the command line holds bytes that are not text in the encoding of this environment."""
     return any("\udc80" <= sign <= "\udcff" for sign in word)
 
 
 def _not_text() -> UsageError:
-    word = next(word for word in sys.argv if _is_torn(word))
+    word = next(word for word in sys.argv if _is_undecoded(word))
     return UsageError(
         f"{word!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
         remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
     )
+
+
+EXAMPLES = {
+    "agac why": "last r-1 classify",
+    "workflow": "-a reviews",
+    "workflows": "-a reviews",
+    "keep_runs": "--keep-runs 3",
+    "shell": "bash",
+    "run": "last",
+    "inputs": "data/reviews.csv",
+    "file": "copy.db",
+    "name": "support",
+}
+"""An example of a missing value, by the command or by the name of the parameter."""
+
+CLICK_WORDS = (
+    (r"^'(-[\w-]+)'", r"\1"),
+    (r"^'[\[{][^'\]}]*[\]}]': ", ""),  # an argument's choices: they follow
+    (r" is not a valid integer( range)?$", " is not a whole number"),
+    (r" is not a valid float( range)?$", " is not a number"),
+    (r"(\S+) is not in the range x>=(\S+)$", r"takes \2 or more, not \1"),
+    (r"(\S+) is not in the range (\S+)<=x<=(\S+)$", r"takes \2 to \3, not \1"),
+    (r"^Got unexpected extra argument \((.*)\)$", r"unexpected argument: \1"),
+    (r"^Got unexpected extra arguments \((.*)\)$", r"unexpected arguments: \1"),
+    (r"^Option '(.*)' requires an argument$", r"\1: its value is missing"),
+    (r"^No such", "no such"),
+)
+"""Messages of click, and agac's words for them."""
+
+
+def usage_lines(error: click.ClickException) -> list[str]:
+    """The mistake, then what to type instead."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    message = _usage_message(error)
+    if context is None:
+        return [message]
+    return [message, f"{_usage_example(error, context)}`{context.command_path} --help` lists all options."]
+
+
+def _usage_message(error: click.ClickException) -> str:
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{_parameter_name(error.param)} is missing"
+    text = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
+    for pattern, words in CLICK_WORDS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _parameter_name(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option):
+        return " or ".join(parameter.opts)
+    if isinstance(parameter.type, click.Choice):
+        return f"one of {', '.join(parameter.type.choices)}"
+    return parameter.make_metavar(click.Context(click.Command("agac")))
+
+
+def _usage_example(error: click.ClickException, context: click.Context) -> str:
+    if not isinstance(error, click.MissingParameter) or error.param is None:
+        return ""
+    example = EXAMPLES.get(context.command_path) or EXAMPLES.get(error.param.name or "")
+    return f"For example: `{context.command_path} {example}`. " if example else ""

@@ -1,4 +1,7 @@
-"""Live progress while a run goes on: a line a stage that changes on a terminal, plain lines now and then elsewhere."""
+"""Progress of a run: one line per stage that changes on a terminal, plain lines now and then elsewhere.
+
+classify ████████░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 12s | $0.84 | errors 3 (last: SchemaMismatch, row r-1089)
+"""
 
 from __future__ import annotations
 
@@ -8,58 +11,63 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
+from agac.cli.terminal import cells, counted, cropped, dollars, duration, is_unicode, on_one_line, padded, say
+
 if TYPE_CHECKING:
-    from agac.api.watching import RowCount, Snapshot, Watched
-    from agac.cli.live.block import Block
+    from rich.live import Live
+
+    from agac.api.watching import RowCount, Snapshot, StageSnapshot, Watched
 
 TICK_SECONDS = 0.125
-"""A terminal is painted at most so often: enough to look alive, far too little to cost anything."""
+"""Between two pictures on a terminal."""
 
-LOOK_SECONDS = 1.0
-"""So often it is asked whether a log is due for lines."""
-
-USUAL_SIZE = os.terminal_size((80, 24))
+LOG_CHECK_SECONDS = 1.0
+"""Between two checks whether plain lines are due."""
 
 
 def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
-    """A watcher for `api.run`; None when nothing is to be shown."""
+    """A watcher for `api.run`; None for a quiet command."""
     if quiet:
         return None
     return on_terminal if is_live(sys.stderr, os.environ) else plainly
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether lines may be painted over: on a terminal that can, with somebody in front of it."""
+    """Whether lines may be painted over: on a terminal that can, used by a person."""
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
     return stream.isatty() and environ.get("TERM", "") not in ("", "dumb") and not in_ci
 
 
 async def on_terminal(watched: Watched) -> None:
-    """A line a stage at the bottom of the terminal, until it is cancelled."""
-    from agac.cli.live.above import everything_above
-    from agac.cli.live.block import Block
-    from agac.cli.live.lines import Paper, run_lines
-
-    stream, seen, size = sys.stderr, _Seen(watched), None
-    block = Block(lambda text: _send(stream, text))
-    with _resizing() as resized, closing(block), _stopping(block, resized), everything_above(block):
-        _warn(watched)
-        while True:
-            await _next_tick(resized)
-            if not in_front(stream):
-                block.rest()
-                continue
-            snapshot, rates = seen.look(time.monotonic())
-            before, size = size, terminal_size(stream, os.environ)
-            paper = Paper(size.columns - 1, stream.encoding)
-            lines = run_lines(snapshot, rates, paper, max(1, size.lines - 1))
-            # in a thread: a terminal that is held with Ctrl-S takes nothing, and the run must not stand still for it
-            await asyncio.to_thread(block.paint, lines, anew=size != before)
+    """Show one line per stage at the bottom of the terminal, until it is cancelled."""
+    stream, observed = sys.stderr, ObservedRun(watched)
+    live = live_lines(stream)
+    painted: tuple[os.terminal_size, list[str]] | None = None
+    try:
+        with _on_stop(live):
+            _say_warnings(watched)
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                if not in_foreground(stream):
+                    live.stop()
+                    continue
+                snapshot, rates = observed.look(time.monotonic())
+                size = terminal_size(stream, os.environ)
+                lines = run_lines(snapshot, rates, Layout(size.columns - 1, stream.encoding), max(1, size.lines - 1))
+                if (size, lines) != painted or not live.is_started:
+                    painted = size, lines
+                    live.start()
+                    # in a thread: a terminal that is held with Ctrl-S takes nothing, and the run must not wait for it
+                    await asyncio.to_thread(live.update, "\n".join(lines), refresh=True)
+    finally:
+        sys.stderr.flush()  # the beginning of a line that was not ended
+        live.stop()
 
 
 async def plainly(
@@ -68,28 +76,29 @@ async def plainly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled."""
-    from agac.cli.live.lines import Paper, run_lines
-    from agac.cli.live.pace import Log
-
-    _warn(watched)
-    seen, log = _Seen(watched), Log(clock())
+    _say_warnings(watched)
+    observed, schedule = ObservedRun(watched), LogSchedule(clock())
     while True:
-        await sleep(LOOK_SECONDS)
+        await sleep(LOG_CHECK_SECONDS)
         now = clock()
-        snapshot, rates = seen.look(now)
-        told = log.first_told(now, waiting=snapshot.waiting_for is not None)
-        if log.due(now, _share(snapshot)) or told:
-            paper = Paper(None, sys.stderr.encoding, bars=False)
-            print("\n".join(run_lines(snapshot, rates, paper)), file=sys.stderr, flush=True)
+        snapshot, rates = observed.look(now)
+        waits = schedule.due_for_waiting(now, waiting=snapshot.waiting_for is not None)
+        share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
+        if schedule.due(now, share) or waits:
+            layout = Layout(None, sys.stderr.encoding, bars=False)
+            print("\n".join(run_lines(snapshot, rates, layout)), file=sys.stderr, flush=True)
 
 
-class _Seen:
-    """What a watcher has seen so far: rates, and the number of rows once it was counted."""
+def _say_warnings(watched: Watched) -> None:
+    for warning in watched.warnings:
+        say(str(warning))
+
+
+class ObservedRun:
+    """A run as its watcher knows it: rates, and the number of rows once it was counted."""
 
     def __init__(self, watched: Watched) -> None:
-        from agac.cli.live.pace import Rate, Waiting
-
-        self._watched, self._new_rate, self._waiting = watched, Rate, Waiting()
+        self._watched, self._waiting = watched, WaitClock()
         self._rates: dict[str, Rate] = {}
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
@@ -99,15 +108,15 @@ class _Seen:
         self._count()
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
         rates = {
-            stage.name: self._rates.setdefault(stage.name, self._new_rate()).observe(now, stage.worked)
+            stage.name: self._rates.setdefault(stage.name, Rate()).observe(now, stage.worked)
             for stage in snapshot.stages
         }
-        if not self._waiting.long(now, waiting=snapshot.waiting_for is not None):
+        if not self._waiting.is_long(now, waiting=snapshot.waiting_for is not None):
             snapshot = replace(snapshot, waiting_for=None)
         return snapshot, rates
 
     def _count(self) -> None:
-        """Has the rows counted beside the first calls: in a daemon, so that nobody waits for it."""
+        """Count the rows next to the first calls, in a daemon thread that the end of the run does not wait for."""
         if self._counting is None:
             self._counting = threading.Thread(
                 target=lambda: self._counted.append(self._watched.count_rows()), daemon=True
@@ -115,33 +124,265 @@ class _Seen:
             self._counting.start()
 
 
-def _share(snapshot: Snapshot) -> float | None:
-    return snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
+RATE_SECONDS = 20.0
+"""The rate is that of the last 20 s: it follows a lane that slows down, and does not jump with every reply."""
+
+PLAIN_SECONDS = 10.0
+PLAIN_SHARE = 0.1
+PLAIN_SILENCE = 60.0
+"""A log gets a line after ten seconds and another tenth of the rows, and after a minute in any case."""
+
+WAITING_SECONDS = 1.0
+"""Retries are shown when no answer has come for this time: one among many calls does not matter."""
 
 
-def _send(stream: TextIO, text: str) -> None:
-    stream.write(text)
-    stream.flush()
+class Rate:
+    """Rows per second over the last `RATE_SECONDS`. Its counts only grow."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def observe(self, now: float, count: int) -> float:
+        """Take the count at a time, and return the rate; 0.0 before anything is known."""
+        seen = self._seen
+        if not seen or now - seen[-1][0] >= RATE_SECONDS / 100:
+            seen.append((now, count))
+        while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
+            seen.popleft()
+        since, before = seen[0]
+        return (count - before) / (now - since) if now > since else 0.0
 
 
-def _warn(watched: Watched) -> None:
-    for warning in watched.warnings:
-        print(warning, file=sys.stderr)
+class WaitClock:
+    """Since when no answer comes."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_long(self, now: float, *, waiting: bool) -> bool:
+        """Whether that is long enough to be shown; `waiting`: whether no answer came for the last call."""
+        if not waiting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and now - self._since >= WAITING_SECONDS
+
+
+class LogSchedule:
+    """When the next lines of a plain log are due."""
+
+    def __init__(self, now: float) -> None:
+        self._last, self._share = now, 0.0
+        self._waiting_shown_at: float | None = None
+
+    def due_for_waiting(self, now: float, *, waiting: bool) -> bool:
+        """Whether a line about calls without an answer is due: at once, then once a minute."""
+        shown_at = self._waiting_shown_at
+        if not waiting or (shown_at is not None and now - shown_at < PLAIN_SILENCE):
+            return False
+        self._waiting_shown_at = now
+        return True
+
+    def due(self, now: float, share: float | None) -> bool:
+        """Whether lines are due; `share` of the work that is done, None when it is not known."""
+        waited, grown = now - self._last, PLAIN_SHARE if share is None else round(share - self._share, 6)
+        if waited < PLAIN_SECONDS or (grown < PLAIN_SHARE and waited < PLAIN_SILENCE):
+            return False
+        self._last, self._share = now, share or 0.0
+        return True
+
+
+BAR = 10
+WIDE_BAR = 20
+WIDE = 140
+"""The bar is longer from this number of columns on."""
+
+LEAST_DETAIL = 8
+"""Cells of an error below which its row is left out rather than cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The room for lines: `width` in cells, None for any; `encoding` of the stream; `bars`: whether to draw bars."""
+
+    width: int | None
+    encoding: str | None
+    bars: bool = True
+
+    @property
+    def mark(self) -> str:
+        """The sign for text that was cut off."""
+        return "…" if is_unicode(self.encoding) else "~"
+
+    def bar(self, share: float) -> str:
+        """A bar of which this share is full."""
+        length = WIDE_BAR if self.width is not None and self.width >= WIDE else BAR
+        full = int(min(1.0, share) * length)
+        on, off = ("█", "░") if is_unicode(self.encoding) else ("#", "-")
+        return on * full + off * (length - full)
+
+
+def run_lines(snapshot: Snapshot, rates: dict[str, float], layout: Layout, max_lines: int | None = None) -> list[str]:
+    """One line per stage, then those of the whole run. Of more than `max_lines`, idle stages share one line."""
+    notes = _notes(snapshot, layout)
+    room = None if max_lines is None else max(1, max_lines - len(notes))
+    shown = list(snapshot.stages)
+    if room is not None and len(shown) > room:
+        moving = [stage for stage in shown if stage.in_flight or not _finished(stage)]
+        shown = (moving or shown)[: max(0, room - 1)]
+        notes.insert(0, f"+ {len(snapshot.stages) - len(shown)} more stages")
+    names = [on_one_line(stage.name, layout.encoding) for stage in shown]
+    widest = max((cells(name) for name in names), default=0)
+    if layout.width is not None:
+        widest = min(widest, max(6, layout.width // 4))
+        notes = [cropped(note, layout.width, layout.mark) for note in notes]
+    lines = [
+        stage_line(padded(cropped(name, widest, layout.mark), widest), stage, rates.get(stage.name, 0.0), layout)
+        for name, stage in zip(names, shown, strict=True)
+    ]
+    return [*lines, *notes][:max_lines]
+
+
+def stage_line(name: str, stage: StageSnapshot, rate: float, layout: Layout) -> str:
+    """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
+    head, head_without_bar = _share(name, stage, layout)
+    parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
+    if stage.total is not None and rate > 0 and not _finished(stage):
+        parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
+    by_guard = {"skipped": stage.skipped, "dropped": stage.dropped}
+    if any(by_guard.values()):
+        parts["guard"] = ", ".join(f"{word} {count:,}" for word, count in by_guard.items() if count)
+    parts["cost"] = _cost(stage)
+    if stage.failed:
+        parts["errors"] = f"errors {stage.failed:,}"
+    detail = _last_error(stage, layout)
+    if layout.width is None:
+        return " | ".join([head, *parts.values()]) + detail
+    for start, kept in ((head, parts), (head_without_bar, parts), *_fewer(head_without_bar, parts)):
+        line = " | ".join([start, *kept.values()])
+        if cells(line) <= layout.width:
+            room = layout.width - cells(line)
+            # the name of an error is shown with the count of errors only
+            return line + _cut_detail(detail, room, layout) if "errors" in kept else line
+    return cropped(head_without_bar, layout.width, layout.mark)
+
+
+def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """The parts with one less each time: errors are the most important, and the rate follows from the ETA."""
+    found = []
+    for name in ("guard", "rate", "cost", "eta", "errors"):
+        parts = {key: text for key, text in parts.items() if key != name}
+        found.append((head, parts))
+    return found
+
+
+def _share(name: str, stage: StageSnapshot, layout: Layout) -> tuple[str, str]:
+    """How far a stage is, with a bar and without."""
+    if stage.total is None:
+        text = f"{name} {stage.settled:,} rows"
+        return text, text
+    share = stage.settled / stage.total.rows if stage.total.rows else 1.0
+    about = "" if stage.total.exact else "~"
+    counts = f"{stage.settled:,}/{about}{stage.total.rows:,} ({share:.1%})"
+    return f"{name} {layout.bar(share)} {counts}" if layout.bars else f"{name} {counts}", f"{name} {counts}"
+
+
+def _finished(stage: StageSnapshot) -> bool:
+    return stage.total is not None and stage.total.exact and stage.settled >= stage.total.rows
+
+
+def _cost(stage: StageSnapshot) -> str:
+    if stage.unpriced and not stage.cost:
+        return "price unknown"
+    return dollars(stage.cost, None, simulated=stage.simulated) + (" + unknown prices" if stage.unpriced else "")
+
+
+def _last_error(of: StageSnapshot | Snapshot, layout: Layout) -> str:
+    if of.last_error is None:
+        return ""
+    error, row = of.last_error
+    return f" (last: {error.type}, row {on_one_line(str(row), layout.encoding)})"
+
+
+def _cut_detail(detail: str, room: int, layout: Layout) -> str:
+    """The last error in `room` cells: without its row when little is left of it, and not at all without its type."""
+    if cells(detail) <= room:
+        return detail
+    kind = detail.partition(", row ")[0]
+    if cells(kind) + len(", row ") + LEAST_DETAIL <= room:
+        return cropped(detail, room - 1, layout.mark) + ")"
+    return f"{kind})" if cells(kind) < room else ""
+
+
+def _notes(snapshot: Snapshot, layout: Layout) -> list[str]:
+    notes = []
+    for batch in snapshot.batches:
+        counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")
+        batches = counted(batch.batches, "batch", "batches")
+        notes.append(f"{on_one_line(batch.stage, layout.encoding)}: {batches} {batch.status}, {counts}")
+    if snapshot.unusable and snapshot.last_error is not None:
+        shown_with_a_stage = any(stage.failed for stage in snapshot.stages)
+        last = "" if shown_with_a_stage else _last_error(snapshot, layout)
+        notes.append(f"unusable rows {snapshot.unusable:,}{last}")
+    if snapshot.waiting_for is not None and not snapshot.stopping:
+        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, layout.encoding)}")
+    if snapshot.stopping:
+        calls = counted(snapshot.in_flight, "call")
+        notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")
+    return notes
+
+
+TO_LINE_END, TO_SCREEN_END, UP = "\x1b[K", "\x1b[J", "\x1b[{}A"
+NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+"""Around the lines: a terminal may be narrower already than it reports, and then cuts lines off instead of wrapping
+them. Nothing is lost, since the next picture fits."""
+
+
+def live_lines(stream: TextIO) -> Live:
+    """`rich.live` at the bottom of a terminal; text and logs for standard error appear above it meanwhile.
+
+    Between two pictures the cursor is at the start of the first line, not behind the last one: when the terminal is
+    resized and wraps lines differently, the cursor moves with its line, and the next picture begins there.
+    """
+    from rich.console import Console, ConsoleRenderable
+    from rich.control import Control
+    from rich.live import Live
+    from rich.segment import ControlType, Segment
+
+    def raw(text: str) -> Control:
+        control = Control()
+        control.segment = Segment(text, None, [(ControlType.CARRIAGE_RETURN,)])
+        return control
+
+    class LinesWithCursorOnTop(Live):
+        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+            lines = str(self.get_renderable()).split("\n") if self.is_started and self.get_renderable() else []
+            body = "\n".join(line + TO_LINE_END for line in lines)
+            up = UP.format(len(lines) - 1) if len(lines) > 1 else ""
+            picture = [raw("\r" + NO_WRAP + body + TO_SCREEN_END + WRAP + "\r" + up)] if lines else []
+            above = [one for one in renderables if not isinstance(one, Control)]
+            return [*([raw("\r" + TO_SCREEN_END), *above] if above or not lines else []), *picture]
+
+    console = Console(
+        file=stream, force_terminal=True, force_interactive=True, soft_wrap=True, markup=False, highlight=False,
+        emoji=False,
+    )  # fmt: skip
+    return LinesWithCursorOnTop(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
 def terminal_size(stream: TextIO, environ: Mapping[str, str]) -> os.terminal_size:
-    """As the terminal says it; else as the environment does; else the usual one."""
+    """The terminal's own size; else that of the environment; else the usual one."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except OSError:
         size = os.terminal_size((0, 0))
-    said = [int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
-    columns, lines = (a or b or c for a, b, c in zip(size, said, USUAL_SIZE, strict=True))
+    given = [int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
+    columns, lines = (a or b or c for a, b, c in zip(size, given, (80, 24), strict=True))
     return os.terminal_size((columns, lines))
 
 
-def in_front(stream: TextIO) -> bool:
-    """Whether the terminal is ours to paint on: a job in the background (`bg`, `&`) leaves it to the shell."""
+def in_foreground(stream: TextIO) -> bool:
+    """Whether this job may paint on the terminal: a job in the background (`bg`, `&`) leaves it to the shell."""
     if os.name != "posix":
         return True
     with suppress(OSError):
@@ -150,50 +391,23 @@ def in_front(stream: TextIO) -> bool:
 
 
 @contextmanager
-def _stopping(block: Block, resized: asyncio.Event) -> Iterator[None]:
-    """Ctrl-Z gives a clean terminal back before the process stops; going on begins with a new picture."""
+def _on_stop(live: Live) -> Iterator[None]:
+    """Ctrl-Z restores the terminal before the process stops; after `fg` the lines are painted again."""
     loop, stop = asyncio.get_running_loop(), getattr(signal, "SIGTSTP", None)
     if stop is None or signal.getsignal(stop) is not signal.SIG_DFL:
         yield
         return
 
     def pause() -> None:
-        block.rest()
+        live.stop()
         loop.remove_signal_handler(stop)
-        signal.raise_signal(stop)  # with its own meaning: the process stands here until somebody lets it go on
+        signal.raise_signal(stop)  # with its own meaning: the process stops here until it is continued
         loop.add_signal_handler(stop, pause)
 
-    def go_on() -> None:
-        block.rest()  # also where nobody asked whether it may be stopped
-        resized.set()
-
     loop.add_signal_handler(stop, pause)
-    loop.add_signal_handler(signal.SIGCONT, go_on)
+    loop.add_signal_handler(signal.SIGCONT, live.stop)  # also after SIGSTOP, which has no handler
     try:
         yield
     finally:
         loop.remove_signal_handler(stop)
         loop.remove_signal_handler(signal.SIGCONT)
-
-
-@contextmanager
-def _resizing() -> Iterator[asyncio.Event]:
-    """An event that is set when the terminal has another size. Where no signal tells, the next tick sees it."""
-    resized, loop = asyncio.Event(), asyncio.get_running_loop()
-    number = getattr(signal, "SIGWINCH", None)
-    with suppress(NotImplementedError, RuntimeError, ValueError):
-        if number is not None:
-            loop.add_signal_handler(number, resized.set)
-    try:
-        yield resized
-    finally:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            if number is not None:
-                loop.remove_signal_handler(number)
-
-
-async def _next_tick(resized: asyncio.Event) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(TICK_SECONDS):
-            await resized.wait()
-    resized.clear()

@@ -84,6 +84,17 @@ class UsageError(AgacError):
     exit_code = ExitCode.USAGE
 
 
+Path_ = tuple[str | int, ...]
+
+
+def key_path(path: Path_) -> str:
+    """`("stages", 1, "prompt")` as users read it: `stages[1].prompt`."""
+    shown = ""
+    for part in path:
+        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
+    return shown
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """A place in a file of the project. `file` is relative to the project root; lines and columns from 1."""
@@ -137,7 +148,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreOutdated(StoreError):
-    """A command that only reads met a database that needs a migration first."""
+    """A command that only reads met a database that needs a migration first, or one is too old to be migrated."""
 
 
 class StoreCorrupt(StoreError):

@@ -25,6 +25,8 @@ class Column:
     """One field of the rows that were looked at. `kinds` counts values by their JSON type, nulls aside; `looks` are the
     kinds as which every text so far could be read, None before the first."""
 
+    JSON_KEYS = ("name", "type", "types=kinds", "nulls", "empty", "missing")
+
     name: str
     kinds: Counter[str] = field(default_factory=Counter)
     nulls: int = 0

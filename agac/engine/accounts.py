@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agac.engine.totals import Totals
-from agac.store.made import MadeCount
-from agac.store.rows import State
+from agac.store.rows import MadeCount, State
 from agac.store.runs import Count
 
 

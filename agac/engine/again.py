@@ -14,8 +14,7 @@ from agac.engine.settle import Settler
 from agac.engine.totals import Totals
 from agac.store.batch import NewRow, RowChange
 from agac.store.ledger import Ledger
-from agac.store.retries import ChosenRow, chosen_rows
-from agac.store.rows import OUTCOME_OF, State, prior_tasks
+from agac.store.rows import OUTCOME_OF, ChosenRow, State, chosen_rows, prior_tasks
 
 
 class Stored:

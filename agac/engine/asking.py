@@ -9,7 +9,7 @@ from agac.core.types import Request
 from agac.engine.call import Answer, Caller
 from agac.engine.flight import Flight
 from agac.engine.tasks import Parked
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 
 
 class Asker(Protocol):

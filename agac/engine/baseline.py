@@ -11,13 +11,13 @@ from agac.engine.effects import RowProgress
 from agac.engine.policy import is_left
 from agac.engine.scope import Retry, Scope
 from agac.plan import reasons as why
+from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.levels import Level
 from agac.store.batch import Making, NewRow
 from agac.store.db import Database
-from agac.store.made import made_by_id, made_counts, parent_count
-from agac.store.rows import PriorTask, State, StoredRow, prior_tasks
+from agac.store.rows import PriorTask, State, StoredRow, made_by_id, made_counts, parent_count, prior_tasks
 from agac.store.runs import Count, RunRecord, counters
 
 
@@ -178,7 +178,7 @@ class Baseline:
         if stage.name not in self.position:
             return None
         before, after = definition["stages"][self.position[stage.name]], self._plan.body["stages"][stage.index]
-        return why.definition_changes(before, after, (definition["vars"], self._plan.body["vars"]))
+        return stage_changes(before, after, (definition["vars"], self._plan.body["vars"]))
 
 
 def _reason_of_task(stage: AnyStage, prior: PriorTask | None, fingerprint: bytes) -> str:

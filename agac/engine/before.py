@@ -9,8 +9,7 @@ from agac.engine.scope import Opened, Retry
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database
-from agac.store.made import made_counts
-from agac.store.retries import first_event_since
+from agac.store.rows import first_event_since, made_counts
 
 
 class Killed(NamedTuple):

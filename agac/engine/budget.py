@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agac.engine.control import Control, Halted
-from agac.plan.steps import PlannedModel
+from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
 from agac.spec.workflow import Budget
@@ -226,7 +226,7 @@ class Purse:
     def use_up(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
         name = self.reached.name if self.reached is not None else "budget"
-        self._control.reach_limit(f"the {name} is used up: the next batch could go beyond it")
+        self._control.reach_limit(f"the {name} is used up: the next batch might exceed it")
 
     def _serve(self) -> None:
         """Serves those who wait, in the order in which they came: a large amount is not overtaken for ever."""
@@ -248,7 +248,7 @@ class Purse:
             hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
             if hopeless is not None:
                 self.reached, self.missed = hopeless, first.worst
-                self._control.reach_limit(f"the {hopeless.name} is used up: the next call could go beyond it")
+                self._control.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
             return
 
     def _halt(self) -> None:

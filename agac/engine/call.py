@@ -26,7 +26,7 @@ from agac.engine.policy import Again, GiveUp, StopRun, decide, most_calls
 from agac.engine.settle import Settler
 from agac.engine.validate import repair_request
 from agac.plan.replicas import seeded
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.store.batch import Call, Result
 
 _log = logging.getLogger("agac.call")
@@ -275,4 +275,4 @@ def _with_wait(fault: Fault) -> Fault:
     """A fault that stops a run because of its delay says so."""
     if fault.kind is FaultKind.FATAL or not fault.delay:
         return fault
-    return replace(fault, message=f"{fault.message} It asks to be left alone for {fault.delay / 60:,.0f} minutes.")
+    return replace(fault, message=f"{fault.message} It asks for a pause of {fault.delay / 60:,.0f} minutes.")

@@ -8,7 +8,7 @@ from collections import Counter
 from agac.engine.flight import Flight
 from agac.engine.quantiles import bucket_of
 from agac.engine.totals import Totals
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.workflow import KeepReplies
 from agac.store.batch import Attempt, Call, TimingKey
 from agac.store.ledger import Ledger

@@ -9,9 +9,9 @@ from agac.core.order import IdOrder, id_order
 from agac.engine.lineage import Lineage
 from agac.engine.making import Member
 from agac.engine.repeats import Places
-from agac.store.made import FIRST, LAST, any_open_part, part_values
-from agac.store.made import Member as StoredMember
-from agac.store.made import members as some_members
+from agac.store.rows import FIRST, LAST, any_open_part, part_values
+from agac.store.rows import Member as StoredMember
+from agac.store.rows import members as some_members
 
 PAGE = 512
 

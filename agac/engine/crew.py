@@ -19,7 +19,7 @@ from agac.engine.settle import Settler
 from agac.engine.tasks import Tasks
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Level, Levels
 
 

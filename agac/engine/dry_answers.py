@@ -19,12 +19,12 @@ from agac.plan.estimate import TEXT, dummy_answer
 from agac.plan.plan import Plan
 from agac.plan.prepare import Prepared, Preparer, Sight
 from agac.plan.replicas import outcome_of_vote
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.template import ROWS_JSON
 from agac.store.batch import Result
 from agac.store.batches import live_tasks
 from agac.store.db import Database
-from agac.store.results import EarlierResult, earlier_results
+from agac.store.rows import EarlierResult, earlier_results
 
 
 class CountedOutcomes:

@@ -23,7 +23,7 @@ from agac.engine.parts import GroupCut, call_size, part_id
 from agac.plan import reasons as why
 from agac.plan.estimate import CHARACTERS_A_TOKEN, dummy_answer
 from agac.plan.prepare import Prepared, Sight
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.tree import Node, NodeId, tree
 from agac.spec.levels import Levels
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON

@@ -15,7 +15,7 @@ from agac.engine.making import Makers, Member, NotMade
 from agac.plan import reasons as why
 from agac.plan.estimate import TEXT, dummy_answer
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.levels import Levels
 from agac.spec.template import INDEX, ITEM
 from agac.store.batch import Child, Making, Membership, NewRow

@@ -31,17 +31,15 @@ from agac.engine.scope import Retry, Scope
 from agac.plan import reasons as why
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batch import NewRow
-from agac.store.batchviews import open_batches
+from agac.store.batches import open_batches
 from agac.store.db import Database
-from agac.store.retries import RowOfRetry, rows_of_retry
-from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id
+from agac.store.rows import WALKED, RowOfRetry, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
 from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
-from agac.store.seen import SeenIds
 
 Rows = Callable[[], Iterator[Row]]
 """Begins to read the input, each time it is called."""
@@ -120,11 +118,9 @@ class DryRun:
                 yield found
 
     def _stored_row(self, one: RowOfRetry) -> ForecastRow:
-        old = one.old
-        new = NewRow(
-            Row(old.id, old.ordinal or 0, json.loads(one.data)), old.occurrence, old.hash, one.data, State.PENDING
-        )
-        row = ForecastRow(old.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=old)
+        read = Row(one.id, one.ordinal, json.loads(one.data))
+        new = NewRow(read, one.occurrence, one.hash, one.data, State.PENDING)
+        row = ForecastRow(one.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=one.stored)
         row.chosen = one.chosen or self._retry is None
         return row
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, RowId
-from agac.plan.prepare import Seeing, Sight
-from agac.plan.steps import AnyStage
-from agac.spec.levels import Makes
+from agac.plan.prepare import Sight
+from agac.plan.stage import AnyStage
 from agac.spec.template import SKIPPED
+from agac.spec.workflow import Stage
 from agac.store.batch import Result
 from agac.store.rows import StageResult
 
@@ -91,23 +90,7 @@ class RowProgress:
         self.lists[stage.index] = rows
 
 
-class ReplayedStage(Seeing, Protocol):
-    """A stage as far as it matters for what it left behind: of a plan, or of a stored definition."""
-
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def makes(self) -> Makes | None: ...
-    @property
-    def changes_rows(self) -> bool: ...
-    @property
-    def explode(self) -> tuple[str, ...] | None: ...
-
-    def form(self, data: dict[str, JSONValue], value: str | None) -> dict[str, JSONValue] | None:
-        """The row's fields after the stage, of those before it; `value` is its stored result. None: not known."""
-
-
-def replay(sight: Sight, stage: ReplayedStage, result: StageResult, followed: Collection[str]) -> None:
+def replay(sight: Sight, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
     """Does to a row's view what the stage did when the row came through it, by the stage's stored result. Answers are
     read where the stage is one of those `followed`."""
     if stage.rows_of not in sight.forms:
@@ -121,7 +104,7 @@ def replay(sight: Sight, stage: ReplayedStage, result: StageResult, followed: Co
         sight.become(stage, form)
 
 
-def descended(parent: Sight, maker: ReplayedStage, fields: Mapping[str, JSONValue]) -> Sight:
+def descended(parent: Sight, maker: Stage, fields: Mapping[str, JSONValue]) -> Sight:
     """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
     if maker.makes != "rows":
         return parent.child(fields, without=_exploded_field(maker))
@@ -130,7 +113,7 @@ def descended(parent: Sight, maker: ReplayedStage, fields: Mapping[str, JSONValu
     return sight
 
 
-def _exploded_field(maker: ReplayedStage) -> str | None:
+def _exploded_field(maker: Stage) -> str | None:
     """The field of a row whose list was made children of: they have an item of it in its place. A long list would
     else be in each of them."""
     path = maker.explode

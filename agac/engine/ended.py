@@ -10,13 +10,11 @@ from agac.core.types import JSONValue
 from agac.engine.effects import plain
 from agac.engine.lineage import Lineage
 from agac.engine.written import Written
+from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
 from agac.plan.prepare import Sight
-from agac.plan.recorded import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.levels import descent, levels_of
 from agac.store.db import Database
-from agac.store.exported import failed_rows
-from agac.store.made import made_counts
-from agac.store.rows import ExportRow, StageResult, State, results_of_rows
+from agac.store.rows import ExportRow, StageResult, State, failed_rows, made_counts, results_of_rows
 
 Results = Mapping[tuple[int, int], StageResult]
 """What came of stages, by a row's key and a stage's position."""

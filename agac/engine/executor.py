@@ -32,7 +32,7 @@ from agac.plan import reasons as why
 from agac.plan.judging import filters, guards
 from agac.plan.plan import Plan
 from agac.plan.prepare import Prepared, Preparer, Sight, followed
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.guardvalues import Evaluator, GuardFailed
 from agac.spec.levels import Level
 from agac.spec.operations import Filter, Rename, Select, UnfitRow

@@ -18,11 +18,11 @@ from agac.engine.ended import Ended
 from agac.engine.filtered import write_filtered
 from agac.engine.outputs import Outputs
 from agac.engine.telemetry import write_telemetry
-from agac.plan.recorded import ends_of, shape_of
+from agac.plan.definition import ends_of, recorded_stages
 from agac.spec.workflow import shape_of_ends
-from agac.store.db import Database
+from agac.store.db import Database, write
 from agac.store.rows import ExportRow, State
-from agac.store.runs import RunRecord, Written, definition_of, files_written, write
+from agac.store.runs import RunRecord, Written, definition_of, files_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     ended = Ended(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
-    await write(database, "run_exporting", (run.id,))
+    await write(database, "run_exporting", run.id)
     with OutputFolder(outputs.folder, root) as out:
         others, table = outputs.open(out, root, shaper.layout) if shaper else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
@@ -80,7 +80,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     failure = _named(table.failure, run) if table and table.failure else None
     outputs.remove_stale(one.files for one in written)
     stamps = outputs.stamps(root, unwritten=failure is not None)
-    await write(database, "run_exported", (run.revision, json.dumps(stamps), run.id))
+    await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(root, but_table=failure is not None), failure, replaced, edited)
 
 
@@ -107,8 +107,9 @@ def _named(error: AgacError, run: RunRecord) -> AgacError:
 async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
     """The columns of all rows, by a look at each."""
     definition = await definition_of(database, run.id)
-    ends, id_field = [definition["stages"][place] for place in ends_of(definition)], definition["input"]["id_field"]
-    observed = Observed(shape_of_ends([(end["name"], shape_of(end)) for end in ends]), outputs.fields)
+    stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
+    ends = [stages[place] for place in ends_of(definition)]
+    observed = Observed(shape_of_ends([(end.name, end.shape) for end in ends]), outputs.fields)
     async for rows in Ended(definition, formed=True).rows(database, run.id):
         for row in rows:
             if row.state in _WITH_LINE:
@@ -118,7 +119,7 @@ async def _look(database: Database, run: RunRecord, outputs: Outputs) -> Layout:
                     observed.row_id(own)
             if row.state == State.DONE and row.value is not None:
                 observed.result(_decoded(row.value))
-    return observed.layout(outputs.merge or "extend", result_name([end["name"] for end in ends]), id_field)
+    return observed.layout(outputs.merge or "extend", result_name([end.name for end in ends]), id_field)
 
 
 def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:

@@ -9,7 +9,7 @@ from agac.data.jsontext import encode
 from agac.data.sinks import Sink
 from agac.engine.lineage import Lineage
 from agac.engine.written import Written
-from agac.plan.recorded import RecordedStage, recorded_stages
+from agac.plan.definition import RecordedStage, recorded_stages
 from agac.spec.levels import descent
 from agac.store.db import Database
 from agac.store.rows import ExportRow, State, why_filtered

@@ -8,7 +8,7 @@ from typing import Protocol
 from agac.engine.budget import Pot
 from agac.engine.patience import Patience
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.store.batch import NewRow
 from agac.store.batches import Ready
 from agac.store.rows import PriorTask

@@ -10,7 +10,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue
 from agac.engine.call import Answer
 from agac.engine.work import Work
-from agac.plan.steps import LocalStage
+from agac.plan.stage import LocalStage
 from agac.spec.operations import Python
 from agac.store.batch import Endpoint, Result
 from agac.tools.functions import FunctionFailed, Runner

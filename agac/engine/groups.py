@@ -14,13 +14,12 @@ from agac.engine.parts import Parts
 from agac.engine.settle import Settler
 from agac.engine.window import walk_all
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.plan.tree import Node
 from agac.spec.grouping import Group
 from agac.spec.levels import Level
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
-from agac.store.made import GroupSize, MadeRow, failed_part, group_sizes
-from agac.store.rows import PriorTask, prior_tasks
+from agac.store.rows import GroupSize, MadeRow, PriorTask, failed_part, group_sizes, prior_tasks
 
 MOST_ROWS = 100_000
 """Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""

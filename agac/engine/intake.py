@@ -26,7 +26,7 @@ from agac.engine.scope import Opened, Scope
 from agac.engine.settle import Settler
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import PRESENT, NewRow, RowChange
 from agac.store.ledger import Ledger
@@ -38,10 +38,11 @@ from agac.store.rows import (
     StoredRow,
     aged_rows,
     last_number,
+    leaving_rows,
     prior_tasks,
     rows_at,
+    scan_positions,
 )
-from agac.store.scans import leaving_rows, scan_positions
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000

@@ -12,12 +12,11 @@ from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.repeats import Places
 from agac.engine.settle import Settler
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.operations import Dedupe
 from agac.store.batch import Brood, Child, NewRow
 from agac.store.ledger import Ledger
-from agac.store.made import AlikeRow, alike_page, rows_of_keys
-from agac.store.rows import PriorTask, State, prior_tasks
+from agac.store.rows import DedupeRow, PriorTask, State, dedupe_page, prior_tasks, rows_of_keys
 
 PAGE = 512
 _LAST_KEY = 1 << 62
@@ -51,12 +50,12 @@ class Kept:
                 await self._many(last)
                 after = (last, _LAST_KEY)
 
-    async def _page(self, after: tuple[bytes, int]) -> list[AlikeRow]:
-        return await alike_page(self._db, self._run, self._stage.index, after, PAGE)
+    async def _page(self, after: tuple[bytes, int]) -> list[DedupeRow]:
+        return await dedupe_page(self._db, self._run, self._stage.index, after, PAGE)
 
     async def _many(self, digest: bytes) -> None:
         """So many are alike that they are not held at once."""
-        first: tuple[Order, AlikeRow] | None = None
+        first: tuple[Order, DedupeRow] | None = None
         async for rows in self._alike(digest):
             orders = await self._orders([row.key for row in rows])
             own = _first(rows, orders)
@@ -83,7 +82,7 @@ class Kept:
             for key, row in rows.items()
         }
 
-    async def _write(self, rows: Sequence[AlikeRow], firsts: dict[bytes, AlikeRow]) -> None:
+    async def _write(self, rows: Sequence[DedupeRow], firsts: dict[bytes, DedupeRow]) -> None:
         changed = [(row, row.key == firsts[row.hash].key) for row in rows if self._is_new(row, firsts[row.hash])]
         prior = await prior_tasks(self._db, [row.key for row, _ in changed])
         for row, goes_on in changed:
@@ -100,20 +99,20 @@ class Kept:
         if changed:
             await self._ledger.durable()
 
-    def _is_new(self, row: AlikeRow, first: AlikeRow) -> bool:
+    def _is_new(self, row: DedupeRow, first: DedupeRow) -> bool:
         """Whether what becomes of the row is not what is stored, its note of who is first included."""
         if row.key != first.key:
             return row.state != State.FILTERED or self._is_new(first, first)
         return row.state == State.FILTERED or row.child_state in (None, State.GONE) or row.child_hash != row.content
 
-    def _flight(self, row: AlikeRow, prior: dict[int, PriorTask]) -> Flight:
+    def _flight(self, row: DedupeRow, prior: dict[int, PriorTask]) -> Flight:
         return Flight(NewRow(Row(row.id, 0, {}), 0, b"", "", State(row.state), row.key, row.origin), prior)
 
 
-def _repeated(rows: Sequence[AlikeRow]) -> list[list[AlikeRow]]:
+def _repeated(rows: Sequence[DedupeRow]) -> list[list[DedupeRow]]:
     found = [list(own) for _, own in groupby(rows, attrgetter("hash"))]
     return [own for own in found if len(own) > 1]
 
 
-def _first(rows: Sequence[AlikeRow], orders: dict[int, Order]) -> AlikeRow:
+def _first(rows: Sequence[DedupeRow], orders: dict[int, Order]) -> DedupeRow:
     return rows[0] if len(rows) == 1 else min(rows, key=lambda row: orders[row.key])

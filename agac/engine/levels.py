@@ -21,13 +21,12 @@ from agac.engine.scope import Opened, Retry, Scope
 from agac.engine.totals import Totals
 from agac.engine.window import Walker, walk_all
 from agac.plan.prepare import Sight
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.levels import Level
 from agac.store.batch import NewRow
 from agac.store.batches import Ready
 from agac.store.ledger import Ledger
-from agac.store.made import MadeRow, made_counts, made_rows
-from agac.store.rows import WALKED, PriorTask, State, aged_rows, prior_tasks
+from agac.store.rows import WALKED, MadeRow, PriorTask, State, aged_rows, made_counts, made_rows, prior_tasks
 from agac.store.runs import counters, read_run, row_counts
 
 CHUNK_ROWS = 512

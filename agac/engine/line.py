@@ -15,7 +15,7 @@ from agac.engine.lane import Lane, Turn
 from agac.engine.limits import Exposure, Slots
 from agac.engine.patience import Patience
 from agac.engine.validate import Checker
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
 from agac.providers.provider import Price
 from agac.providers.sending import HttpReply, Sending

@@ -6,11 +6,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agac.core.types import JSONValue
-from agac.engine.effects import ReplayedStage, descended, replay
+from agac.engine.effects import descended, replay
 from agac.plan.prepare import Sight, followed
+from agac.spec.workflow import Stage
 from agac.store.db import Database
-from agac.store.made import rows_of_keys
-from agac.store.rows import StageResult, results_of_rows
+from agac.store.rows import StageResult, results_of_rows, rows_of_keys
 
 
 class Lineage:
@@ -19,7 +19,7 @@ class Lineage:
 
     def __init__(
         self,
-        stages: Sequence[ReplayedStage],
+        stages: Sequence[Stage],
         variables: Mapping[str, JSONValue],
         database: Database,
         *,
@@ -53,7 +53,7 @@ class Lineage:
             return Sight(fields, self._vars)
         return descended(parent, self._stages[origin], fields)
 
-    def replay(self, sight: Sight, stage: ReplayedStage, result: StageResult) -> None:
+    def replay(self, sight: Sight, stage: Stage, result: StageResult) -> None:
         """Does to a sight what the stage did when the row came through it."""
         replay(sight, stage, result, self._followed)
 

@@ -16,7 +16,7 @@ from agac.engine.line import Line
 from agac.engine.validate import Checker
 from agac.engine.work import Work
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS
 from agac.providers.http import Sender
 from agac.providers.prices import price_of

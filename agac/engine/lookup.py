@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from agac.store.db import Database
-from agac.store.results import EarlierResult, earlier_results
+from agac.store.rows import EarlierResult, earlier_results
 
 MOST = 512
 """Keys in one look-up."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, RowId
-from agac.engine.effects import ReplayedStage, plain
+from agac.engine.effects import plain
 from agac.engine.lineage import inner
 from agac.plan.estimate import CHARACTERS_A_TOKEN
-from agac.plan.prepare import Sending, Sight
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage
-from agac.spec.grouping import seen_after
-from agac.spec.levels import Level, Levels
+from agac.plan.prepare import Sight
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.spec.levels import Level, Levels, seen_after
 from agac.spec.operations import Dedupe
 from agac.spec.template import INDEX, ITEM, SKIPPED
-from agac.spec.workflow import Visibility
+from agac.spec.workflow import Stage
 from agac.store.batch import Alike, Child, Making, Membership, NewRow
 from agac.store.rows import State
 
@@ -34,33 +32,29 @@ class NotMade(Exception):
         self.stage, self.error = stage, error
 
 
-class Grouping(Sending, Protocol):
-    """A stage that groups rows: of a plan, or of a stored definition."""
-
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member(Stage):
     """How a stage that groups rows looks at one of them: with the eyes of a stage in its place that groups nothing.
 
     `answers` are the stages whose results a member brings along.
     """
 
-    name: str
-    ancestors: tuple[str, ...]
-    rows_of: str | None
-    visibility: Visibility | None
-    answers: tuple[str, ...]
-    asks: bool = True
+    answers: tuple[str, ...] = ()
 
     @staticmethod
-    def of(stage: Grouping, stages: Mapping[str, ReplayedStage]) -> Member:
+    def of(stage: Stage, stages: Mapping[str, Stage]) -> Member:
         """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
         needed = [stages[need] for need in stage.needs]
         ancestors, rows_of = seen_after(needed, stages)
-        return Member(stage.name, ancestors, rows_of, stage.visibility, tuple(_answers(needed, stages)))
+        return Member(
+            name=stage.name,
+            index=stage.index,
+            needs=stage.needs,
+            ancestors=ancestors,
+            rows_of=rows_of,
+            visibility=stage.visibility,
+            answers=tuple(_answers(needed, stages)),
+        )
 
     def text(self, sight: Sight) -> str:
         """The member as it stands in `${rows_json}`: its fields and the results that it brings, JSON."""
@@ -71,7 +65,7 @@ class Member:
         return snapshot({**data, **brought})
 
 
-def _answers(needed: Sequence[ReplayedStage], stages: Mapping[str, ReplayedStage]) -> dict[str, None]:
+def _answers(needed: Sequence[Stage], stages: Mapping[str, Stage]) -> dict[str, None]:
     """The stages that ask a model and are followed, perhaps by way of others."""
     found: dict[str, None] = {}
     left = list(needed)

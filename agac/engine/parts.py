@@ -18,12 +18,11 @@ from agac.engine.settle import Settler
 from agac.engine.tasks import Parked, Tasks
 from agac.engine.window import walk_all
 from agac.plan.prepare import Preparer
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.plan.tree import CallSize, Node, NodeId, Tree
 from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.batch import NewRow, Part
-from agac.store.made import MadeRow, open_parts, rows_of_keys
-from agac.store.rows import State, prior_tasks
+from agac.store.rows import MadeRow, State, open_parts, prior_tasks, rows_of_keys
 
 RESULT_TOKENS = 500
 """What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""

@@ -16,8 +16,7 @@ from agac.core.types import RowId
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batch import NewRow
 from agac.store.db import Database
-from agac.store.rows import State, StoredRow, rows_by_id, rows_of_id
-from agac.store.scans import last_positions
+from agac.store.rows import State, StoredRow, last_positions, rows_by_id, rows_of_id
 
 PROBES = 8
 """Ids of the form `id#2` that are looked up at a time for a repeated id."""

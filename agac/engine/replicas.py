@@ -15,7 +15,7 @@ from agac.engine.settle import Settler
 from agac.engine.tasks import UNPARSED, Parked, Tasks
 from agac.plan.prepare import Prepared
 from agac.plan.replicas import Voted, outcome_of_vote
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.batch import Result
 
 Replied = Answer | RowError | Parked

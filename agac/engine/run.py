@@ -41,18 +41,16 @@ from agac.engine.tasks import Tasks
 from agac.engine.totals import StageTotals, Totals
 from agac.engine.walking import go_on, may_call, walk_rows, workers_of
 from agac.engine.work import Work
-from agac.plan.manner import manner_of
 from agac.plan.plan import Plan
 from agac.plan.prepare import Preparer
+from agac.plan.run_settings import run_settings
 from agac.spec.levels import levels_of
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.lease import lease_held
 from agac.store.ledger import Ledger
-from agac.store.made import made_counts
 from agac.store.making import Descent
-from agac.store.results import newest_result
-from agac.store.rows import State
+from agac.store.rows import State, made_counts, newest_result
 
 _log = logging.getLogger("agac.run")
 
@@ -146,7 +144,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
         invocation.run, invocation.continued = found, True
         await runs.retarget_run(database, found, where)
     if work.batching.retrieves is None:
-        await runs.keep_manner(database, invocation.run, manner_of(plan, work.root))
+        await runs.keep_manner(database, invocation.run, run_settings(plan, work.root))
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:

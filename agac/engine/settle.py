@@ -17,7 +17,7 @@ from agac.engine.policy import FURTHER_RUNS
 from agac.engine.stops import StopRules
 from agac.engine.totals import Totals
 from agac.plan.replicas import Voted
-from agac.plan.steps import AnyStage
+from agac.plan.stage import AnyStage
 from agac.spec.workflow import KeepReplies
 from agac.store.batch import AGREEMENT, HOW, PART, Call, Making, Result, RowEnd, TaskEnd
 from agac.store.ledger import Ledger

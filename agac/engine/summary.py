@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
+from agac.core.report import iso
 from agac.core.types import Outcome
 from agac.engine.quantiles import Histogram, merged, quantile
-from agac.plan.recorded import model_of, recorded_stages
+from agac.plan.definition import model_of, recorded_stages
 from agac.plan.replicas import share
 from agac.store.batch import AGREEMENT, HOW
 from agac.store.db import Database
-from agac.store.exported import made_examples
-from agac.store.made import MadeCount, made_counts, present
-from agac.store.rows import ErrorExample, error_examples
+from agac.store.history import Timings, timings
+from agac.store.rows import ErrorExample, MadeCount, error_examples, made_counts, made_examples, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
-from agac.store.telemetry import Timings, timings
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
@@ -54,13 +52,6 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             for example in sorted(examples, key=lambda e: -_failed(counts, e))
         ],
     }
-
-
-def iso(seconds: float | None) -> str | None:
-    """A stored time as people and machines read it: UTC, whole seconds."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _outcomes(counts: Iterable[Count]) -> Counter[str]:

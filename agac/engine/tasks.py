@@ -20,10 +20,10 @@ from agac.engine.policy import is_left
 from agac.engine.scope import Scope
 from agac.engine.settle import Settler
 from agac.engine.totals import Totals
-from agac.plan.steps import AnyStage, PlannedStage
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.batch import Result
 from agac.store.ledger import Ledger
-from agac.store.results import EarlierResult
+from agac.store.rows import EarlierResult
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from agac.data.jsontext import encode
 from agac.data.sinks import Sink
 from agac.plan.replicas import share
 from agac.store.db import Database
+from agac.store.history import CallRecord, EndpointRecord, agreements, calls_by_row, endpoints
 from agac.store.rows import WALKED, State
 from agac.store.runs import definition_of
-from agac.store.telemetry import CallRecord, EndpointRecord, agreements, calls_by_row, endpoints
 
 SCHEMA = "agac.usage/v1"
 """The name of the shape of `usage`: raised when something is renamed or means something else."""

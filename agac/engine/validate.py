@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
-
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.engine.mend import mended_json
-from agac.plan.steps import ExtraCheck, PlannedStage
+from agac.plan.stage import ExtraCheck, PlannedStage
+from agac.spec.schemabody import compiled
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Draft202012Validator, ValidationError
 
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
 
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
+_PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -38,11 +41,7 @@ class Checker:
         self._extra: ExtraCheck | None = stage.extra_check
         self._mends = stage.json_repair
         self._field = stage.output_field
-        self._validator: Any = None
-        if stage.schema is not None:
-            self._validator = Draft202012Validator(
-                stage.schema.body, format_checker=Draft202012Validator.FORMAT_CHECKER
-            )
+        self._validator = None if stage.schema is None else _validator(stage.name, stage.schema.body)
 
     def check(self, reply: Reply) -> Checked | RowError:
         """The result, or why the reply is none."""
@@ -58,13 +57,13 @@ class Checker:
         if self._validator is None:
             return _text_result(text, self._field)
         try:
-            value = parse_json(text)
+            encoded, value = _parsed(text)
         except ValueError as problem:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
-        problems = self._problems(value)
+        problems = self._problems(self._validator, value)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
-        return Checked(_encode(value), value)
+        return Checked(encoded, value)
 
     def _only(self, texts: tuple[str, ...]) -> Checked | RowError:
         """The one of several messages that is the answer: the one that is valid. The same one twice is one.
@@ -86,24 +85,31 @@ class Checker:
 
     def _mended(self, text: str) -> Checked | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
-        mended = mended_json(text) if self._mends and self._validator is not None else None
-        if mended is None:
+        if not self._mends or self._validator is None or (mended := mended_json(text)) is None:
             return None
         try:
-            value = parse_json(mended)
+            encoded, value = _parsed(mended)
         except ValueError:
             return None
-        return None if self._problems(value) else Checked(_encode(value), value, mended=True)
+        return None if self._problems(self._validator, value) else Checked(encoded, value, mended=True)
 
-    def _problems(self, value: JSONValue) -> list[str]:
+    def _problems(self, validator: Draft202012Validator, value: JSONValue) -> list[str]:
         try:
-            if not self._validator.is_valid(value):
-                return _described(self._validator.iter_errors(value))
-        except RecursionError:  # a schema that refers to itself takes several frames a level
-            return ["the reply is nested too deeply to be checked"]
-        except ArithmeticError as problem:  # a number of 400 digits against multipleOf
+            if not validator.is_valid(value):
+                return [_described(error) for error in islice(validator.iter_errors(value), MAX_ERRORS)]
+        except ValueError as problem:  # nested too deeply
             return [f"the reply cannot be checked: {problem}"]
         return self._extra(value)[:MAX_ERRORS] if self._extra else []
+
+
+def _validator(stage: str, body: dict[str, Any]) -> Draft202012Validator:
+    """What loading has refused may still be in a run that an older agac recorded."""
+    try:
+        return compiled(body)
+    except ValueError as error:
+        reason = getattr(error, "message", error)
+        remedy = "Correct output_schema, then start a new run with agac run."
+        raise UsageError(f"the output_schema of stage {stage!r} cannot be compiled: {reason}", remedy=remedy) from error
 
 
 def _text_result(text: str, field: str | None) -> Checked | RowError:
@@ -142,16 +148,22 @@ def parse_json(text: str) -> JSONValue:
 
     Raises ValueError for anything else, also for NaN, repeated keys and lone surrogates.
     """
+    return _parsed(text)[1]
+
+
+def _parsed(text: str) -> tuple[str, JSONValue]:
+    """The value and its compact JSON text; see `parse_json`."""
     fenced = _FENCE.match(text)
     bare = fenced.group(1) if fenced else text
     try:
         value = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-        _encode(value).encode()
+        encoded = _encode(value)
+        encoded.encode()
     except UnicodeEncodeError:
         raise ValueError("a text holds a lone surrogate, which is no character") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return value
+    return encoded, value
 
 
 def _refuse_constant(name: str) -> None:
@@ -165,15 +177,30 @@ def _unique(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
     return found
 
 
-def _described(errors: Iterable[ValidationError]) -> list[str]:
-    """The first few errors, each with the place in the reply where it is."""
-    found = []
-    for error in errors:
-        place = error.json_path.removeprefix("$").lstrip(".") or "the reply"
-        found.append(f"{place}: {_short(error.message)}")
-        if len(found) == MAX_ERRORS:
-            break
-    return found
+def _described(error: ValidationError) -> str:
+    """An error, with the place in the reply where it is."""
+    return f"{_place(error.instance_path) or 'the reply'}: {_short(_words(error))}"
+
+
+def _place(path: Iterable[str | int]) -> str:
+    """As it is written in JSONPath: `tags[1].name`, `['two words']`."""
+    steps = (
+        f"[{part}]" if isinstance(part, int) else f".{part}" if _PLAIN_KEY.match(part) else f"[{_quoted(part)}]"
+        for part in path
+    )
+    return "".join(steps).removeprefix(".")
+
+
+def _quoted(key: str) -> str:
+    escaped = key.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _words(error: ValidationError) -> str:
+    """The validator's own words, but for an enum, of which it names two values only: a model needs them all."""
+    if error.kind.name != "enum":
+        return error.message
+    return f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
 
 
 def _short(message: str, most: int = 300) -> str:

@@ -17,7 +17,7 @@ from agac.engine.levels import Passing
 from agac.engine.window import walk_all
 from agac.engine.work import Work
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store import runs
 
 ENROLLING_WORKERS = 256

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import NamedTuple
 
-from agac.plan.recorded import RecordedStage
+from agac.plan.definition import RecordedStage
 from agac.spec.levels import levels_of
 from agac.store.db import Database
-from agac.store.exported import child_counts, children_export, group_rows
-from agac.store.rows import EXPORT_RANGE, ExportRow, State, export_rows, results_of_rows
+from agac.store.rows import (
+    EXPORT_RANGE,
+    ExportRow,
+    State,
+    child_counts,
+    children_export,
+    export_rows,
+    group_rows,
+    results_of_rows,
+)
 
 MOST = 4096
 """Children that are read at once."""

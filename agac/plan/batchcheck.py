@@ -12,7 +12,7 @@ from agac.plan.plan import ResolvedModel
 from agac.providers.batches import BatchTraits
 from agac.spec.batchrules import said
 from agac.spec.modelchecks import duration
-from agac.spec.workflow import Stage, Workflow
+from agac.spec.workflow import Workflow, WrittenStage
 
 _EXTRAS = {"anthropic": "anthropic"}
 """The libraries that a batch API needs beyond agac's own; the extras have their names."""
@@ -51,7 +51,7 @@ def _no_batches(where: Where, path: str, provider: str, stages: list[str]) -> Pr
     return Problem(where, message, path)
 
 
-def _beyond(stage: Stage, model: ResolvedModel, traits: BatchTraits) -> Iterator[Problem]:
+def _beyond(stage: WrittenStage, model: ResolvedModel, traits: BatchTraits) -> Iterator[Problem]:
     """More than the provider takes."""
     rules, name = stage.batch, model.provider.name
     if rules.max_requests is not None and rules.max_requests > traits.max_requests:
@@ -77,7 +77,7 @@ def _seconds(window: str) -> float | None:
     return found
 
 
-def _unheard(stage: Stage, model: ResolvedModel) -> Iterator[Problem]:
+def _unheard(stage: WrittenStage, model: ResolvedModel) -> Iterator[Problem]:
     """What the model's string says of calls, where no call will be made."""
     rules, ref = stage.batch, model.ref
     calls = rules.retry == "sync" or (rules.deadline is not None and rules.on_deadline == "sync")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.providers.batches import BatchTraits
 from agac.spec.rounds import BatchRules
 

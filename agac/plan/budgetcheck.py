@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from agac.core.errors import Problem, Where
 from agac.plan.plan import ResolvedModel
 from agac.providers.prices import price_of
-from agac.spec.workflow import Budget, Stage, Workflow
+from agac.spec.workflow import Budget, Workflow, WrittenStage
 
 
 def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:
@@ -29,13 +29,13 @@ def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
     return list(dict.fromkeys(problems))
 
 
-def _budgets(workflow: Workflow, stage: Stage) -> Iterator[Budget]:
+def _budgets(workflow: Workflow, stage: WrittenStage) -> Iterator[Budget]:
     rules = workflow.rules
     found: Iterable[Budget | None] = (rules.project, rules.workflow, rules.row, stage.budget)
     return (budget for budget in found if budget is not None)
 
 
-def _without_bound(stage: Stage, model: ResolvedModel) -> Problem:
+def _without_bound(stage: WrittenStage, model: ResolvedModel) -> Problem:
     message = (
         f"a budget in usd or tokens holds for stage {stage.name!r}, so each reply of {model.ref} needs a bound; "
         "add `max_tokens: 1000` (or what a reply may need)"

@@ -15,7 +15,7 @@ from agac.providers.abilities import of_budget, of_tier, unsendable
 from agac.providers.modelref import ModelRef, parse_model
 from agac.providers.prices import lacks_tier
 from agac.providers.provider import Provider
-from agac.spec.workflow import Level, Stage, Workflow
+from agac.spec.workflow import Level, Workflow, WrittenStage
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
@@ -82,7 +82,7 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, pat
     ]
 
 
-def _seeds(stage: Stage, asked_with: Iterable[Params]) -> list[Problem]:
+def _seeds(stage: WrittenStage, asked_with: Iterable[Params]) -> list[Problem]:
     """Replicas differ by their seeds, so nobody else may set one."""
     seeds = [params.seed for params in asked_with if params.seed is not None]
     if stage.replicas == 1 or not seeds:
@@ -99,7 +99,7 @@ def _names(model: str, providers: Collection[str]) -> bool:
 
 
 def _fallbacks(
-    stage: Stage,
+    stage: WrittenStage,
     params: Params,
     providers: Mapping[str, Provider],
     aliases: Mapping[str, str] | None,
@@ -125,19 +125,19 @@ def _fallbacks(
     return tuple(found), problems
 
 
-def _keys_alone(stage: Stage, params: Params) -> Params:
+def _keys_alone(stage: WrittenStage, params: Params) -> Params:
     """The stage's parameters as its keys set them at every level, without those of a model string."""
     merged = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
     known = {f.name for f in fields(params)}
     return Params(**{key: value for key, value in merged.items() if key in known})
 
 
-def _model_key(stage: Stage) -> str:
+def _model_key(stage: WrittenStage) -> str:
     """The stage's model as a key of the file that names it."""
     return stage.key("model", stage.model_level)
 
 
-def _params(stage: Stage, ref: ModelRef) -> tuple[Params, list[Problem]]:
+def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
     """A level's keys, then its model string's; the next level wins over both."""
     merged: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -180,10 +180,10 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
 
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
-    """Keys that want a library which is not installed, or only in a version that is too old."""
+    """Keys that need a library which is not installed, or only in a version that is too old."""
     stages = [stage for stage in workflow.asking if stage.json_repair]
     lack = _lack_of_json_repair() if stages else None
-    message = f"json_repair wants a library that is {lack}: pip install 'agac[json-repair]'"
+    message = f"json_repair needs a library that is {lack}: pip install 'agac[json-repair]'"
     found = [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages if lack]
     return [*found, *_missing_writers(workflow)]
 
@@ -191,7 +191,7 @@ def missing_extras(workflow: Workflow) -> list[Problem]:
 def _missing_writers(workflow: Workflow) -> list[Problem]:
     if "parquet" not in workflow.output.formats or find_spec("duckdb") is not None:
         return []
-    message = "parquet wants a library that is not installed: pip install 'agac[data]'"
+    message = "parquet needs a library that is not installed: pip install 'agac[data]'"
     return [Problem(workflow.output.where, message, "output.format")]
 
 

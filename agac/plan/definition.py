@@ -1,18 +1,27 @@
-"""The definition of a workflow: everything that decides what is asked, as it is stored with its runs."""
+"""The definition of a workflow: everything that decides what is asked, as it is stored with its runs.
+
+It is made of the fields of the stages (`spec.workflow.Stored`) and read back as `RecordedStage`s, from which prompts
+and fingerprints are rebuilt for a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from agac.core.keys import params_body
-from agac.plan.steps import AnyStage, LocalStage, PlannedStage, Step
-from agac.spec.workflow import Workflow
+from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
+from agac.core.types import JSONValue, Message, Params, RowId
+from agac.plan.prepare import Sight, rendered, reuse_salt
+from agac.plan.replicas import replica_prints
+from agac.plan.stage import AnyStage, PlannedStage
+from agac.spec.levels import seen_after
+from agac.spec.workflow import Stage, Stored, Workflow
 
 
 def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]:
     """Everything that decides what is asked. Not in it: time-outs, repairs, fallbacks, limits, where results go."""
-    spec = workflow.input
+    spec, ends = workflow.input, workflow.output.stages
     return {
         "workflow": workflow.name,
         "input": {
@@ -22,84 +31,118 @@ def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]
             "on_duplicate_id": spec.on_duplicate_id,
         },
         "vars": dict(workflow.vars),
-        "stages": [_stage_body(stage) for stage in stages],
-        **_written(workflow),
+        "stages": [stage_body(stage) for stage in stages],
+        # where they are not simply the last stage's results, and not of the input's rows
+        **({} if ends == (workflow.stages[-1].name,) else {"results": list(ends)}),
+        **({"rows": workflow.output.rows} if workflow.output.rows is not None else {}),
     }
 
 
-def _stage_body(stage: AnyStage) -> dict[str, Any]:
-    if isinstance(stage, LocalStage):
-        own = {"name": stage.name, "needs": _needs(stage), "operation": stage.operation.body()}
-        return {**own, **_guarded(stage), **_levels(stage)}
-    return {
-        "name": stage.name,
-        "needs": _needs(stage),
-        "system": stage.system,
-        "prompt": stage.prompt.text,
-        **_messages(stage),
-        "model": stage.lane,
-        **_alias(stage),
-        "params": params_body(stage.params),
-        "schema": {"name": stage.schema.name, "body": stage.schema.body} if stage.schema else None,
-        **({"reuse": stage.reuse} if stage.reuse != "content" else {}),
-        **_guarded(stage),
-        **_scoped(stage),
-        **_replicated(stage),
-        **_levels(stage),
-    }
+def stored_fields(*, decides: bool) -> Iterator[tuple[Field[Any], Stored]]:
+    """The fields of a Stage that stand in the definition, or beside it, and how they do."""
+    for one in fields(Stage):
+        how = one.metadata.get("stored")
+        if how is not None and how.decides is decides:
+            yield one, how
 
 
-def _needs(stage: Step) -> str | list[str] | None:
-    """As it was written before a stage could need several: a name, or nothing."""
-    return (stage.needs[0] if stage.needs else None) if len(stage.needs) < 2 else list(stage.needs)
-
-
-def _guarded(stage: Step) -> dict[str, Any]:
-    return {"when": stage.guard.text, "otherwise": stage.otherwise} if stage.guard else {}
-
-
-def _levels(stage: Step) -> dict[str, Any]:
-    """Which rows it makes. What is done when there are none decides no answer."""
-    return {
-        **({"explode": ".".join(stage.explode)} if stage.explode else {}),
-        **(stage.group.body() if stage.group else {}),
-    }
-
-
-def _scoped(stage: PlannedStage) -> dict[str, Any]:
-    """What is sent of a row, and what is made of the reply."""
-    found: dict[str, Any] = {"output_field": stage.output_field} if stage.output_field else {}
-    if stage.visibility is not None:
-        only = stage.visibility.only
-        found["visible"] = {"only": None if only is None else sorted(only), "never": sorted(stage.visibility.never)}
+def stage_body(stage: Stage) -> dict[str, Any]:
+    """A stage in the definition. What is new is left out at its default, so that older definitions stay the same."""
+    found: dict[str, Any] = {}
+    for one, how in stored_fields(decides=True):
+        value = getattr(stage, one.name)
+        always = how.always == "all" or (how.always == "asks" and stage.asks)
+        if always or (value != one.default if not how.beside else getattr(stage, how.beside) is not None):
+            written = how.write(value)
+            found |= {how.key: written} if how.key else written
+    if isinstance(stage, PlannedStage):
+        found |= {"model": stage.lane, "params": params_body(stage.params)}
+        if stage.ref is not None and stage.ref.written is not None:
+            found["alias"] = {"written": stage.ref.written, "means": stage.ref.meaning}
     return found
 
 
-def _replicated(stage: PlannedStage) -> dict[str, Any]:
-    if stage.replicas == 1:
-        return {}
-    return {"replicas": stage.replicas, **({"vote": stage.vote} if stage.vote else {})}
-
-
-def _written(workflow: Workflow) -> dict[str, Any]:
-    """The stages whose results are a row's result, where that is not simply the last one's, and the stage that made the
-    rows that have it, where they are not the input's."""
-    ends, rows = workflow.output.stages, workflow.output.rows
+def read_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Stage that its definition holds, by name; those that it leaves out are at their defaults."""
     return {
-        **({} if ends == (workflow.stages[-1].name,) else {"results": list(ends)}),
-        **({"rows": rows} if rows is not None else {}),
+        one.name: how.read(body[how.key] if how.key else body)
+        for one, how in stored_fields(decides=True)
+        if not how.key or how.key in body
     }
 
 
-def _messages(stage: PlannedStage) -> dict[str, Any]:
-    """A definition without examples stays what it was before there were any."""
-    if not stage.messages:
-        return {}
-    return {"messages": [{"role": one.role, "content": one.content.text} for one in stage.messages]}
+def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
+    """The stages of a definition as `store.runs.definition_of` gives it, in the order in which a row meets them."""
+    stages: dict[str, RecordedStage] = {}
+    for one in body["stages"]:
+        read = read_body(one)
+        seen = seen_after([stages[need] for need in read["needs"]], stages)
+        ancestors, rows_of = ((), None) if read["group"] is not None else seen
+        stages[one["name"]] = RecordedStage(
+            **read,
+            index=len(stages),
+            ancestors=ancestors,
+            rows_of=rows_of,
+            model=model_of(one),
+            params=one.get("params", {}),
+            alias=one.get("alias"),
+            variables=body["vars"],
+        )
+    return tuple(stages.values())
 
 
-def _alias(stage: PlannedStage) -> dict[str, Any]:
-    """The short name that was written, and what it meant then."""
-    if stage.ref is None or stage.ref.written is None:
-        return {}
-    return {"alias": {"written": stage.ref.written, "means": stage.ref.meaning}}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStage(Stage):
+    """A stage of a stored definition. `model` is `provider/model`, of a stage that asks none what it does; `params`
+    holds only what is set; `alias` the short name that was `written`, and what it `means`."""
+
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    alias: Mapping[str, str] | None = None
+    variables: Mapping[str, JSONValue] = field(default_factory=dict)
+
+    def messages(self, sight: Sight) -> tuple[Message, ...]:
+        """What was asked of a row. Raises MissingField."""
+        visible = sight.sent(self)
+        asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
+        return (Message.of("system", self.system), *asked) if self.system else asked
+
+    def fingerprint(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes:
+        """The fingerprint that the engine gave this task."""
+        if self.replicas > 1:
+            return replicas_fingerprint(self.replica_prints(messages, row_id, run), self.vote)
+        return self._prints().fingerprint(messages, salt=reuse_salt(self.reuse, row_id, run))
+
+    def replica_prints(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> tuple[bytes, ...]:
+        """The fingerprints that the engine gave this task's replicas; none where it is asked once."""
+        salt = reuse_salt(self.reuse, row_id, run)
+        return replica_prints(self._prints(), messages, salt, self.replicas) if self.replicas > 1 else ()
+
+    def _prints(self) -> Fingerprinter:
+        provider, _, model = self.model.partition("/")
+        params = Params(**tupled(self.params))
+        return Fingerprinter(
+            provider=provider, model=model, params=params, schema=self.schema, output_field=self.output_field
+        )
+
+
+def tupled(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they were before JSON, which has no tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
+
+
+def ends_of(body: Mapping[str, Any]) -> list[int]:
+    """The positions of the stages whose results are a row's result, in a stored definition."""
+    names = [one["name"] for one in body["stages"]]
+    return [names.index(name) for name in body.get("results", names[-1:])]
+
+
+def written_of(body: Mapping[str, Any]) -> int | None:
+    """The position of the stage that made the rows that are written, in a stored definition; None: the input's are."""
+    names = [one["name"] for one in body["stages"]]
+    return names.index(body["rows"]) if "rows" in body else None
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The model of a stage of a stored definition; of one that asks none what it does."""
+    return str(body["model"]) if "model" in body else next(iter(body["operation"]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agac.core.types import JSONValue, Usage
-from agac.plan.steps import AnyStage, PlannedModel, PlannedStage
+from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.store.runs import Count
 

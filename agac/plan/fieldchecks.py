@@ -11,13 +11,13 @@ from agac.spec.operations import Dedupe, Rename, Select
 from agac.spec.schemavalues import kinds_in_words
 from agac.spec.suggest import did_you_mean, nearest
 from agac.spec.template import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
-from agac.spec.workflow import Stage, Workflow
+from agac.spec.workflow import Workflow, WrittenStage
 
 _Finding = tuple[str, bool]
 """A sentence, and whether it is only a warning."""
 
 
-def check_fields(workflow: Workflow, stage: Stage, sees: Sees) -> list[Problem]:
+def check_fields(workflow: Workflow, stage: WrittenStage, sees: Sees) -> list[Problem]:
     """Every field named by a key of the stage that its rows do not have, or that is not what the key needs."""
     rows, does = sees.incoming or sees, stage.operation
     found: list[tuple[str, _Finding]] = []

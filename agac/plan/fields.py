@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agac.spec.fieldshapes import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape
-from agac.spec.grouping import Group, seen_after
+from agac.spec.grouping import Group
+from agac.spec.levels import seen_after
 from agac.spec.operations import Python, Rename, Select
 from agac.spec.template import INDEX, ITEM
-from agac.spec.workflow import Stage, Workflow
+from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
 """Formats of inputs in which every field is text."""
@@ -52,7 +53,7 @@ class Sees:
     """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields. `incoming` is the
     same of the rows that come to a stage that makes others of them; None: they are those that it works on."""
 
-    earlier: Mapping[str, Stage]
+    earlier: Mapping[str, WrittenStage]
     fields: Fields
     incoming: Sees | None = None
 
@@ -77,12 +78,12 @@ class Eyes:
     """What the stages of a workflow see, asked for in the order in which a row meets them."""
 
     rows: Fields
-    _stages: dict[str, Stage] = field(default_factory=dict)
+    _stages: dict[str, WrittenStage] = field(default_factory=dict)
     _forms: dict[str, Fields] = field(default_factory=dict)
     _items: dict[str, tuple[FieldShape, str | None]] = field(default_factory=dict)
     _groups: dict[str, Fields] = field(default_factory=dict)
 
-    def of(self, stage: Stage) -> Sees:
+    def of(self, stage: WrittenStage) -> Sees:
         """What the stage sees; stages before it were asked for."""
         sees = self._of(stage)
         self._stages[stage.name] = stage
@@ -95,7 +96,7 @@ class Eyes:
             self._forms[stage.name] = OPEN
         return sees
 
-    def _of(self, stage: Stage) -> Sees:
+    def _of(self, stage: WrittenStage) -> Sees:
         if stage.group is not None:
             needs = [self._stages[need] for need in stage.needs if need in self._stages]
             members = self._seen(*seen_after(needs, self._stages))

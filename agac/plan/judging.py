@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agac.plan.steps import AnyStage, LocalStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.guardvalues import Evaluator
 from agac.spec.operations import Filter
 

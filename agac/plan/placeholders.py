@@ -16,7 +16,7 @@ from agac.spec.guards import Guard
 from agac.spec.operations import Filter
 from agac.spec.suggest import did_you_mean
 from agac.spec.template import ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Placeholder, Template
-from agac.spec.workflow import Stage, Workflow
+from agac.spec.workflow import Workflow, WrittenStage
 
 _FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
 """`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
@@ -30,7 +30,7 @@ class _Visible:
     the members, for a stage that is asked once a group."""
 
     workflow: Workflow
-    stage: Stage
+    stage: WrittenStage
     sees: Sees
 
     @property
@@ -60,7 +60,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         problems += check_fields(workflow, stage, visible.sees)
         known = {*visible.columns, *visible.sees.earlier, *visible.own}
         seen: set[str] = set()
-        texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.messages)]
+        texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.examples)]
         for path, template in texts:
             for placeholder in template.placeholders:
                 if placeholder.name not in seen:
@@ -193,7 +193,7 @@ def _inside(placeholder: Placeholder, head: str, shape: FieldShape, rest: tuple[
     return []
 
 
-def _result_field(placeholder: Placeholder, stage: Stage, rest: str, path: str) -> list[Problem]:
+def _result_field(placeholder: Placeholder, stage: WrittenStage, rest: str, path: str) -> list[Problem]:
     shape = stage.shape
     if not rest:
         return []

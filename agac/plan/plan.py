@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,9 @@ from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash
 from agac.core.types import JSONValue, Params
 from agac.plan.definition import definition
-from agac.plan.steps import AnyStage, LocalStage, PlannedModel, PlannedStage
-from agac.plan.timeouts import call_timeout
+from agac.plan.stage import AnyStage, LocalStage, PlannedModel, PlannedStage, call_timeout, shared
 from agac.providers.modelref import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.operations import Operation
 from agac.spec.pythonschema import Resolved, resolve_schema
 from agac.spec.votes import lacks_field
 from agac.spec.workflow import (
@@ -26,6 +24,7 @@ from agac.spec.workflow import (
     Stage,
     Timeout,
     Workflow,
+    WrittenStage,
     shape_of_ends,
 )
 
@@ -115,7 +114,7 @@ def make_plan(
     `models` holds each stage's model by the stage's name; `concurrency` is the command line's wish.
     """
     stages = tuple(
-        _stage(stage, models[stage.name], root) if stage.operation is None else _local(stage, stage.operation)
+        _stage(stage, models[stage.name], root) if stage.operation is None else local_stage(stage)
         for stage in workflow.stages
     )
     body = definition(workflow, stages)
@@ -140,84 +139,54 @@ def _concurrency(stages: tuple[AnyStage, ...]) -> int:
     return max(wanted, default=DEFAULT_CONCURRENCY)
 
 
-def _local(stage: Stage, operation: Operation) -> LocalStage:
-    return LocalStage(
-        name=stage.name,
-        index=stage.index,
-        needs=stage.needs,
-        ancestors=stage.ancestors,
-        rows_of=stage.rows_of,
-        guard=stage.guard,
-        otherwise=stage.otherwise,
-        explode=stage.explode,
-        on_empty=stage.on_empty,
-        operation=operation,
-        prints=definition_hash(operation.body()),
+def local_stage(stage: Stage) -> LocalStage:
+    """A stage that asks no model, ready to be run."""
+    assert stage.operation is not None
+    return LocalStage(**shared(stage), prints=definition_hash(stage.operation.body()))
+
+
+def planned_stage(
+    stage: Stage, models: Sequence[PlannedModel], resolved: Resolved | None, python_schema: PythonSchema | None
+) -> PlannedStage:
+    """A stage that asks these models one after the other, ready to be run; `resolved` is the schema of its answers."""
+    first, *others = models
+    schema = resolved.schema if resolved else None
+    return PlannedStage(
+        **{**shared(stage), "schema": schema},
+        **{one.name: getattr(first, one.name) for one in fields(first)},
+        fallbacks=tuple(others),
+        extra_check=resolved.validate_extra if resolved else None,
+        python_schema=python_schema,
+        prints=Fingerprinter(
+            provider=first.provider.name,
+            model=first.model,
+            params=first.params,
+            schema=schema,
+            output_field=stage.output_field,
+        ),
     )
 
 
-def _resolved_schema(stage: Stage, root: Path) -> Resolved | None:
-    if stage.schema is None:
+def _resolved_schema(stage: WrittenStage, root: Path) -> Resolved | None:
+    if stage.output_schema is None:
         return None
     try:
-        return resolve_schema(stage.schema, root)
+        return resolve_schema(stage.output_schema, root)
     except UsageError as error:
         place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
         raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
 
 
-def _stage(stage: Stage, model: ResolvedModel, root: Path) -> PlannedStage:
+def _stage(stage: WrittenStage, model: ResolvedModel, root: Path) -> PlannedStage:
     resolved = _resolved_schema(stage, root)
     schema = resolved.schema if resolved else None
     if stage.vote is not None and schema is not None and (fault := lacks_field(schema.body, stage.vote)):
         raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
-    return PlannedStage(
-        name=stage.name,
-        index=stage.index,
-        needs=stage.needs,
-        ancestors=stage.ancestors,
-        rows_of=stage.rows_of,
-        system=stage.instructions,
-        prompt=stage.prompt,
-        schema=schema,
-        extra_check=resolved.validate_extra if resolved else None,
-        provider=model.provider,
-        model=model.ref.wire,
-        params=model.params,
-        timeout=call_timeout(stage.timeout, model.params),
-        concurrency=stage.concurrency,
-        prints=Fingerprinter(
-            provider=model.provider.name,
-            model=model.ref.wire,
-            params=model.params,
-            schema=schema,
-            output_field=stage.output_field,
-        ),
-        fallbacks=tuple(_fallback(other, stage.timeout) for other in model.fallbacks),
-        repair=stage.repair,
-        json_repair=stage.json_repair,
-        reuse=stage.reuse,
-        max_age=stage.max_age,
-        budget=stage.budget,
-        transport=model.ref.transport,
-        idle_timeout=model.ref.idle_timeout,
-        messages=stage.messages,
-        ref=model.ref,
-        guard=stage.guard,
-        otherwise=stage.otherwise,
-        visibility=stage.visibility,
-        output_field=stage.output_field,
-        replicas=stage.replicas,
-        vote=stage.vote,
-        explode=stage.explode,
-        group=stage.group,
-        on_empty=stage.on_empty,
-        python_schema=stage.schema if isinstance(stage.schema, PythonSchema) else None,
-        run_mode=stage.run_mode,
-        batch=stage.batch,
-    )
+    models = [_model(one, stage.timeout) for one in (model, *model.fallbacks)]
+    python_schema = stage.output_schema if isinstance(stage.output_schema, PythonSchema) else None
+    return planned_stage(stage, models, resolved, python_schema)
 
 
-def _fallback(other: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
-    ref, bounds = other.ref, call_timeout(timeout, other.params)
-    return PlannedModel(other.provider, ref.wire, other.params, ref.transport, ref.idle_timeout, bounds, ref)
+def _model(one: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
+    ref, bounds = one.ref, call_timeout(timeout, one.params)
+    return PlannedModel(one.provider, ref.wire, one.params, ref.transport, ref.idle_timeout, bounds, ref)

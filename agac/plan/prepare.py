@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import replicas_fingerprint
 from agac.core.types import JSONValue, Message, Request, RowId, Visible
 from agac.plan.replicas import replica_prints
-from agac.plan.steps import AnyStage, PlannedStage, Step
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.guardvalues import ROW
+from agac.spec.levels import StageNode
 from agac.spec.template import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
-from agac.spec.workflow import Example, ReusePolicy, Visibility
+from agac.spec.workflow import Example, ReusePolicy, Stage
 
 
 class Prepared(NamedTuple):
@@ -23,42 +24,6 @@ class Prepared(NamedTuple):
     fingerprint: bytes
     request: Request
     replicas: tuple[bytes, ...] = ()
-
-
-class Seeing(Protocol):
-    """A stage as far as it matters for what it sees: of a plan, or of a stored definition."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ancestors(self) -> tuple[str, ...]: ...
-    @property
-    def rows_of(self) -> str | None: ...
-    @property
-    def asks(self) -> bool: ...
-
-
-class Sending(Seeing, Protocol):
-    """One that asks a model."""
-
-    @property
-    def visibility(self) -> Visibility | None: ...
-
-
-class Following(Protocol):
-    """A stage as far as it matters for what it follows."""
-
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def ancestors(self) -> tuple[str, ...]: ...
-
-
-class Needing(Protocol):
-    """A stage as far as it matters for what it waits for."""
-
-    @property
-    def needs(self) -> tuple[str, ...]: ...
 
 
 class Sight:
@@ -93,33 +58,33 @@ class Sight:
             made.unknown = dict(self.unknown)
         return made
 
-    def unknown_need(self, stage: Needing) -> str | None:
+    def unknown_need(self, stage: Stage) -> str | None:
         """The first name that the stage cannot do without and that is not known yet: of a stage that it needs, or of
         the rows of its group."""
         if not self.unknown:
             return None
         return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
 
-    def is_decided(self, stage: Seeing, names: Iterable[str]) -> bool:
+    def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
         """Whether a condition of the stage that reads these names looks at nothing that is not known yet."""
         unknown = self.unknown
         return not unknown or not (stage.rows_of in unknown or any(name in unknown for name in names))
 
-    def become(self, stage: Seeing, fields: dict[str, JSONValue]) -> None:
+    def become(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
         self.forms[stage.name] = self.results[stage.name] = fields
 
-    def pass_over(self, stage: Seeing) -> None:
+    def pass_over(self, stage: Stage) -> None:
         """The stage was skipped: it has no result, and leaves the row as it is."""
         if not stage.asks:
             self.forms[stage.name] = self.data(stage)
         self.results[stage.name] = SKIPPED
 
-    def data(self, stage: Seeing) -> dict[str, JSONValue]:
+    def data(self, stage: Stage) -> dict[str, JSONValue]:
         """The row's fields as the stage sees them."""
         return self.forms[stage.rows_of]
 
-    def sent(self, stage: Sending) -> VisibleRow:
+    def sent(self, stage: Stage) -> VisibleRow:
         """What the stage may put into a prompt."""
         limits = stage.visibility
         if limits is None:
@@ -130,28 +95,28 @@ class Sight:
         results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
         return visible_row(data, {**results, **self.own}, self._vars)
 
-    def judged(self, stage: Seeing) -> dict[str, JSONValue]:
+    def judged(self, stage: Stage) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
         return {**data, **known, **self.own, VARS: self._vars, ROW: data}
 
-    def given(self, stage: Seeing) -> dict[str, JSONValue]:
+    def given(self, stage: Stage) -> dict[str, JSONValue]:
         """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
 
-    def known(self, stage: Seeing) -> dict[str, JSONValue]:
+    def known(self, stage: Stage) -> dict[str, JSONValue]:
         """The results upstream of the stage that are there."""
         return {name: self.results[name] for name in stage.ancestors if name in self.results}
 
 
-def followed(stages: Iterable[Following]) -> frozenset[str]:
+def followed(stages: Iterable[StageNode]) -> frozenset[str]:
     """The stages whose results others look at: those that see them, and groups that take them from their members."""
     return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
-def see_all(stages: Sequence[Step]) -> frozenset[str]:
+def see_all(stages: Sequence[Stage]) -> frozenset[str]:
     """The stages that see the row as it came and have no other one beside them: every result that is there when they
     are prepared is upstream."""
     after = Counter(name for stage in stages for name in stage.ancestors)
@@ -167,7 +132,7 @@ class Preparer:
         self._sees_all = see_all(stages)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
         self._systems = {i: Message.of("system", s.system) if s.system else None for i, s in asking.items()}
-        self._fixed = {i: _same_for_all(s.messages) for i, s in asking.items()}
+        self._fixed = {i: _same_for_all(s.examples) for i, s in asking.items()}
 
     def sight(self, data: dict[str, JSONValue] | None) -> Sight:
         """What there is to see of a row, before any stage has answered."""
@@ -180,7 +145,7 @@ class Preparer:
             text = stage.prompt.render(visible)
             examples = self._fixed[stage.index]
             if examples is None:
-                examples = rendered(stage.messages, visible)
+                examples = rendered(stage.examples, visible)
         except MissingField as missing:
             return RowError(
                 ErrorType.MISSING_TEMPLATE_FIELD,

@@ -1,37 +1,326 @@
-"""From an ask to an answer: the same for the same seed and content, conforming where a schema is given."""
+"""What is requested and what is answered, in the simulator's own form, and the writer of answers.
+
+Each API reads its requests into a `ModelCall` and writes a `ModelAnswer` in its own words. An answer is the same for
+the same seed and content, and conforms to a schema where one is given.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from agac.simulator.asks import Answer, ApiError, Ask, Message, content_digest
-from agac.simulator.merging import SchemaError
-from agac.simulator.patterns import NoMatch
-from agac.simulator.schemas import Compiler
-from agac.simulator.shapes import Properties, Shape
-from agac.simulator.strict import check_strict
-from agac.simulator.validity import validity
-from agac.simulator.words import Draft
+from agac.simulator.limits import RateLimits, Refusal
+from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem, validity
+from agac.simulator.schema_values import Draft, NoMatch, Properties, ValueShape
+
+FINGERPRINT = "agac-simulator"
+"""The `system_fingerprint` by which a client sees that a reply was simulated."""
+
+MARK = {"x-agac-simulated": "true"}
+"""The header of every response."""
+
+CREATED = 1_735_689_600
+"""The creation time of every reply: a reply depends on seed and content, not on time."""
 
 KEPT_SCHEMAS = 256
 TRIES = 40
 """How many values are tried where only validating tells whether one is right."""
 
+PIECE = 24
+"""Characters in one event of a stream."""
+
 ECHO = "echo"
-"""The model, and the property, that say the user's text again."""
+"""The model, and the property, that repeat the user's text."""
+
+Event = Any
+"""One event of a stream: a JSON object, or the text that ends a stream of chat completions."""
+
+
+class ApiError(Exception):
+    """A request that gets an error instead of a reply, in the words of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+
+SERVER_ERROR = "The server had an error while processing your request. Sorry about that!"
+STATUS_ERRORS = {
+    400: ("invalid_request_error", None, "The request was not understood."),
+    401: ("invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
+    403: ("invalid_request_error", None, "You may not use this."),
+    404: ("invalid_request_error", None, "There is no such thing."),
+    413: ("invalid_request_error", "request_too_large", "The request is too large."),
+    429: ("requests", "rate_limit_exceeded", "Rate limit reached. Please slow down."),
+    503: ("server_error", "server_is_overloaded", "The server is overloaded or not ready yet."),
+}
+"""Type, code and message of each status, where a rule says nothing else; other statuses are server errors."""
+
+QUOTA_CODES = frozenset(
+    {
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "project_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "insufficient_quota",
+    }
+)
+"""Codes whose type is `insufficient_quota`."""
+
+
+def status_error(
+    status: int, *, kind: str | None = None, code: str | None = None, message: str | None = None
+) -> ApiError:
+    """The error of a status, with what OpenAI says about it where nothing is given."""
+    usual_kind, usual_code, usual_message = STATUS_ERRORS.get(status, ("server_error", None, SERVER_ERROR))
+    if code in QUOTA_CODES:
+        usual_kind, usual_code = "insufficient_quota", code
+    return ApiError(status, message or usual_message, kind=kind or usual_kind, code=code or usual_code)
+
+
+def invalid_key() -> ApiError:
+    """A key that the provider does not know; the key itself is never repeated."""
+    return status_error(401)
+
+
+def unknown_model(model: str) -> ApiError:
+    """A model that the provider does not have."""
+    message = f"The model `{model}` does not exist or you do not have access to it."
+    return ApiError(404, message, code="model_not_found")
+
+
+def limit_error(refusal: Refusal, model: str) -> ApiError:
+    """A request over the simulator's own limits."""
+    unit = "RPM" if refusal.unit == "requests" else "TPM"
+    used = f"{refusal.unit} per min ({unit}): Limit {refusal.limit}, Used {refusal.used}, Requested {refusal.requested}"
+    if math.isinf(refusal.wait):
+        message = f"Request too large for {model} on {used}. It must be reduced in order to run successfully."
+        return ApiError(429, message, kind=refusal.unit, code="rate_limit_exceeded")
+    message = f"Rate limit reached for {model} on {used}. Please try again in {refusal.wait:.3f}s."
+    headers = retry_headers(refusal.wait, in_ms=True) | {"retry-after": str(math.ceil(refusal.wait))}
+    return ApiError(429, message, kind=refusal.unit, code="rate_limit_exceeded", headers=headers)
+
+
+def retry_headers(seconds: float, *, in_ms: bool) -> dict[str, str]:
+    """When to try again: in whole milliseconds, or in seconds."""
+    if in_ms:
+        return {"retry-after-ms": str(math.ceil(seconds * 1000))}
+    return {"retry-after": f"{seconds:g}"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One request for one reply.
+
+    `digest` (16 bytes) names seed and whole content: the reply follows from it. `schema` is what the reply must conform
+    to, `schema_key` a text that is different for different schemas, `strict_name` is set if OpenAI's strict mode was
+    requested; no schema with `wants_json` is any object. `prompt_tokens` is an estimate.
+    """
+
+    model: str
+    messages: tuple[tuple[str, str], ...]
+    digest: bytes
+    prompt_tokens: int
+    schema: Any = None
+    schema_key: str = ""
+    strict_name: str | None = None
+    wants_json: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> bytes:
+        """16 bytes that stay the same when this is sent again, also with an unusable answer quoted."""
+        roles = [role for role, _ in self.messages]
+        messages = self.messages[: roles.index("assistant")] if "assistant" in roles else self.messages
+        return content_digest(0, [self.model, messages])
+
+    @property
+    def user_text(self) -> str:
+        """The last message of the user."""
+        return next((text for role, text in reversed(self.messages) if role == "user"), "")
+
+    @property
+    def all_text(self) -> str:
+        """Every message, one after the other."""
+        return "\n".join(text for _, text in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    """One message of an answer: its text, or a refusal. `cut`: whether it says of itself that it ended early."""
+
+    text: str = ""
+    refusal: str | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """The model's `content`, or None and a `refusal`. `earlier` are messages before that, where an API has them: the
+    model began, and began again."""
+
+    content: str | None
+    finish: Literal["stop", "length", "content_filter"] = "stop"
+    refusal: str | None = None
+    earlier: tuple[AnswerMessage, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """An estimate of what it cost to write."""
+        return token_count(self.content or self.refusal or "") + sum(token_count(m.text) for m in self.earlier)
+
+    @property
+    def messages(self) -> tuple[AnswerMessage, ...]:
+        """Every message, in the order in which they were written."""
+        return (*self.earlier, AnswerMessage(self.content or "", self.refusal, cut=self.finish != "stop"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelApi:
+    """One API of a provider: how it reads a body (its bytes, the seed, the headers), how it writes an answer, whole or
+    as events, and an error. `headers` are those of the n-th reply. `failed` is the body, and `failing_events` are the
+    events, of an answer that turns into an error on its way; the latter may end as a failed response."""
+
+    read: Callable[[bytes, int, Mapping[str, str]], ModelCall]
+    reply: Callable[[ModelCall, ModelAnswer], dict[str, Any]]
+    events: Callable[[ModelCall, ModelAnswer], Iterator[Event]]
+    failed: Callable[[ModelCall, ApiError], dict[str, Any]]
+    failing_events: Callable[[ModelCall, ModelAnswer, ApiError, bool], Iterator[Event]]
+    error: Callable[[ApiError], dict[str, Any]]
+    headers: Callable[[int, RateLimits], dict[str, str]]
+
+    def body(self, call: ModelCall, answer: ModelAnswer) -> bytes:
+        """A whole reply."""
+        return json.dumps(self.reply(call, answer)).encode()
+
+    def chunks(self, call: ModelCall, answer: ModelAnswer) -> Iterator[bytes]:
+        """The same reply as server-sent events."""
+        return map(server_sent, self.events(call, answer))
+
+
+def server_sent(event: Event) -> bytes:
+    """One event on the wire of HTTP; those of chat completions have no names."""
+    if isinstance(event, str):
+        return f"data: {event}\n\n".encode()
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n".encode()
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text as a stream sends it."""
+    return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+
+
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""JSON that is the same whatever the order of keys."""
+
+
+def content_digest(seed: int, content: Any) -> bytes:
+    """16 bytes for a content, whatever the order of its keys."""
+    return blake2b(canonical(content).encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)).digest()
+
+
+def token_count(text: str) -> int:
+    """About how many tokens a text is: four characters each, rounded up."""
+    return -(-len(text) // 4)
+
+
+def prompt_tokens(messages: tuple[tuple[str, str], ...]) -> int:
+    """About how many tokens a request is: at least one."""
+    return max(1, sum(token_count(text) for _, text in messages))
+
+
+Kind = tuple[Callable[[Any], bool], str]
+"""What a parameter must be when it is given, and the words for it."""
+
+
+def between(low: float, high: float) -> Kind:
+    """A number; true and false are not numbers."""
+    return (
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high,
+        f"a number from {low} to {high}",
+    )
+
+
+COUNT: Kind = (
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+    "an integer of at least 1",
+)
+TRUTH: Kind = (lambda value: isinstance(value, bool), "true or false")
+TEXT: Kind = (lambda value: isinstance(value, str), "a string")
+OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
+
+
+def wrong_parameters(
+    data: Mapping[str, Any], unsupported: Mapping[str, Any], kinds: Mapping[str, Kind]
+) -> Iterator[tuple[str, str]]:
+    """Parameters that are wrong, each with what it must be; "" for those that are not simulated and do not have the one
+    value that changes nothing."""
+    for name, harmless in unsupported.items():
+        if data.get(name) not in (None, harmless):
+            yield name, ""
+    for name, (fits, wanted) in kinds.items():
+        if data.get(name) is not None and not fits(data[name]):
+            yield name, wanted
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"We could not parse the JSON body of your request: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "We expected a JSON object as the body of your request.")
+    return data
+
+
+SCHEMA_MARK = "JSON Schema:\n"
+"""In a system message, the text after the last of these is the schema that the reply must conform to."""
+
+
+def prompted_schema(messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
+    """The schema at the end of a system message, and its text; None and "" if there is none."""
+    for role, text in reversed(messages):
+        if role in ("system", "developer") and SCHEMA_MARK in text:
+            written = text.rpartition(SCHEMA_MARK)[2].strip()
+            try:
+                return json.JSONDecoder().raw_decode(written)[0], written
+            except ValueError:
+                return None, ""
+    return None, ""
 
 
 @dataclass(slots=True)
-class Compiled:
-    """A schema ready for use. Where it is not `unsure`, what its shape writes is valid without a look."""
+class CompiledSchema:
+    """A schema ready for use. If it is not `unsure`, the values that its shape writes are valid without a check."""
 
     schema: Any
-    shape: Shape
+    shape: ValueShape
     unsure: bool
     _validity: Callable[[Any], bool] | None = None
 
@@ -43,99 +332,91 @@ class Compiled:
 
 
 @dataclass(slots=True)
-class Author:
+class AnswerWriter:
     """Writes answers; keeps the schemas it met last."""
 
-    kept: OrderedDict[str, Compiled] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, CompiledSchema] = field(default_factory=OrderedDict)
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, call: ModelCall) -> ModelAnswer:
         """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
-        if ask.schema is not None:
-            content = json.dumps(self.value(ask), ensure_ascii=False)
-        elif ask.wants_json:
-            content = json.dumps({ECHO if ask.model == ECHO else "answer": self.text(ask)}, ensure_ascii=False)
+        if call.schema is not None:
+            content = json.dumps(self.value(call), ensure_ascii=False)
+        elif call.wants_json:
+            content = json.dumps({ECHO if call.model == ECHO else "answer": self.text(call)}, ensure_ascii=False)
         else:
-            content = ended(self.text(ask), ask.stop)
-        return cut(Answer(content), ask.max_tokens)
+            content = self.text(call)
+            for stop in call.stop:
+                content = content.partition(stop)[0]
+        answer = ModelAnswer(content)
+        if call.max_tokens is None or answer.tokens <= call.max_tokens:
+            return answer
+        return ModelAnswer(content[: call.max_tokens * 4], "length")
 
-    def another(self, ask: Ask, answer: Answer) -> Answer:
-        """The answer after one that is as good and says something else; the same twice where there is only one."""
-        asked = (replace(ask, messages=(("user", f"{text} {ask.user_text}"),)) for text in ("Awful:", "Lovely:", "So:"))
-        drawn = (replace(one, digest=content_digest(index, ask.digest.hex())) for one in asked for index in range(8))
+    def second_answer(self, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
+        """The answer after one that is as good and says something else; the same twice if there is only one."""
+        texts = (f"{mood} {call.user_text}" for mood in ("Awful:", "Lovely:", "So:"))
+        calls = (replace(call, messages=(("user", text),)) for text in texts)
+        drawn = (replace(one, digest=content_digest(index, call.digest.hex())) for one in calls for index in range(8))
         others = (self.answer(other).content or "" for other in drawn)
         first = next((text for text in others if text != answer.content), answer.content or "")
-        return replace(answer, earlier=(Message(first),))
+        return replace(answer, earlier=(AnswerMessage(first),))
 
-    def text(self, ask: Ask) -> str:
+    def text(self, call: ModelCall) -> str:
         """An answer in prose."""
-        if ask.model == ECHO:
-            return ask.user_text
-        draft = draft_for(ask, 0)
+        if call.model == ECHO:
+            return call.user_text
+        draft = draft_for(call, 0)
         return " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
 
-    def value(self, ask: Ask) -> Any:
-        """A value that satisfies the ask's schema."""
-        compiled = self.compiled(ask)
+    def value(self, call: ModelCall) -> Any:
+        """A value that satisfies the call's schema."""
+        compiled = self.compiled(call)
         for attempt in range(TRIES):
             try:
-                value = compiled.shape.write(draft_for(ask, attempt), 0, "")
+                value = compiled.shape.write(draft_for(call, attempt), 0, "")
             except NoMatch:
                 continue
-            value = echoed(value, compiled, ask)
+            value = echoed(value, compiled, call)
             if not compiled.unsure or compiled.valid(value):
                 return value
-        raise refused("the simulator found no value that satisfies it")
+        raise schema_refused("the simulator found no value that satisfies it")
 
-    def compiled(self, ask: Ask) -> Compiled:
-        """The ask's schema, compiled once; raises ApiError for one that is wrong."""
-        found = self.kept.get(ask.schema_key)
+    def compiled(self, call: ModelCall) -> CompiledSchema:
+        """The call's schema, compiled once; raises ApiError for one that is wrong."""
+        found = self.kept.get(call.schema_key)
         if found is None:
             try:
-                if ask.strict_name is not None:
-                    check_strict(ask.schema, ask.strict_name)
-                compiler = Compiler(ask.schema)
-                found = Compiled(ask.schema, compiler.root, compiler.unsure)
+                if call.strict_name is not None and (problem := strict_problem(call.schema)) is not None:
+                    raise schema_refused(problem, f" '{call.strict_name}'")
+                compiler = SchemaCompiler(call.schema)
+                found = CompiledSchema(call.schema, compiler.root, compiler.unsure)
                 if compiler.unsure:
                     found.valid(None)
             except (SchemaError, RecursionError) as error:
-                raise refused(str(error)) from error
-            self.kept[ask.schema_key] = found
+                raise schema_refused(str(error)) from error
+            self.kept[call.schema_key] = found
             if len(self.kept) > KEPT_SCHEMAS:
                 self.kept.popitem(last=False)
         return found
 
 
-def refused(reason: str) -> ApiError:
-    """The schema cannot be answered; the same for every row."""
-    message = f"Invalid schema for response_format: {reason}."
+def schema_refused(reason: str, name: str = "") -> ApiError:
+    """A schema that cannot be answered; the same for every row."""
+    message = f"Invalid schema for response_format{name}: {reason}."
     return ApiError(400, message, code="invalid_json_schema", param="response_format")
 
 
-def draft_for(ask: Ask, attempt: int) -> Draft:
-    """A draft whose chances follow from seed and content alone."""
-    return Draft(Random(int.from_bytes(ask.digest) + attempt), ask.user_text)  # noqa: S311 (nothing to guess)
+def draft_for(call: ModelCall, attempt: int) -> Draft:
+    """A draft whose random choices follow from seed and content alone."""
+    return Draft(Random(int.from_bytes(call.digest) + attempt), call.user_text)  # noqa: S311 (nothing to guess)
 
 
-def echoed(value: Any, compiled: Compiled, ask: Ask) -> Any:
-    """The value with the user's text under `echo`, for the model of that name, where the schema lets it."""
-    if ask.model != ECHO or not isinstance(value, dict):
+def echoed(value: Any, compiled: CompiledSchema, call: ModelCall) -> Any:
+    """The value with the user's text under `echo`, for the model of that name, if the schema allows it."""
+    if call.model != ECHO or not isinstance(value, dict):
         return value
     target = getattr(compiled.shape, "target", None)
     if not isinstance(target, Properties) or ECHO not in target.named:
         return value
-    changed = {**value, ECHO: ask.user_text}
+    changed = {**value, ECHO: call.user_text}
     return changed if compiled.valid(changed) else value
-
-
-def ended(text: str, stops: tuple[str, ...]) -> str:
-    """The text up to the first of the texts that end it."""
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return text
-
-
-def cut(answer: Answer, max_tokens: int | None) -> Answer:
-    """The answer within its tokens."""
-    if max_tokens is None or answer.tokens <= max_tokens:
-        return answer
-    return Answer((answer.content or "")[: max_tokens * 4], "length")

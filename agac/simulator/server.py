@@ -1,38 +1,57 @@
-"""A simulator as a process: listens, says where, serves until it is told to stop."""
+"""A simulator as a process: it listens, says where, and serves until it is stopped; or it lives as long as its user.
+
+An embedded simulator is a child process, so that neither competes with the other for the interpreter. It reads our
+end of its standard input: when we end, even by kill -9, the pipe closes and the child ends too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from aiohttp import web
-
-from agac.simulator.app import Simulator
 from agac.simulator.settings import Settings, SimulatorError
 
-PATIENCE = 1.0
-"""Seconds that open requests get to end once the simulator is told to stop."""
+if TYPE_CHECKING:
+    from aiohttp import web
+
+SHUTDOWN_S = 1.0
+"""Seconds that open requests get to end once the simulator is stopped."""
+
+START_SECONDS = 30.0
+STOP_SECONDS = 5.0
+MAX_ERROR_LENGTH = 2000
 
 
 def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
     """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, until standard input ends), then returns.
 
     `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered. Raises SimulatorError for
-    settings that make no sense and for a port that is taken.
+    settings that make no sense and for a port in use.
     """
     asyncio.run(serve(settings, on_ready, exit_with_stdin=exit_with_stdin))
 
 
 async def serve(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
     """`run_simulator` within a running loop, from the main thread."""
+    from aiohttp import web  # the user of an embedded simulator does without
+
+    from agac.simulator.app import Simulator
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(Simulator(settings).app(), access_log=None, shutdown_timeout=PATIENCE)
+    runner = web.AppRunner(Simulator(settings).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         on_ready(await listen(runner, settings))
@@ -45,6 +64,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None], *, exit_wit
 
 async def listen(runner: web.AppRunner, settings: Settings) -> str:
     """Binds the port; gives the base URL."""
+    from aiohttp import web
+
     try:
         await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
     except OSError as error:
@@ -56,7 +77,76 @@ async def listen(runner: web.AppRunner, settings: Settings) -> str:
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Reads standard input to its end: whoever held the other side has gone, however it died."""
+    """Reads standard input to its end: then the process at the other end is gone, however it died."""
     while os.read(0, 4096):
         pass
     loop.call_soon_threadsafe(stop.set)
+
+
+@asynccontextmanager
+async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[str]:
+    """A running simulator's base URL, such as `http://127.0.0.1:40123/v1`; it is stopped when the block ends.
+
+    Ctrl-C in a terminal does not reach the child: it is in a session of its own and ends after its user. Raises
+    SimulatorError if it does not start.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = await start_process(settings or Settings(), errors)
+        try:
+            yield await read_base_url(process, errors)
+        finally:
+            await asyncio.shield(stop_process(process))
+
+
+async def start_process(settings: Settings, errors: IO[bytes]) -> asyncio.subprocess.Process:
+    """The child, its input and output as pipes; its standard error goes to a file."""
+    if settings.faults is not None:
+        settings = replace(settings, faults=settings.faults.absolute())
+    if settings.state is not None:
+        settings = replace(settings, state=settings.state.absolute())
+    command = ["-P", "-m", "agac.simulator", *settings.arguments(), "--ready-line", "--exit-with-stdin"]
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        env=child_environment(os.environ),
+        start_new_session=True,
+    )
+
+
+def child_environment(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """Our environment, with this package findable where it is not installed."""
+    root = Path(__file__).parents[2]
+    found = dict(environ)
+    if "site-packages" not in root.parts:
+        found["PYTHONPATH"] = os.pathsep.join(path for path in (found.get("PYTHONPATH"), str(root)) if path)
+    return found
+
+
+async def read_base_url(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
+    """Waits for the child's ready line; raises SimulatorError with its errors if none comes."""
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+        return str(json.loads(line)["base_url"])
+    except TimeoutError as error:
+        reason = f"the embedded simulator was not ready after {START_SECONDS:g} s"
+        raise SimulatorError([reason], exit_code=1) from error
+    except ValueError as error:
+        code = await process.wait()
+        errors.seek(0)
+        text = errors.read()[-MAX_ERROR_LENGTH:].decode(errors="replace").strip().removeprefix("error: ")
+        raise SimulatorError(text.split("\nerror: ") if text else [f"it ended with {code}"], exit_code=code) from error
+
+
+async def stop_process(process: asyncio.subprocess.Process) -> None:
+    """Ends the child: by its input's end, and if that does not help, by force."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

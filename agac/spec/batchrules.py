@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Path_, Problem, Where
 from agac.spec.batchmodels import BatchFile
 from agac.spec.models import DefaultsFile
 from agac.spec.rounds import BatchRules
-from agac.spec.workflow import Level, RunMode, Stage
-from agac.spec.yamlfile import Document, Path_
+from agac.spec.workflow import Level, RunMode, WrittenStage
+from agac.spec.yamlfile import Document
 
 _DAY = 86_400.0
 
@@ -40,7 +40,7 @@ def places(written: DefaultsFile, document: Document, path: Path_) -> dict[str, 
     return {f"batch.{key}": document.where((*path, "batch", key)) for key, _ in _written(written.batch)}
 
 
-def rule_problems(stage: Stage) -> Iterator[Problem]:
+def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
     """What in a stage's rules for batches contradicts itself, or has no effect."""
     own = [key for key, level in stage.mode_levels.items() if level == "stage" and key.startswith("batch.")]
     if stage.run_mode == "sync":
@@ -59,7 +59,7 @@ def rule_problems(stage: Stage) -> Iterator[Problem]:
         yield said(stage, "max_rounds", message, warning=True)
 
 
-def said(stage: Stage, key: str, message: str, *, warning: bool = False) -> Problem:
+def said(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
     """A problem with a key of a stage's `batch`, at the level that set it."""
     name = f"batch.{key}"
     path = stage.key(name, stage.mode_levels.get(name, "stage"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.core.errors import Problem, Where, any_error
+from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
 from agac.spec.cardmodels import CardFile
 from agac.spec.cardwords import FIELDS_LATER, TYPES_LATER, hints, param_hints
@@ -21,7 +21,7 @@ from agac.spec.modelwords import described, validate
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.suggest import did_you_mean, nearest
 from agac.spec.workflow import CardInfo, Example, ProjectSpec
-from agac.spec.yamlfile import Document, Path_, key_path, parse_yaml
+from agac.spec.yamlfile import Document, parse_yaml
 
 SUFFIXES = (".md", ".markdown", ".yaml", ".yml")
 _FENCE = "---"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agac.core.errors import Problem
-from agac.spec.graph import Link, rows_in_words
-from agac.spec.levels import homes
+from agac.core.errors import Problem, key_path
+from agac.spec.graph import rows_in_words
+from agac.spec.levels import StageNode, homes
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.suggest import did_you_mean
-from agac.spec.yamlfile import Document, key_path
+from agac.spec.yamlfile import Document
 
 _PATH = ("output", "stages")
 
@@ -24,7 +24,7 @@ class Ends(NamedTuple):
 
 
 def output_stages(
-    file: WorkflowFile, document: Document, links: Sequence[Link], *, sound: bool = True
+    file: WorkflowFile, document: Document, links: Sequence[StageNode], *, sound: bool = True
 ) -> tuple[Ends, list[Problem]]:
     """What is written: what `output.stages` names, else the results of the stages that nobody needs. `sound`: nothing
     is wrong with what stages need, so that it is known which rows they give."""
@@ -59,7 +59,9 @@ def _unknown(
     return problems
 
 
-def _resolved(chosen: Sequence[str], links: Sequence[Link], stages: Sequence[StageFile], *, filters: bool) -> set[str]:
+def _resolved(
+    chosen: Sequence[str], links: Sequence[StageNode], stages: Sequence[StageFile], *, filters: bool
+) -> set[str]:
     """The stages whose results these come to: what only lets rows through has none, so it ends in what it follows;
     a filter that is named stands for the rows that pass it."""
     by_name = {link.name: link for link in links}
@@ -74,7 +76,7 @@ def _resolved(chosen: Sequence[str], links: Sequence[Link], stages: Sequence[Sta
     return found
 
 
-def _levels(chosen: Sequence[str], links: Sequence[Link]) -> Mapping[str, str | None]:
+def _levels(chosen: Sequence[str], links: Sequence[StageNode]) -> Mapping[str, str | None]:
     """What made the rows that come out of each stage."""
     home = homes(links)
     by_name = {link.name: link for link in links}
@@ -82,7 +84,9 @@ def _levels(chosen: Sequence[str], links: Sequence[Link]) -> Mapping[str, str | 
     return {name: name if by_name[name].makes == "kept" else home[name] for name in chosen}
 
 
-def _different(levels: Mapping[str, str | None], links: Sequence[Link], document: Document, chosen: bool) -> Problem:
+def _different(
+    levels: Mapping[str, str | None], links: Sequence[StageNode], document: Document, chosen: bool
+) -> Problem:
     """Results of rows of several kinds cannot stand in one file."""
     makes = {link.name: link.makes for link in links}
     found: dict[str | None, list[str]] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import MessageFile
 from agac.spec.template import compile_template
 from agac.spec.workflow import Example
-from agac.spec.yamlfile import Document, Path_, key_path
+from agac.spec.yamlfile import Document
 
 
 @dataclass(frozen=True, slots=True)

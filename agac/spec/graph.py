@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 
-from agac.core.errors import Problem
-from agac.spec.levels import Makes, apart, beside_dedupe, homes
+from agac.core.errors import Problem, key_path
+from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
 from agac.spec.localstages import exploded, makes_of
 from agac.spec.models import StageFile
 from agac.spec.operations import CHANGING
 from agac.spec.suggest import did_you_mean
-from agac.spec.yamlfile import Document, key_path
+from agac.spec.yamlfile import Document
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A stage by its index in the file. `needs` are the stages that it follows, `ancestors` all those upstream of it
-    whose results it sees: none beyond a group. Both are names in the order in which a row meets them. `rows_of` is the
-    last of those that changes the row's own fields, None: none does. `makes` is what it makes of rows."""
-
-    index: int
-    needs: tuple[str, ...]
-    ancestors: tuple[str, ...] = ()
-    rows_of: str | None = None
-    name: str = ""
-    makes: Makes | None = None
-
-
-def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], list[Problem]]:
+def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
     problems = _repeated(stages, document)
     needs: list[list[str]] = []
@@ -41,10 +28,13 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[Link], 
     if not problems:
         problems = _circles(stages, needs, document)
     if problems:
-        return [Link(index, tuple(wanted), name=stages[index].name) for index, wanted in enumerate(needs)], problems
+        links = [
+            StageNode(name=stages[index].name, index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)
+        ]
+        return links, problems
     links = _in_order(stages, needs)
     problems = _apart(links, document)
-    return (links, problems) if problems else _with_rows(links, stages, document)
+    return (links, problems) if problems else _with_rows(links, document)
 
 
 def _repeated(stages: Sequence[StageFile], document: Document) -> list[Problem]:
@@ -105,81 +95,62 @@ def _circles(stages: Sequence[StageFile], needs: Sequence[Sequence[str]], docume
     """One problem for each circle of stages that need each other, with the way around it."""
     follows = {stage.name: list(wanted) for stage, wanted in zip(stages, needs, strict=True)}
     place = {stage.name: index for index, stage in enumerate(stages)}
-    ended: set[str] = set()
     problems = []
-    for start in follows:
-        way = _circle_from(start, follows, ended)
-        if way:
-            first = min(way, key=lambda name: place[name])
-            at = way.index(first)
-            shown = " → ".join([*way[at:], *way[:at], first])
-            message = f"these stages need each other in a circle: {shown}; let one of them start"
-            problems.append(_problem(document, place[first], message))
-    return problems
+    while circle := _circle(follows):
+        first = min(circle, key=place.__getitem__)
+        at = circle.index(first)
+        shown = " → ".join([*circle[at:], *circle[:at], first])
+        message = f"these stages need each other in a circle: {shown}; let one of them start"
+        problems.append((place[first], message))
+        for name in circle:
+            del follows[name]
+    return [_problem(document, index, message) for index, message in sorted(problems)]
 
 
-def _circle_from(start: str, follows: Mapping[str, list[str]], ended: set[str]) -> list[str] | None:
-    """The first circle that is met from a stage on, each of it followed by one that needs it. `ended` grows by what was
-    walked through. Without recursion: a chain may be thousands of stages long."""
-    if start in ended:
-        return None
-    way, on_way, left = [start], {start}, [list(follows[start])]
-    circle = None
-    while way:
-        if not left[-1]:
-            ended.add(way[-1])
-            on_way.discard(way.pop())
-            left.pop()
-            continue
-        need = left[-1].pop(0)
-        if need in on_way:
-            circle = circle or way[way.index(need) :][::-1]
-        elif need not in ended:
-            way.append(need)
-            on_way.add(need)
-            left.append(list(follows[need]))
-    return circle
+def _circle(follows: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """Stages that need each other, each of them followed by one that needs it; None where none do."""
+    try:
+        TopologicalSorter(follows).prepare()
+    except CycleError as error:
+        return list(error.args[1][:-1])
+    return None
 
 
-def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[Link]:
+def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[StageNode]:
     """Each stage after what it needs; among those that could be next the one that stands first in the file."""
     place = {stage.name: index for index, stage in enumerate(stages)}
     real = _without_disabled(stages, needs)
-    open_needs = {index: len(wanted) for index, wanted in real.items()}
-    followers: dict[str, list[int]] = {}
-    for index, wanted in real.items():
-        for need in wanted:
-            followers.setdefault(need, []).append(index)
-    ready = [index for index, count in open_needs.items() if not count]
-    heapify(ready)
+    sorter = TopologicalSorter({index: [place[need] for need in wanted] for index, wanted in real.items()})
+    sorter.prepare()
+    ready: list[int] = []
     order: list[int] = []
     upstream: dict[int, int] = {}  # the stages upstream of each, as bits by their places in `order`
     position: dict[str, int] = {}
-    while ready:
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heappush(ready, index)
         index = heappop(ready)
         bits = 0
         for need in real[index] if stages[index].group_by is None else ():
             bits |= upstream[place[need]] | 1 << position[need]
         upstream[index], position[stages[index].name] = bits, len(order)
         order.append(index)
-        for follower in followers.get(stages[index].name, ()):
-            open_needs[follower] -= 1
-            if not open_needs[follower]:
-                heappush(ready, follower)
+        sorter.done(index)
     names = [stages[index].name for index in order]
     return [
-        Link(
-            index,
-            tuple(sorted(real[index], key=position.__getitem__)),
-            _named(upstream[index], names),
+        StageNode(
             name=stages[index].name,
+            index=index,
+            needs=tuple(sorted(real[index], key=position.__getitem__)),
+            ancestors=_named(upstream[index], names),
             makes=makes_of(stages[index]),
+            changes_rows=any(getattr(stages[index], key) is not None for key in CHANGING),
         )
         for index in order
     ]
 
 
-def _apart(links: Sequence[Link], document: Document) -> list[Problem]:
+def _apart(links: Sequence[StageNode], document: Document) -> list[Problem]:
     """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
     found = apart(links)
     rows = rows_after(links) if found else {}
@@ -204,7 +175,7 @@ def _apart(links: Sequence[Link], document: Document) -> list[Problem]:
     ]
 
 
-def rows_after(links: Sequence[Link]) -> dict[str, str]:
+def rows_after(links: Sequence[StageNode]) -> dict[str, str]:
     """The rows that go on after each stage, in words."""
     makes = {link.name: link.makes for link in links}
     home = homes(links)
@@ -219,14 +190,12 @@ def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
     return words.get(str(makes[maker]), "the rows that {!r} keeps").format(maker)
 
 
-def _with_rows(
-    links: Sequence[Link], stages: Sequence[StageFile], document: Document
-) -> tuple[list[Link], list[Problem]]:
+def _with_rows(links: Sequence[StageNode], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The links with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
-    found: dict[str, Link] = {}
+    found: dict[str, StageNode] = {}
     problems = []
     for link in links:
-        forms = dict.fromkeys(_changed_by(found[need], stages) for need in link.needs)
+        forms = dict.fromkeys(_changed_by(found[need]) for need in link.needs)
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
         others = [name for name in others if name and last and name not in found[last].ancestors]
         if others:
@@ -239,9 +208,8 @@ def _with_rows(
     return list(found.values()), problems
 
 
-def _changed_by(link: Link, stages: Sequence[StageFile]) -> str | None:
-    written = stages[link.index]
-    return written.name if any(getattr(written, key) is not None for key in CHANGING) else link.rows_of
+def _changed_by(link: StageNode) -> str | None:
+    return link.name if link.changes_rows else link.rows_of
 
 
 def _named(bits: int, names: Sequence[str]) -> tuple[str, ...]:

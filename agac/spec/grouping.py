@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Incomplete = Literal["use", "fail"]
-
-
-class Seen(Protocol):
-    """A stage as far as it matters for what those see that follow it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ancestors(self) -> tuple[str, ...]: ...
-    @property
-    def rows_of(self) -> str | None: ...
-    @property
-    def changes_rows(self) -> bool: ...
-
-
-def seen_after(needs: Sequence[Seen], stages: Mapping[str, Seen]) -> tuple[tuple[str, ...], str | None]:
-    """What is seen after the stages `needs` of one level, by a group of its members too: the stages upstream, in the
-    order of `stages` (those that a row meets before, by name), and the one of them that changed the row's fields last.
-    """
-    upstream = {name for need in needs for name in (*need.ancestors, need.name)}
-    forms = {need.name if need.changes_rows else need.rows_of for need in needs}
-    last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
-    return tuple(name for name in stages if name in upstream), last
 
 
 @dataclass(frozen=True, slots=True)

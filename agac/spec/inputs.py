@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from agac.core.errors import Problem, UsageError, Where
+from agac.core.errors import Problem, UsageError, Where, key_path
 from agac.spec.databaseurl import SCHEME, NoDatabase, parse_database
 from agac.spec.formats import DATABASES, KNOWN_FILES, PACKED, SUFFIXES, TABLES_LATER, format_of, suffix_of
 from agac.spec.globbing import ANY_FOLDERS, Unmatchable, fixed_part, is_pattern, matching
@@ -18,7 +18,7 @@ from agac.spec.paths import OutsideProject, inside, lies_in
 from agac.spec.suggest import listed, sentence
 from agac.spec.texts import near_files
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
-from agac.spec.yamlfile import Document, key_path
+from agac.spec.yamlfile import Document
 
 PIPED = "-"
 """Standard input, as a path."""

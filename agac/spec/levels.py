@@ -6,30 +6,46 @@ and `dedupe` a child of each row that it keeps. A row of any level walks through
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 Makes = Literal["items", "rows", "groups", "kept"]
 """What a stage makes of rows: a child of each item (`explode`), children of the rows that a function gives in a list,
 groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 
-class Making(Protocol):
-    """A stage as far as it matters for levels: of a workflow, of a plan, or of a stored definition."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageNode:
+    """A stage as a part of the graph, which is all that levels and orders are made of.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def makes(self) -> Makes | None: ...
+    `index` counts stages from 0: in their file, once they are in order as a row meets them. `needs` are the stages that
+    it follows, `ancestors` all those upstream whose results it sees: none beyond a group. Both are names in the order
+    in which a row meets them. `rows_of` is the ancestor after which the row has the fields that this stage sees, None:
+    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on.
+    """
+
+    name: str
+    index: int
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...] = ()
+    rows_of: str | None = None
+    makes: Makes | None = None
+    changes_rows: bool = False
 
 
-S = TypeVar("S", bound=Making)
+def seen_after(needs: Sequence[StageNode], stages: Mapping[str, StageNode]) -> tuple[tuple[str, ...], str | None]:
+    """What is seen after the stages `needs` of one level, by a group of its members too: the stages upstream, in the
+    order of `stages` (those that a row meets before, by name), and the one of them that changed the row's fields last.
+    """
+    upstream = {name for need in needs for name in (*need.ancestors, need.name)}
+    forms = {need.name if need.changes_rows else need.rows_of for need in needs}
+    last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
+    return tuple(name for name in stages if name in upstream), last
+
+
+S = TypeVar("S", bound=StageNode)
 
 
 @dataclass(frozen=True)
@@ -91,17 +107,17 @@ def levels_of(stages: Sequence[S]) -> Levels[S]:
     return Levels(tuple(stages), tuple(found))
 
 
-def beside_dedupe(stages: Sequence[Making]) -> list[tuple[str, str]]:
+def beside_dedupe(stages: Sequence[StageNode]) -> list[tuple[str, str]]:
     """Stages that make something of rows which a `dedupe` beside them may drop, each with that stage."""
     return _Places(stages).beside_dedupe()
 
 
-def apart(stages: Sequence[Making]) -> list[Apart]:
+def apart(stages: Sequence[StageNode]) -> list[Apart]:
     """The stages whose needs lie on different lines of descent."""
     return _Places(stages).apart
 
 
-def homes(stages: Sequence[Making]) -> dict[str, str | None]:
+def homes(stages: Sequence[StageNode]) -> dict[str, str | None]:
     """What made the rows that each stage gives results to, by the stage's name; None: they are the input's, or come of
     a function that stands in the place of the row it was given."""
     return _Places(stages).home
@@ -121,7 +137,7 @@ class _Places:
     last; `_functions` are those upstream of a stage.
     """
 
-    def __init__(self, stages: Sequence[Making]) -> None:
+    def __init__(self, stages: Sequence[StageNode]) -> None:
         self.apart: list[Apart] = []
         self.home: dict[str, str | None] = {}
         self._base: dict[str, str | None] = {}
@@ -153,19 +169,19 @@ class _Places:
         """What made the rows that this maker made, the nearest last."""
         return self._lines[maker]
 
-    def walks(self, stage: Making, maker: Making | None) -> bool:
+    def walks(self, stage: StageNode, maker: StageNode | None) -> bool:
         """Whether rows of this maker walk through the stage."""
         if maker is not None and maker.makes == "rows":
             return self.home[stage.name] == self.home[maker.name] and maker.name in self._functions[stage.name]
         return self.home[stage.name] == (maker.name if maker else None)
 
-    def feeds(self, maker: Making | None, stage: Making) -> bool:
+    def feeds(self, maker: StageNode | None, stage: StageNode) -> bool:
         """Whether the stage makes further rows of those of this maker."""
         if maker is not None and maker.makes == "rows":
             return self._base[stage.name] == self.home[maker.name] and maker.name in self._functions[stage.name]
         return self._base[stage.name] == (maker.name if maker else None)
 
-    def _place(self, stage: Making) -> None:
+    def _place(self, stage: StageNode) -> None:
         name, base = stage.name, self._deepest(stage)
         self._base[name] = base
         self.home[name] = name if stage.makes in ("items", "groups") else base
@@ -173,7 +189,7 @@ class _Places:
         if self._after[name] == name:
             self._lines[name] = (name,) if stage.makes == "groups" else (*self._lines[base], name)
 
-    def _deepest(self, stage: Making) -> str | None:
+    def _deepest(self, stage: StageNode) -> str | None:
         """What made the rows on which all that the stage needs is known."""
         if not stage.needs:
             return None

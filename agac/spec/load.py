@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from agac.core.errors import Problem, UsageError, Where
+from agac.core.errors import Problem, UsageError, Where, key_path
 from agac.core.types import JSONValue
 from agac.spec.batchrules import places
 from agac.spec.ends import output_stages
@@ -23,7 +23,7 @@ from agac.spec.rules import run_rules
 from agac.spec.stages import StageBuilder
 from agac.spec.suggest import did_you_mean, listed
 from agac.spec.workflow import Overrides, ProjectPaths, ProjectSpec, Workflow
-from agac.spec.yamlfile import Document, key_path, read_yaml
+from agac.spec.yamlfile import Document, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
 _UNSET = "the environment variable {} is not set; set it or add it to .env"

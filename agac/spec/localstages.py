@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from agac.core.errors import Problem
+from agac.core.errors import Path_, Problem, key_path
 from agac.spec.functions import parse_reference
 from agac.spec.grouping import Group
 from agac.spec.guards import compile_guard
 from agac.spec.levels import Makes
 from agac.spec.models import DefaultsFile, StageFile
 from agac.spec.operations import OPERATIONS, Dedupe, Filter, Operation, Python, Rename, Select, made_by
-from agac.spec.yamlfile import Document, Path_, key_path
+from agac.spec.yamlfile import Document
 
 _ASKING = frozenset(
     {

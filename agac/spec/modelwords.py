@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from agac.core.errors import Problem
+from agac.core.errors import Path_, Problem, key_path
 from agac.spec.salvage import salvage
 from agac.spec.suggest import did_you_mean, nearest
-from agac.spec.yamlfile import Document, Path_, key_path
+from agac.spec.yamlfile import Document
 
 Model = TypeVar("Model", bound=BaseModel)
 

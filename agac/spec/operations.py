@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+from agac.core.errors import Where
 from agac.core.types import JSONValue
 from agac.spec.functions import FunctionRef
 from agac.spec.guards import Guard
 from agac.spec.levels import Makes
 
 Fields = dict[str, JSONValue]
+
+STORED = Where("the stored definition")
+"""The place of what a run stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,12 @@ class Python:
         """What decides its results, for the definition."""
         return {"python": str(self.function), "source": self.function.source_hash.hex()}
 
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row that the function gave, as it is stored (JSON). None: not known, or it gave a list, of which each row
+        is one of its own."""
+        given = json.loads(value) if value is not None else None
+        return given if isinstance(given, dict) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -41,6 +52,10 @@ class Filter:
     def body(self) -> dict[str, JSONValue]:
         """What decides who stays, for the definition."""
         return {"filter": self.guard.text}
+
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row as it was."""
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,10 @@ class Select:
         """The row with these fields. Raises UnfitRow when it lacks one."""
         _has(data, self.fields)
         return {field: data[field] for field in self.fields}
+
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row with these fields; None: it lacks one."""
+        return _form(self, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,10 @@ class Rename:
             taken = next(new for old, new in self.names.items() if new in data and new not in self.names)
             raise UnfitRow(f"the row has a field {taken!r} already")
         return renamed
+
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row with the new names; None: it cannot have them."""
+        return _form(self, data)
 
 
 class UnfitRow(Exception):
@@ -103,6 +126,10 @@ class Dedupe:
         """What decides who stays, for the definition."""
         return {"dedupe": [".".join(field) for field in self.fields]}
 
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row as it was."""
+        return data
+
 
 Operation = Python | Filter | Select | Rename | Dedupe
 OPERATIONS = ("python", "filter", "select", "rename", "dedupe")
@@ -121,22 +148,23 @@ def made_by(explode: object | None, group: object | None, operation: str | None)
     return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
 
 
-def formed(body: Mapping[str, JSONValue], data: Fields, value: str | None) -> Fields | None:
-    """A row after an operation of a stored definition; `value` is its stored result, JSON. None: not known, or a
-    function gave a list, of which each row is one of its own."""
-    if "python" in body:
-        given = json.loads(value) if value is not None else None
-        return given if isinstance(given, dict) else None
+def _form(operation: Select | Rename, data: Fields) -> Fields | None:
     try:
-        return applied(body, data)
+        return operation.apply(data)
     except UnfitRow:
         return None
 
 
-def applied(body: Mapping[str, JSONValue], data: Fields) -> Fields:
-    """A row after an operation of a stored definition that can be done again for nothing. Raises UnfitRow."""
+def read_operation(body: Mapping[str, Any]) -> Operation:
+    """The operation of a stored definition. Functions and conditions are named, not read: nothing can be run."""
+    if "python" in body:
+        shown, _, name = body["python"].rpartition(":")
+        function = FunctionRef(Path(shown), shown, name, is_async=False, source_hash=bytes.fromhex(body["source"]))
+        return Python(function, None)
+    if "filter" in body:
+        return Filter(Guard(body["filter"], (), STORED))
     if "select" in body:
-        return Select(tuple(body["select"])).apply(data)
+        return Select(tuple(body["select"]))
     if "rename" in body:
-        return Rename(body["rename"]).apply(data)
-    return data
+        return Rename(body["rename"])
+    return Dedupe(tuple(tuple(field.split(".")) for field in body["dedupe"]))

@@ -18,6 +18,7 @@ from agac.spec.importing import EDITED, source_hash
 from agac.spec.paths import OutsideProject, inside
 from agac.spec.projectmodules import as_written, import_file
 from agac.spec.pythonfile import in_file, python_source, python_tree
+from agac.spec.schemabody import compiled
 from agac.spec.suggest import did_you_mean
 from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec
 
@@ -131,11 +132,13 @@ def _imported(spec: PythonSchema, root: Path) -> Resolved:
 
 def _json_schema(adapter: TypeAdapter[Any], name: str) -> dict[str, Any]:
     try:
-        return adapter.json_schema()
+        body = adapter.json_schema()
+        compiled(body)
     except Exception as error:  # the user's types may bring code of their own
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(getattr(error, "message", error)).partition("\n")[0] or type(error).__name__
         remedy = "Give its fields types that JSON has, as str, int, list[str] or another model."
         raise UsageError(f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy) from error
+    return body
 
 
 def _import(module: str, name: str, root: Path) -> ModuleType:

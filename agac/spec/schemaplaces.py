@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from agac.core.errors import Path_
+
+_DATA = frozenset({"enum", "const", "default", "examples"})
 
 LOCAL_HOPS = 20
 """More references in a row than this only go round in a circle."""
 
 
-def target(root: dict[str, Any], ref: str) -> Any:
-    """What a local reference points at, None when there is nothing."""
-    found: Any = root
-    for part in ref.removeprefix("#").split("/")[1:]:
+def subschemas(schema: Any, path: Path_ = ()) -> Iterator[tuple[Path_, dict[str, Any]]]:
+    """Every mapping of a schema that can hold keywords, itself first; data such as `enum` and `default` is left out."""
+    if isinstance(schema, dict):
+        yield path, schema
+        for key, value in schema.items():
+            if key not in _DATA or (path and path[-1] in ("properties", "$defs", "definitions")):
+                yield from subschemas(value, (*path, key))
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):
+            yield from subschemas(value, (*path, index))
+
+
+def target(root: Mapping[str, Any], ref: str) -> Any:
+    """The part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at, None if there is none."""
+    anchor, *parts = unquote(ref.removeprefix("#")).split("/")
+    found: Any = root if not anchor else _anchored(root, anchor)
+    for part in parts:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
             found = found.get(part)
@@ -21,6 +40,10 @@ def target(root: dict[str, Any], ref: str) -> Any:
         else:
             return None
     return found
+
+
+def _anchored(root: Mapping[str, Any], anchor: str) -> dict[str, Any] | None:
+    return next((sub for _, sub in subschemas(root) if anchor in (sub.get("$anchor"), sub.get("$dynamicAnchor"))), None)
 
 
 def property_names(body: dict[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
@@ -52,7 +75,8 @@ def schemas_at(body: dict[str, Any], path: Iterable[str]) -> list[Any] | None:
     return at
 
 
-def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
+def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
+    """The schema that a reference leads to, or the schema itself; None if it leads nowhere or is no mapping."""
     for _ in range(LOCAL_HOPS):
         if not isinstance(schema, dict):
             return None
@@ -64,7 +88,7 @@ def _resolved(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
 
 def alternatives(root: dict[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]] | None:
     """The alternatives of a schema, references followed; None when they cannot be told."""
-    found = _resolved(root, schema)
+    found = resolved(root, schema)
     if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
         return None
     choices = found.get("anyOf") or found.get("oneOf")

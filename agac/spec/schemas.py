@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.types import JSONValue, Schema
 from agac.spec.filetext import read_text
 from agac.spec.paths import OutsideProject, inside
@@ -16,7 +16,7 @@ from agac.spec.schemabody import Fault, schema_faults
 from agac.spec.shorthand import expand_shorthand, is_json_schema
 from agac.spec.suggest import did_you_mean
 from agac.spec.workflow import JsonSchema, ProjectSpec, SchemaSpec
-from agac.spec.yamlfile import MAX_DEPTH, Document, Path_, key_path, parse_yaml
+from agac.spec.yamlfile import MAX_DEPTH, Document, parse_yaml
 
 _NAME_BREAK = re.compile(r"[^A-Za-z0-9_-]+")
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from agac.core.errors import Path_
 from agac.core.types import JSONValue
 from agac.spec.suggest import nearest
-from agac.spec.yamlfile import Path_
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array")
 _ALIASES = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}

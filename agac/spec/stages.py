@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agac.core.errors import Problem, Where, any_error
+from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
 from agac.spec.batchrules import batch_rules, places, rule_problems
 from agac.spec.cards import Card, find_card, load_card
 from agac.spec.examples import stage_examples
-from agac.spec.graph import Link
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.instructions import Filling, fill
+from agac.spec.levels import StageNode
 from agac.spec.localstages import exploded, grouping, misplaced, operation, operations_of
 from agac.spec.models import DefaultsFile, StageFile, TimeoutFile, VisibleFile, WorkflowFile
 from agac.spec.rules import budget
@@ -23,15 +23,16 @@ from agac.spec.texts import template_file, text_or_file
 from agac.spec.votes import vote_problems
 from agac.spec.workflow import (
     Example,
+    JsonSchema,
     Level,
     Overrides,
     ProjectSpec,
     SchemaSpec,
-    Stage,
     Timeout,
     Visibility,
+    WrittenStage,
 )
-from agac.spec.yamlfile import Document, Path_, key_path
+from agac.spec.yamlfile import Document
 
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
@@ -51,7 +52,7 @@ class StageBuilder:
     problems: list[Problem] = field(default_factory=list)
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def stage(self, link: Link, order: int) -> Stage | None:
+    def stage(self, link: StageNode, order: int) -> WrittenStage | None:
         """The stage of `link`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
         before = len(self.problems)
         written, path = self.file.stages[link.index], ("stages", link.index)
@@ -72,22 +73,22 @@ class StageBuilder:
         run_mode, batch, mode_levels = batch_rules(levels)
         if any_error(self.problems[before:]) or prompt is None:
             return None
-        stage = Stage(
+        stage = WrittenStage(
             name=written.name,
             index=order,
             needs=link.needs,
             ancestors=link.ancestors,
             rows_of=link.rows_of,
-            instructions=instructions,
+            system=instructions,
             prompt=prompt,
-            schema=schema,
+            schema=schema.schema if isinstance(schema, JsonSchema) else None,
+            output_schema=schema,
             model=model,
             model_level=model_level,
             params=_params(levels),
             timeout=_timeout(_strongest(levels, "timeout")[1]),
             concurrency=self.overrides.concurrency or _strongest(levels, "concurrency")[1],
             run_mode=run_mode,
-            card=card.info if card else None,
             where=where,
             path=key_path(path),
             fallback=self._fallback(levels, model_level),
@@ -96,7 +97,7 @@ class StageBuilder:
             reuse=_or(_strongest(levels, "reuse")[1], "content"),
             max_age=_strongest(levels, "max_age")[1],
             budget=budget(written.budget),
-            messages=messages,
+            examples=messages,
             guard=guard,
             otherwise=written.otherwise or "skip",
             visibility=_visibility(written.visible),
@@ -112,20 +113,20 @@ class StageBuilder:
         self.problems += rule_problems(stage)
         return stage
 
-    def _answers_before(self, written: StageFile, link: Link) -> tuple[str, ...]:
+    def _answers_before(self, written: StageFile, link: StageNode) -> tuple[str, ...]:
         """The stages that ask a model and that this one follows, perhaps by way of others."""
         found = tuple(dict.fromkeys(name for need in link.needs for name in self._answers.get(need, ())))
         self._answers[written.name] = found if operations_of(written) else (written.name,)
         return found
 
-    def _local(self, written: StageFile, link: Link, order: int, path: Path_, before: int) -> Stage | None:
+    def _local(self, written: StageFile, link: StageNode, order: int, path: Path_, before: int) -> WrittenStage | None:
         """A stage that asks no model."""
         does, problems = operation(written, self.document, path, self.project.root)
         self.problems += problems
         guard = self._guard(written, path)
         if does is None or any_error(self.problems[before:]):
             return None
-        return Stage(
+        return WrittenStage(
             name=written.name,
             index=order,
             needs=link.needs,

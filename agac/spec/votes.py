@@ -11,15 +11,16 @@ from agac.spec.suggest import did_you_mean
 from agac.spec.workflow import JsonSchema, SchemaSpec, field_shape
 
 if TYPE_CHECKING:
+    from agac.core.errors import Path_
     from agac.spec.models import StageFile
-    from agac.spec.yamlfile import Document, Path_
+    from agac.spec.yamlfile import Document
 
 
 def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:
     """What is wrong with a stage's `vote`, as far as files tell. `schema` None: it has none, or one with problems."""
     if written.vote is None:
         return []
-    from agac.spec.yamlfile import key_path  # loads yaml, and what reads only runs has no need of that
+    from agac.core.errors import key_path
 
     at = (*path, "vote")
     if written.output_schema is None and written.output_field is None:

@@ -5,7 +5,7 @@ Times are seconds. Paths are absolute with links followed; what is shown to user
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,10 +14,20 @@ from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.grouping import Group
 from agac.spec.guards import Guard
-from agac.spec.levels import Makes
-from agac.spec.operations import CHANGING, Operation, made_by
+from agac.spec.levels import StageNode
+from agac.spec.operations import (
+    CHANGING,
+    STORED,
+    Dedupe,
+    Fields,
+    Filter,
+    Operation,
+    Python,
+    made_by,
+    read_operation,
+)
 from agac.spec.rounds import DEFAULT_BATCH, BatchRules
-from agac.spec.template import NO_TEXT, Template
+from agac.spec.template import NO_TEXT, Template, compile_template
 
 if TYPE_CHECKING:
     from agac.spec.models import DefaultsFile, RunRulesFile
@@ -214,83 +224,203 @@ class Visibility:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One step of a workflow.
+class Stored:
+    """How a field of a Stage is kept with a run: in the definition, which says what is the same, or beside it.
 
-    `needs` names the stages whose results it follows, `ancestors` all stages upstream of it; `rows_of` is the one of
-    those after which the row has the fields that this stage sees, None: the input's. With an `operation` it asks no
-    model, and what says how one is asked is not used. `params` holds, for each level, the fields of `Params` that it
-    sets, weakest level first. `where` says where each key stands that the stage uses, wherever it
-    was given (`model` may point into a card); `""` is the stage itself. `index` counts stages from 0 as a row meets
-    them, `path` is the stage's place in its file (`stages[1]`), which may be another. `fallback` are the models
-    asked after `model`; `messages` stand before the prompt; `repair` is how often a reply of the wrong form is asked
-    again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most frequent value
-    decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of whose items it
-    makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it.
-    `batch` says how its batches are made, whichever its `run_mode` is; `mode_levels` who said `run_mode` and each key
-    of `batch` (as `batch.deadline`), where anybody did.
+    In the definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default,
+    unless `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named
+    `beside` is set. What stands beside it goes by `always` alone. `write` and `read` turn the value into JSON and back.
     """
 
-    name: str
-    index: int
-    needs: tuple[str, ...]
-    ancestors: tuple[str, ...]
-    where: Mapping[str, Where]
-    instructions: str | None = None
-    prompt: Template = NO_TEXT
-    schema: SchemaSpec | None = None
-    model: str | None = None
-    model_level: Level | None = None
-    params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
-    timeout: Timeout | None = None
-    concurrency: int | None = None
-    run_mode: RunMode = "sync"
-    card: CardInfo | None = None
-    path: str = ""
-    fallback: tuple[str, ...] = ()
-    repair: int = 1
-    json_repair: bool = False
-    reuse: ReusePolicy = "content"
-    max_age: float | None = None
-    budget: Budget | None = None
-    messages: tuple[Example, ...] = ()
-    guard: Guard | None = None
-    otherwise: Otherwise = "skip"
-    visibility: Visibility | None = None
-    output_field: str | None = None
-    operation: Operation | None = None
-    rows_of: str | None = None
-    replicas: int = 1
-    vote: str | None = None
-    explode: tuple[str, ...] | None = None
-    group: Group | None = None
-    on_empty: OnEmpty | None = None
-    batch: BatchRules = DEFAULT_BATCH
-    mode_levels: Mapping[str, Level] = field(default_factory=dict)
+    key: str = ""
+    always: Literal["all", "asks", ""] = ""
+    beside: str = ""
+    write: Callable[[Any], Any] = lambda value: value
+    read: Callable[[Any], Any] = lambda value: value
+    decides: bool = True
+
+
+def decides(key: str, **how: Any) -> dict[str, Stored]:
+    """The metadata of a field that decides answers: it is a part of the definition, and so of the identity of a run."""
+    return {"stored": Stored(key, **how)}
+
+
+SETTING = {"stored": Stored(always="asks", decides=False)}
+"""The metadata of a field that says how answers are got: it is kept beside the definition."""
+
+SETTING_OF_ALL = {"stored": Stored(always="all", decides=False)}
+"""The same of one that stages have which ask no model, too."""
+
+
+def stored_template(text: str) -> Template:
+    """A template of a stored definition."""
+    template, _ = compile_template(text, STORED)
+    assert template is not None, "only a template without problems is stored"
+    return template
+
+
+def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
+    """As it was written before a stage could need several: a name, or nothing."""
+    return (needs[0] if needs else None) if len(needs) < 2 else list(needs)
+
+
+def read_needs(needs: list[str] | str | None) -> tuple[str, ...]:
+    """The stages that one of a stored definition needs: None, one name, or several."""
+    return tuple(needs) if isinstance(needs, list) else (needs,) if needs else ()
+
+
+def _body(value: Operation | Group) -> dict[str, JSONValue]:
+    return value.body()
+
+
+def _text(value: Template | Guard) -> str:
+    return value.text
+
+
+def _read_guard(text: str) -> Guard:
+    """A guard that is not compiled: whoever tests it does that."""
+    return Guard(text, (), STORED)
+
+
+def _write_examples(examples: tuple[Example, ...]) -> list[dict[str, str]]:
+    return [{"role": one.role, "content": one.content.text} for one in examples]
+
+
+def _read_examples(body: Sequence[Mapping[str, Any]]) -> tuple[Example, ...]:
+    return tuple(Example(one["role"], stored_template(one["content"]), "") for one in body)
+
+
+def _write_schema(schema: Schema | None) -> dict[str, Any] | None:
+    return {"name": schema.name, "body": schema.body} if schema else None
+
+
+def _read_schema(body: Mapping[str, Any] | None) -> Schema | None:
+    return Schema(body["name"], body["body"]) if body else None
+
+
+def _write_visibility(visibility: Visibility) -> dict[str, Any]:
+    only = visibility.only
+    return {"only": None if only is None else sorted(only), "never": sorted(visibility.never)}
+
+
+def _read_visibility(body: Mapping[str, Any]) -> Visibility:
+    return Visibility(None if body["only"] is None else frozenset(body["only"]), frozenset(body["never"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(StageNode):
+    """One step of a workflow with every default resolved, whoever looks at it: the checks of its files, a run, or a
+    command that reads what a run stored.
+
+    With an `operation` it asks no model, and what says how one is asked is not used. `examples` stand between `system`
+    and `prompt`; `schema` is None for plain text, and where files do not tell it. `repair` is how often a reply of the
+    wrong form is asked again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most
+    frequent value decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of
+    whose items it makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a
+    result of it. `run_mode` is that of its first model; `batch` says how its batches are made.
+    """
+
+    name: str = field(metadata=decides("name", always="all"))
+    needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
+    operation: Operation | None = field(default=None, metadata=decides("operation", write=_body, read=read_operation))
+    system: str | None = field(default=None, metadata=decides("system", always="asks"))
+    prompt: Template = field(
+        default=NO_TEXT, metadata=decides("prompt", always="asks", write=_text, read=stored_template)
+    )
+    examples: tuple[Example, ...] = field(
+        default=(), metadata=decides("messages", write=_write_examples, read=_read_examples)
+    )
+    schema: Schema | None = field(
+        default=None, metadata=decides("schema", always="asks", write=_write_schema, read=_read_schema)
+    )
+    output_field: str | None = field(default=None, metadata=decides("output_field"))
+    visibility: Visibility | None = field(
+        default=None, metadata=decides("visible", write=_write_visibility, read=_read_visibility)
+    )
+    reuse: ReusePolicy = field(default="content", metadata=decides("reuse"))
+    guard: Guard | None = field(default=None, metadata=decides("when", write=_text, read=_read_guard))
+    otherwise: Otherwise = field(default="skip", metadata=decides("otherwise", beside="guard"))
+    replicas: int = field(default=1, metadata=decides("replicas"))
+    vote: str | None = field(default=None, metadata=decides("vote"))
+    explode: tuple[str, ...] | None = field(
+        default=None, metadata=decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
+    )
+    group: Group | None = field(default=None, metadata=decides("", write=_body, read=Group.of))
+    concurrency: int | None = field(default=None, metadata=SETTING)
+    repair: int = field(default=1, metadata=SETTING)
+    json_repair: bool = field(default=False, metadata=SETTING)
+    max_age: float | None = field(default=None, metadata=SETTING)
+    on_empty: OnEmpty | None = field(default=None, metadata=SETTING_OF_ALL)
+    run_mode: RunMode = field(default="sync", metadata=SETTING)
+    budget: Budget | None = field(default=None, metadata=SETTING)
+    batch: BatchRules = field(default=DEFAULT_BATCH, metadata=SETTING)
+
+    def __post_init__(self) -> None:
+        does = self.operation.key if self.operation else None
+        object.__setattr__(self, "makes", made_by(self.explode, self.group, does))
+        object.__setattr__(self, "changes_rows", does in CHANGING)
 
     @property
-    def makes(self) -> Makes | None:
-        """What it makes of the rows that come to it."""
-        return made_by(self.explode, self.group, self.operation.key if self.operation else None)
+    def asks(self) -> bool:
+        """Whether it asks a model."""
+        return self.operation is None
 
     @property
-    def changes_rows(self) -> bool:
-        """Whether rows have other fields from this stage on."""
-        return self.operation is not None and self.operation.key in CHANGING
+    def is_kept(self) -> bool:
+        """Whether its results are stored; others are made again for nothing whenever they are wanted."""
+        return self.operation is None or isinstance(self.operation, Python)
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows can leave here."""
+        guarded = self.guard is not None and self.otherwise == "drop"
+        return guarded or isinstance(self.operation, Filter | Python | Dedupe)
+
+    def form(self, data: Fields, value: str | None) -> Fields | None:
+        """The row's fields after this stage, of those before it; `value` is its stored result. None: not known, or
+        other rows have them."""
+        return data if self.operation is None else self.operation.form(data, value)
 
     @property
     def shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of its results as far as files tell, `{}` when nothing is known of them; None: plain text."""
+        """The JSON Schema of its results as far as it is known, `{}` when nothing is known of them; None: plain
+        text."""
         return shape_of_replicas(self.answer_shape, self.replicas, self.vote)
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
         """The same of one answer, where it is asked several times."""
-        if self.operation is not None or isinstance(self.schema, PythonSchema):
+        if self.operation is not None:
             return {}
         if self.output_field is not None:
             return field_shape(self.output_field)
-        return self.schema.schema.body if isinstance(self.schema, JsonSchema) else None
+        return self.schema.body if self.schema else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenStage(Stage):
+    """A stage as its files have it, for checks and for choosing its model.
+
+    `model` and `fallback`, the models asked after it, are strings; `params` holds, for each level, the fields of
+    `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it was
+    given (`model` may point into a card); `""` is the stage itself. `path` is the stage's place in its file
+    (`stages[1]`). `mode_levels`: who said `run_mode` and each key of `batch` (as `batch.deadline`), where anybody did.
+    """
+
+    where: Mapping[str, Where]
+    path: str = ""
+    model: str | None = None
+    model_level: Level | None = None
+    params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
+    timeout: Timeout | None = None
+    fallback: tuple[str, ...] = ()
+    output_schema: SchemaSpec | None = None
+    mode_levels: Mapping[str, Level] = field(default_factory=dict)
+
+    @property
+    def answer_shape(self) -> dict[str, Any] | None:
+        """The JSON Schema of one answer; `{}` where only a class of the project tells it."""
+        return {} if isinstance(self.output_schema, PythonSchema) else super(WrittenStage, self).answer_shape
 
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""
@@ -311,19 +441,19 @@ class Workflow:
     file: str
     description: str | None
     input: InputSpec
-    stages: tuple[Stage, ...]
+    stages: tuple[WrittenStage, ...]
     vars: Mapping[str, JSONValue]
     output: OutputSpec
     rules: RunRules = RunRules()
     disabled: tuple[str, ...] = ()
 
     @property
-    def asking(self) -> tuple[Stage, ...]:
+    def asking(self) -> tuple[WrittenStage, ...]:
         """The stages that ask a model."""
         return tuple(stage for stage in self.stages if stage.operation is None)
 
     @property
-    def ends(self) -> tuple[Stage, ...]:
+    def ends(self) -> tuple[WrittenStage, ...]:
         """The stages whose results are a row's result: one alone, of several an object by their names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
 

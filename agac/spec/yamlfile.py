@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.types import JSONValue
 from agac.spec.filetext import MAX_BYTES, read_text
 from agac.spec.scalars import BadScalar, plain
@@ -30,16 +30,6 @@ LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it (ten times as fast), else PyYAML's own."""
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-Path_ = tuple[str | int, ...]
-
-
-def key_path(path: Path_) -> str:
-    """`("stages", 1, "prompt")` as users read it: `stages[1].prompt`."""
-    shown = ""
-    for part in path:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
-    return shown
 
 
 @dataclass(slots=True)

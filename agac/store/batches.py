@@ -1,16 +1,24 @@
-"""Batches and the tasks in them: what is committed before and after each step that reaches a provider."""
+"""Batches and the tasks in them: what is committed before and after each step that reaches a provider, how each batch
+is doing, and how long those of a lane take."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from agac.core.errors import ErrorType, RowError
-from agac.store.db import Database, translated
-from agac.store.sql import padded, sql, sql_many
+from agac.core.errors import RowError
+from agac.core.report import Report
+from agac.store.db import Database, fetch, select, select_one, transaction, translated
+from agac.store.sql import sql
+
+T = TypeVar("T")
 
 
 class TaskState(IntEnum):
@@ -126,47 +134,42 @@ class PlacedTask(NamedTuple):
 
 async def project_token(database: Database) -> str:
     """The database's own token."""
-    return str((await _all(database, "project_token", ()))[0][0])
+    return (await select(database, "project_token", str))[0]
 
 
 async def read_batch(database: Database, batch: int) -> BatchRecord | None:
     """One batch."""
-    found = await _batches(database, "batch_read", (batch,))
-    return found[0] if found else None
+    return await select_one(database, "batch_read", BatchRecord, batch)
 
 
 async def unfinished_batches(database: Database, workflow: str) -> list[BatchRecord]:
     """All batches of a workflow's runs that have not come to their end, oldest first."""
-    return await _batches(database, "batches_unfinished", (workflow,))
+    return await select(database, "batches_unfinished", BatchRecord, workflow)
 
 
 async def untidy_batches(database: Database, workflow: str) -> list[BatchRecord]:
     """The batches of a workflow that never ran, and whose input still lies at the provider."""
-    return await _batches(database, "batches_untidy", (workflow,))
+    return await select(database, "batches_untidy", BatchRecord, workflow)
 
 
 async def batches_of_run(database: Database, run: int) -> list[BatchRecord]:
     """All batches of a run, oldest first."""
-    return await _batches(database, "batches_of_run", (run,))
+    return await select(database, "batches_of_run", BatchRecord, run)
 
 
 async def others_in_intent(database: Database, account: str, batch: int) -> bool:
     """Whether another batch of an account is about to be created, or may have been."""
-    return bool(await _all(database, "batch_intents", (account, batch)))
+    return bool(await select(database, "batch_intents", int, account, batch))
 
 
 async def newest_at(database: Database, provider: str, but: int) -> str | None:
     """The provider's id of the newest other batch that is known there."""
-    found = await _all(database, "batch_newest_at", (provider, but))
-    return str(found[0][0]) if found else None
+    return await select_one(database, "batch_newest_at", str, provider, but)
 
 
 async def known_ids(database: Database, provider_ids: Sequence[str]) -> set[str]:
     """Those of a provider's ids that are batches of this project already."""
-    values = padded(list(provider_ids))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("batch_ids_known", len(values)), values)
-    return {one for (one,) in found}
+    return set(await select(database, "batch_ids_known", str, list(provider_ids)))
 
 
 class LaneLoad(NamedTuple):
@@ -182,21 +185,17 @@ class LaneLoad(NamedTuple):
 async def lane_load(database: Database, batch: BatchRecord, account: str, since: float) -> LaneLoad:
     """What is under way in a batch's lane, of all workflows. Limits shown before `since` do not count any more."""
     values = {"p": batch.provider, "a": account, "m": batch.model, "since": since}
-    ((tokens, batches, of_account, cap),) = await _all(database, "lane_load", values)
-    return LaneLoad(tokens or 0, batches, of_account, cap)
+    return (await select(database, "lane_load", LaneLoad, **values))[0]
 
 
 async def live_tasks(database: Database, prints: Sequence[bytes], workflow: str) -> set[bytes]:
     """Those of these fingerprints whose tasks are in a batch of the workflow that is not ingested."""
-    values = padded(list(prints))
-    with translated(database.path):
-        statement = sql_many("tasks_live", len(values))
-        return {one for (one,) in await database.reader.execute_fetchall(statement, (workflow, *values))}
+    return set(await select(database, "tasks_live", bytes, workflow, list(prints)))
 
 
 async def was_batched(database: Database, workflow: str) -> bool:
     """Whether a workflow ever had a batch."""
-    return bool(await _all(database, "batched", (workflow,)))
+    return bool(await select(database, "batched", int, workflow))
 
 
 Ready = dict[tuple[int, int, bytes], ReadyTask]
@@ -205,23 +204,15 @@ Ready = dict[tuple[int, int, bytes], ReadyTask]
 
 async def ready_tasks(database: Database, keys: Sequence[int]) -> dict[int, Ready]:
     """What came of the tasks of these rows, by their keys."""
-    values = padded(list(keys))
-    with translated(database.path):
-        rows = await database.reader.execute_fetchall(sql_many("tasks_ready", len(values)), values)
     found: dict[int, Ready] = {}
-    for *task, error_type, message in rows:
-        error = RowError(ErrorType(error_type), message or "") if error_type else None
-        one = ReadyTask._make([*task, error])
+    for one in await select(database, "tasks_ready", ReadyTask, list(keys)):
         found.setdefault(one.row_key, {})[one.stage, one.replica, one.fingerprint] = one
     return found
 
 
 async def waiting_rows(database: Database, keys: Sequence[int]) -> dict[int, int]:
     """Those of these rows that have a task in a batch, or waiting for one, and the first stage where that is so."""
-    values = padded(list(keys))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("rows_waiting", len(values)), values)
-    return {int(key): int(stage) for key, stage in found}
+    return dict(await select(database, "rows_waiting", tuple[int, int], list(keys)))
 
 
 class OpenRow(NamedTuple):
@@ -238,62 +229,233 @@ class OpenRow(NamedTuple):
 
 async def rows_to_walk(database: Database, run: int, after: int, limit: int) -> list[OpenRow]:
     """Open rows of the input with a task of which something came that they were not walked with, by their keys."""
-    values = {"run": run, "after": after, "most": limit}
-    return [OpenRow(*row) for row in await _all(database, "rows_to_walk", values)]
+    return await select(database, "rows_to_walk", OpenRow, run=run, after=after, most=limit)
 
 
 async def rows_idle(database: Database, run: int, after: int, limit: int) -> list[OpenRow]:
     """Open rows of the input that wait for no batch, in the order of the input; `after` is an ordinal."""
-    values = {"run": run, "after": after, "most": limit}
-    return [OpenRow(*row) for row in await _all(database, "rows_idle", values)]
+    return await select(database, "rows_idle", OpenRow, run=run, after=after, most=limit)
 
 
 async def rows_in_batches(database: Database, run: int) -> int:
     """How many rows of a run have a task in a batch, or waiting for one."""
-    return int((await _all(database, "rows_in_batches", (run,)))[0][0])
+    return (await select(database, "rows_in_batches", int, run))[0]
 
 
 async def tasks_at(database: Database, batch: int, places: Sequence[int]) -> dict[int, PlacedTask]:
     """The tasks at these places of a batch."""
-    values = padded(list(places))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("tasks_at", len(values)), (batch, *values))
-    return {row[1]: PlacedTask._make(row) for row in found}
+    return {task.place: task for task in await select(database, "tasks_at", PlacedTask, batch, list(places))}
 
 
 async def tasks_left(database: Database, batch: int, after: int, limit: int) -> list[PlacedTask]:
     """The tasks of a batch of which nothing came, by their places."""
-    return [PlacedTask._make(row) for row in await _all(database, "tasks_left", (batch, after, limit))]
+    return await select(database, "tasks_left", PlacedTask, batch, after, limit)
 
 
 async def last_reply(database: Database, row_key: int, stage: int, replica: int, fingerprint: bytes) -> Any:
     """The last raw reply of a task that had the wrong form, as it is stored, with its status and what was wrong; None
     when there is none."""
-    found = await _all(database, "reply_last", (row_key, stage, replica, fingerprint))
-    return found[0] if found else None
+    return await select_one(database, "reply_last", tuple[Any, ...], row_key, stage, replica, fingerprint)
 
 
 async def stale_tasks(database: Database, run: int, workflow: str) -> list[tuple[int, int]]:
     """Batches of other runs of the workflow that hold tasks which this run does not want: their numbers, and how many
     tasks."""
-    return [(batch, count) for batch, count in await _all(database, "tasks_stale", {"run": run, "workflow": workflow})]
+    return await select(database, "tasks_stale", tuple[int, int], run=run, workflow=workflow)
 
 
 async def outdated_tasks(database: Database, run: int) -> list[tuple[int, int]]:
     """Open batches of a run that hold tasks which its rows do not want any more: their numbers, and how many tasks."""
-    return [(batch, count) for batch, count in await _all(database, "tasks_outdated", {"run": run})]
+    return await select(database, "tasks_outdated", tuple[int, int], run=run)
 
 
 async def intents(database: Database) -> tuple[set[str], set[str]]:
     """The names of all batches whose files on this machine are still needed, and of all that there are."""
-    found = await _all(database, "intents", ())
+    found = await select(database, "intents", tuple[str, bool])
     return {intent for intent, needed in found if needed}, {intent for intent, _ in found}
 
 
-async def _all(database: Database, name: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+# Batches for those who look. What a provider said of one is kept; nothing else is changed.
+
+
+class BatchView(NamedTuple):
+    """A batch with its workflow. It is the `number`th, from 1, `among` those that one invocation made for a stage."""
+
+    workflow: str
+    number: int
+    among: int
+    batch: BatchRecord
+
+
+CLOSED = frozenset({"INGESTED", "CLEANED", "NOT_CREATED", "REJECTED"})
+"""Steps after which nothing is to come of a batch any more."""
+
+
+class OpenBatches(NamedTuple):
+    """The open batches of a run, summed up: `waiting` of them the provider has not got yet, `ready` ones have ended
+    there. `done` and `failed` requests as they were last seen."""
+
+    batches: int
+    waiting: int
+    requests: int
+    done: int
+    failed: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes(Report):
+    """How long a lane's batches took from submission to end, in seconds: half of them up to `p50`, 95 % up to `p95`."""
+
+    JSON_KEYS = ("batches", "p50_s=p50", "p95_s=p95")
+
+    batches: int
+    p50: float
+    p95: float
+
+
+class Observation(NamedTuple):
+    """What a provider told of a batch, and whether it had `moved` since; None: not told."""
+
+    id: int
+    provider_id: str
+    status: str
+    word: str
+    total: int | None
+    done: int | None
+    failed: int | None
+    moved: bool
+    expires_at: float | None
+    results_until: float | None
+    ended_at: float | None
+    now: float
+
+
+async def batches(
+    database: Database,
+    *,
+    run: int | None = None,
+    workflow: str | None = None,
+    named: str | None = None,
+    closed: bool = False,
+) -> list[BatchView]:
+    """Batches, oldest first; without `closed` the open ones. `named`: our number of one, or the provider's id."""
+    values = {"run": run, "workflow": workflow, "named": named, "closed": closed}
+    return await select(database, "batches_look", BatchView, **values)
+
+
+async def last_submitting_run(database: Database) -> int | None:
+    """The run whose batch was submitted last; None when there never was one."""
+    return await select_one(database, "batches_last_run", int)
+
+
+class BatchStatusCount(NamedTuple):
+    """The open batches of a stage, by its position, that stand alike; `status` is '' of those not submitted."""
+
+    stage: int
+    status: str
+    batches: int
+    requests: int
+    done: int
+    failed: int
+
+
+async def batches_alike(database: Database, run: int) -> list[BatchStatusCount]:
+    """The open batches of a run, summed up by stage and by how they stand."""
+    return await select(database, "batches_alike", BatchStatusCount, run)
+
+
+class RowTask(NamedTuple):
+    """A task of a row that is in a batch of a run; or `waits` for an equal one that is. `round`: how often it was put
+    into one; `provider_id` and `submitted_at` are None of a batch that the provider has not got."""
+
+    stage: int
+    replica: int
+    fingerprint: bytes
+    waits: bool
+    round: int
+    batch: int
+    run: int
+    provider_id: str | None
+    step: str
+    submitted_at: float | None
+
+
+async def tasks_of_row(database: Database, row_key: int) -> list[RowTask]:
+    """The tasks of a row of which a batch is to bring the answer."""
+    return await select(database, "batches_of_row", RowTask, row_key)
+
+
+class Awaited(NamedTuple):
+    """A batch of another run that is to answer what a run asks, too."""
+
+    batch: int
+    run: int
+    provider_id: str | None
+
+
+async def awaited(database: Database, run: int) -> list[Awaited]:
+    """The batches of other runs for which rows of a run wait."""
+    return await select(database, "batches_waited_for", Awaited, run=run)
+
+
+async def open_batches(database: Database) -> dict[int, OpenBatches]:
+    """The open batches of each run that has any."""
+    found = await select(database, "batches_open", tuple[int, int, int, int, int, int, int])
+    return {run: OpenBatches(*counts) for run, *counts in found}
+
+
+async def runs_in_batches(database: Database) -> set[int]:
+    """The runs that have open batches, or tasks that wait for one."""
+    return set(await select(database, "batches_needing", int))
+
+
+async def lane_times(database: Database, provider: str, account: str, model: str) -> LaneTimes | None:
+    """How long the lane's batches took; None while none has ended."""
+    return times_of(await select(database, "batches_lane_times", float, provider, account, model))
+
+
+def times_of(seconds: Sequence[float]) -> LaneTimes | None:
+    """The quantiles of durations, which come in order: the smallest value that so many of them do not exceed."""
+    if not seconds:
+        return None
+    p50, p95 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.95))
+    return LaneTimes(len(seconds), p50, p95)
+
+
+async def write_seen(database: Database, observations: Sequence[Observation]) -> None:
+    """Keeps what providers told, in one commit. It changes no step of a batch, so it takes no lease."""
+    assert database.writer is not None
     with translated(database.path):
-        return list(await database.reader.execute_fetchall(sql(name), values))
+        await database.writer.at_once(lambda writer: _write_seen(writer, observations))
 
 
-async def _batches(database: Database, name: str, values: Sequence[Any]) -> list[BatchRecord]:
-    return [BatchRecord(*row) for row in await _all(database, name, values)]
+def _write_seen(writer: sqlite3.Connection, observations: Sequence[Observation]) -> None:
+    with transaction(writer):
+        writer.executemany(sql("batch_seen"), [one._asdict() for one in observations])
+
+
+# For a shell that completes a word: no engine, no event loop, no migration.
+
+COMPLETION_WAIT_S = 0.2
+
+
+def runs_at_a_glance(path: Path) -> list[tuple[int, str]]:
+    """Number and workflow of each run, the one last worked on first; empty when the database cannot say."""
+    return _glanced(path, "runs_at_a_glance", tuple[int, str])
+
+
+def batches_at_a_glance(path: Path) -> list[tuple[int, str | None, str]]:
+    """Number, provider's id and workflow of each open batch, the newest first; empty when the database cannot say."""
+    return _glanced(path, "batches_at_a_glance", tuple[int, str | None, str])
+
+
+def _glanced(path: Path, statement: str, record: type[T]) -> list[T]:
+    if not path.is_file():
+        return []
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=COMPLETION_WAIT_S)) as connection:
+            return fetch(connection, statement, record)
+    except sqlite3.Error:
+        return []

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agac.store.batchviews import runs_in_batches
+from agac.store.batches import runs_in_batches
 from agac.store.collect import Collector
 from agac.store.db import Database, translated
 from agac.store.history import RunLine, run_lines

@@ -6,22 +6,27 @@ SQLite's exceptions are translated here and never seen above `store/`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from itertools import starmap
+from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import aiosqlite
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
 from agac.store.holders import is_alive, shown
 from agac.store.shielded import to_the_end
-from agac.store.sql import migrations, split_script, sql
+from agac.store.sql import migrations, padded, split_script, sql, sql_many
 
 T = TypeVar("T")
 
@@ -105,6 +110,134 @@ class Database:
     writer: Connection | None
 
 
+async def select(database: Database, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
+    """Every row that the statement `name` finds, each as a `record`: see `fetch`. Raises StoreError."""
+    with translated(database.path):
+        return await database.reader.at_once(lambda reader: fetch(reader, name, record, *values, **named))
+
+
+async def select_one(database: Database, name: str, record: type[T], *values: Any, **named: Any) -> T | None:
+    """The first row that the statement `name` finds, as a `record`; None where it finds none."""
+    found = await select(database, name, record, *values, **named)
+    return found[0] if found else None
+
+
+async def write(database: Database, name: str, *values: Any, **named: Any) -> int:
+    """Runs one small writing statement in a transaction of its own; returns the number of the inserted row."""
+    assert database.writer is not None
+    with translated(database.path):
+        return (await database.writer.execute(sql(name), named or values)).lastrowid or 0
+
+
+def fetch(connection: sqlite3.Connection, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
+    """Every row that the statement `name` finds over this connection, each as a `record`.
+
+    A record is a single value (the first column), a `tuple[...]`, or a NamedTuple or dataclass, whose fields are filled
+    from the columns with their names. What SQLite cannot hold is converted by the field's type: bool, enums, JSON for a
+    dict, and a further record `error` from the columns `error_…` (None where the first of them is NULL), or from those
+    with the names of its own fields.
+
+    A list among the values takes the place of `(:many)`.
+    """
+    statement, bound = sql(name), values
+    for place, value in enumerate(values):
+        if isinstance(value, list):
+            wanted = padded(value)
+            statement = sql_many(name, len(wanted))
+            bound = (*values[:place], *wanted, *values[place + 1 :])
+    cursor = connection.execute(statement, named or bound)
+    kind: Any = record
+    make = _maker(kind, tuple(column[0] for column in cursor.description))
+    return cursor.fetchall() if make is None else make(cursor)
+
+
+@contextmanager
+def transaction(writer: sqlite3.Connection) -> Iterator[None]:
+    """All that the block writes is committed, or nothing of it."""
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:  # a full disk made SQLite roll back already
+            writer.execute("ROLLBACK")
+        raise
+
+
+Read = Callable[[tuple[Any, ...]], Any]
+"""Reads a value out of a row of the database."""
+
+
+@cache
+def _maker(record: Any, columns: tuple[str, ...]) -> Callable[[sqlite3.Cursor], list[Any]] | None:
+    """How rows with these columns become records; None where they are the records."""
+    if get_origin(record) is tuple:
+        converters = [_converter(hint) for hint in get_args(record)]
+        if not any(converters):
+            return None
+        read = [_column(number, converter) for number, converter in enumerate(converters)]
+        return lambda rows: [tuple([one(row) for one in read]) for row in rows]
+    if not _is_record(record):
+        first = _column(0, _converter(record))
+        return lambda rows: list(map(first, rows))
+    plain = all(_converter(hint) is None for name, hint in get_type_hints(record).items() if name in columns)
+    if plain and columns == _field_names(record)[: len(columns)]:
+        return lambda rows: list(starmap(record, rows))
+    make = _record_reader(record, columns)
+    return lambda rows: list(map(make, rows))
+
+
+def _record_reader(record: Any, columns: Sequence[str], prefix: str = "") -> Read:
+    """Makes a record of a row: its first fields, from the columns whose names begin with `prefix`."""
+    hints = get_type_hints(record)
+    read: list[Read] = []
+    for name in _field_names(record):
+        kind = _bare(hints[name])
+        if prefix + name in columns:
+            read.append(_column(columns.index(prefix + name), _converter(kind)))
+        elif _is_record(kind) and f"{name}_{_field_names(kind)[0]}" in columns:
+            read.append(_record_reader(kind, columns, f"{name}_"))
+        elif _is_record(kind) and _field_names(kind)[0] in columns:
+            read.append(_record_reader(kind, columns))
+        else:
+            break
+    if not prefix:
+        return lambda row: record(*[one(row) for one in read])
+    first = columns.index(prefix + _field_names(record)[0])
+    return lambda row: None if row[first] is None else record(*[one(row) for one in read])
+
+
+def _column(number: int, converter: Callable[[Any], Any] | None) -> Read:
+    if converter is None:
+        return itemgetter(number)
+    return lambda row: None if row[number] is None else converter(row[number])
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes a value of this type of what SQLite gives; None where nothing is to be done."""
+    kind = _bare(hint)
+    if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return kind
+    return json.loads if (get_origin(kind) or kind) in (dict, list) else None
+
+
+def _bare(hint: Any) -> Any:
+    """A type without `None`."""
+    if get_origin(hint) in (Union, UnionType):
+        others = [one for one in get_args(hint) if one is not NoneType]
+        return others[0] if len(others) == 1 else Union[tuple(others)]  # noqa: UP007 - made of a list
+    return hint
+
+
+def _is_record(kind: Any) -> bool:
+    return is_dataclass(kind) or hasattr(kind, "_fields")
+
+
+@cache
+def _field_names(record: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(record)) if is_dataclass(record) else tuple(record._fields)
+
+
 @asynccontextmanager
 async def open_database(path: Path) -> AsyncIterator[Database]:
     """Opens for writing, makes the database if there is none and migrates an older one."""
@@ -134,11 +267,24 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
 
 
 def refuse_older(version: int, path: Path) -> None:
-    """Raises StoreOutdated for a schema that a writing command has to bring up to date first."""
+    """Raises StoreOutdated for a schema that a writing command has to bring up to date first, and for one that no
+    command of this version can."""
+    refuse_before_baseline(version, path)
     if version < migrations()[-1][0]:
         raise StoreOutdated(
             f"{path} was written by an older agac",
             remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
+        )
+
+
+def refuse_before_baseline(version: int, path: Path) -> None:
+    """Raises StoreOutdated for a schema that is older than the first migration of this version."""
+    baseline = migrations()[0][0]
+    if 0 < version < baseline:  # 0: nothing was written into it yet
+        raise StoreOutdated(
+            f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
+            remedy=f"run `agac run -a WORKFLOW` once with an agac that knows schema {baseline}, then upgrade again; "
+            f"or start with an empty store: mv {path} {path}.old",
         )
 
 
@@ -202,6 +348,7 @@ async def _version(connection: aiosqlite.Connection, path: Path) -> int:
 
 async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
     version = await _version(writer, path)
+    refuse_before_baseline(version, path)
     if version == 0:
         await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
         await writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -56,22 +56,20 @@ SELECT manner FROM run WHERE id = ?;
 -- name: run_read
 -- A run with its last invocation.
 SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.outputs, r.fresh_since, r.created_at, r.finished_at,
-       r.revision, r.exported_revision, r.exported_files, e.id, e.at, e.ended_at, e.exit_code, e.body
+       r.revision, r.exported_revision, ifnull(r.exported_files, '{}') AS exported_files, e.id AS invocation_id,
+       e.at AS invocation_at, e.ended_at AS invocation_ended_at, e.exit_code AS invocation_exit_code,
+       e.body AS invocation_body
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE r.id = ?;
 
 -- name: run_ids
--- All runs, the one last worked on first.
-SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
+-- The runs of a workflow, or of all, the one last worked on first.
+SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE :workflow IS NULL OR r.workflow = :workflow
+GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: runs_at_a_glance
 -- Number and workflow of all runs, the one last worked on first.
 SELECT r.id, r.workflow FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
-
--- name: run_ids_of_workflow
--- The runs of one workflow, the one last worked on first.
-SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE r.workflow = ?
-GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_exporting
 -- The files in this run's output folder are about to be replaced: no run that wrote there is shown any longer.
@@ -79,7 +77,7 @@ UPDATE run SET exported_revision = NULL WHERE output_dir = (SELECT output_dir FR
 
 -- name: run_files
 -- What was written into an output folder, by whichever run, and whether it is what stands there.
-SELECT id, exported_revision IS NOT NULL, exported_files FROM run WHERE output_dir = ? AND exported_files IS NOT NULL;
+SELECT id AS run, exported_revision IS NOT NULL AS shown, exported_files AS files FROM run WHERE output_dir = ? AND exported_files IS NOT NULL;
 
 -- name: run_exported
 -- The files in the output folder now show this revision.
@@ -103,7 +101,8 @@ UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;
 
 -- name: invocation_last
 -- The newest invocation of a workflow: if it has no end, it was killed.
-SELECT e.run_id, e.id, e.at, e.ended_at, e.exit_code, e.body FROM event e JOIN run r ON r.id = e.run_id
+SELECT e.run_id AS run, e.id AS invocation_id, e.at AS invocation_at, e.ended_at AS invocation_ended_at,
+    e.exit_code AS invocation_exit_code, e.body AS invocation_body FROM event e JOIN run r ON r.id = e.run_id
 WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
 
 -- name: run_was_read
@@ -197,8 +196,8 @@ SELECT row_key, min(stage), note FROM task WHERE row_key IN (:many) AND outcome 
 
 -- name: row_examples
 -- The first failed row of each kind of error.
-SELECT error_type, id, min(ordinal), error_message, error_stage, count(*) FROM row
-WHERE run_id = ? AND state = 2 AND ordinal IS NOT NULL GROUP BY error_type, error_stage;
+SELECT error_type, id AS row_id, min(ordinal) AS ordinal, error_message AS message, error_stage AS stage, count(*) AS rows
+FROM row WHERE run_id = ? AND state = 2 AND ordinal IS NOT NULL GROUP BY error_type, error_stage;
 
 -- name: number_last
 -- The last row number that was ever an id, of rows that left the input too. Only for runs whose ids are row numbers.
@@ -207,7 +206,7 @@ SELECT max(id) FROM row WHERE run_id = ? AND origin IS NULL;
 -- name: tasks_of_rows
 -- What became of these rows' tasks before.
 SELECT row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures,
-    json_extract(note, '$.agreement')
+    json_extract(note, '$.agreement') AS agreement
 FROM task WHERE row_key IN (:many) AND replica = 0;
 
 -- name: task_put
@@ -264,7 +263,7 @@ ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = co
 
 -- name: counters
 -- The roll-ups of a run.
-SELECT stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
+SELECT stage, outcome, error_type, model, count AS tasks, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
     unpriced, simulated, held_cost, held_tokens FROM counter WHERE run_id = ? AND count <> 0;
 
 -- name: timing_add
@@ -282,8 +281,8 @@ SELECT max(ordinal) FROM (SELECT ordinal FROM row WHERE run_id = ? AND ordinal >
 
 -- name: telemetry_attempts
 -- Every call that was made for the rows at a range of positions, row by row, stage by stage, the earliest first.
-SELECT r.key, r.ordinal, r.id, r.state, a.stage, a.event_id, a.number, a.purpose, a.endpoint_id, a.status, a.error_type,
-    a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
+SELECT r.key AS row_key, r.ordinal, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose,
+    a.endpoint_id AS endpoint, a.status, a.error_type, a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
     a.reasoning_tokens, a.cost, a.service_tier, a.replica
 FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto ORDER BY r.ordinal, r.key, a.stage, a.id;
@@ -294,14 +293,15 @@ SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND ke
 
 -- name: telemetry_made
 -- Every call that was made for a range of rows that a stage made, each with the position of the input's row behind it.
-SELECT r.key, (
+SELECT r.key AS row_key, (
         WITH RECURSIVE above (ordinal, parent_key) AS (
             SELECT r.ordinal, r.parent_key
             UNION ALL
             SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
         )
         SELECT max(ordinal) FROM above
-    ), r.id, r.state, a.stage, a.event_id, a.number, a.purpose, a.endpoint_id, a.status, a.error_type, a.started_at,
+    ) AS ordinal, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose, a.endpoint_id AS endpoint,
+    a.status, a.error_type, a.started_at,
     a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost,
     a.service_tier, a.replica
 FROM row r CROSS JOIN attempt a ON a.row_key = r.key
@@ -331,7 +331,8 @@ SELECT id, ordinal FROM last_position WHERE id IN (:many);
 
 -- name: run_lines
 -- The runs of one workflow, or of all, with what tells them apart; the one last worked on first.
-SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, e.at, r.created_at), r.selection <> '{}'
+SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, e.at, r.created_at) AS last_at,
+    r.selection <> '{}' AS partial
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE :workflow IS NULL OR r.workflow = :workflow ORDER BY e.id DESC, r.id DESC;
 
@@ -387,7 +388,7 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
 -- name: attempts_look
 -- Every call that was made for a row.
-SELECT a.stage, a.event_id, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
+SELECT a.stage, a.event_id AS invocation, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
     a.error_message, a.ambiguous, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.reply,
     e.provider, e.base_url, e.model, e.simulated, a.service_tier, a.ttft, a.time_to_response, a.replica
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
@@ -550,7 +551,7 @@ ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_chosen_count
 -- How many these are, and how many of those that stages made, by where and how they failed; '' stands for open ones.
-SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) FROM row
+SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) AS rows FROM row
 WHERE run_id = :run AND (ordinal IS NOT NULL OR place >= 0) AND state NOT IN (3, 6)
     AND NOT (state = 2 AND error_stage IS NULL)
     AND ((:done_too AND origin IS NULL)
@@ -560,7 +561,7 @@ GROUP BY failed_at, error_type;
 
 -- name: row_chosen_count
 -- The same among the rows of one id and those that were made of it, whose ids begin with it and a slash.
-SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) FROM row
+SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) AS rows FROM row
 WHERE run_id = :run AND (id = :id OR (id > :id || '/' AND id < :id || '0' AND origin IS NOT NULL))
     AND (ordinal IS NOT NULL OR place >= 0) AND state NOT IN (3, 6)
     AND NOT (state = 2 AND error_stage IS NULL)
@@ -580,8 +581,8 @@ WHERE t.stage = ? AND v.created_at < ? AND t.row_key IN (:many);
 
 -- name: task_of_row
 -- A row of a run by its id, with what became of its task at a stage; of several the one that came to the stage.
-SELECT r.run_id, r.key, r.data, t.fingerprint, t.outcome, t.error_type, t.error_message, t.settled_at,
-    v.how, v.created_at, e.provider, e.model
+SELECT r.run_id AS run, r.key AS row_key, r.data, t.fingerprint, t.outcome, t.error_type, t.error_message, t.settled_at,
+    v.how, v.created_at AS answered_at, e.provider, e.model
 FROM row r LEFT JOIN task t ON t.row_key = r.key AND t.stage = ? AND t.replica = 0
 LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
 WHERE r.run_id = ? AND r.id = ? AND r.state <> 6 ORDER BY t.stage IS NULL, r.origin, r.occurrence LIMIT 1;
@@ -591,9 +592,10 @@ WHERE r.run_id = ? AND r.id = ? AND r.state <> 6 ORDER BY t.stage IS NULL, r.ori
 SELECT DISTINCT r.id FROM run r JOIN row w ON w.run_id = r.id AND w.occurrence <= 0
 WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id = ? ORDER BY r.id DESC;
 
--- name: askings_of_row
--- When a row's stages were asked, by question and invocation, whether that brought an answer, and of which retry.
-SELECT a.stage, a.fingerprint, max(a.started_at), max(a.error_type IS NULL), json_extract(e.body, '$.retry'), a.replica
+-- name: attempts_by_request
+-- When a row's stages made calls, by request and invocation, whether that brought an answer, and of which retry.
+SELECT a.stage, a.fingerprint, max(a.started_at) AS at, max(a.error_type IS NULL) AS answered,
+    json_extract(e.body, '$.retry.from_stage') AS retry_from, a.replica
 FROM attempt a JOIN event e ON e.id = a.event_id WHERE a.row_key = ?
 GROUP BY a.stage, a.fingerprint, a.event_id ORDER BY max(a.id);
 
@@ -670,7 +672,8 @@ DELETE FROM alike WHERE row_key = ?;
 
 -- name: alike_page
 -- Some rows of a stage that keeps the first of equal ones: equal ones side by side.
-SELECT a.hash, a.row_key, a.content, a.state, r.state, r.id, r.origin, r.result_id, c.hash, c.state
+SELECT a.hash, a.row_key AS key, a.content, a.state AS came_as, r.state, r.id, r.origin, r.result_id, c.hash AS child_hash,
+    c.state AS child_state
 FROM alike a JOIN row r ON r.key = a.row_key
 LEFT JOIN row c ON c.parent_key = a.row_key AND c.origin = a.origin AND c.place = 0
 WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) ORDER BY a.hash, a.row_key LIMIT ?;
@@ -678,13 +681,13 @@ WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) ORDER BY a.
 -- name: made_rows
 -- Rows that a stage made and that need work: open ones, failed ones, or all (done_too). A parent's state comes along.
 SELECT r.key, r.id, r.hash, r.data, r.state, r.error_type, r.error_message, r.error_stage, r.result_id, r.parent_key, r.place,
-    r.seen, p.state FROM row r LEFT JOIN row p ON p.key = r.parent_key
+    r.seen, p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.place >= 0 AND r.state <> 6
     AND (:done_too OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT :limit;
 
 -- name: made_counts
 -- How the rows stand that stages made.
-SELECT origin, state, error_stage, error_type, count FROM made WHERE run_id = ? AND count > 0;
+SELECT origin, state, error_stage, error_type, count AS rows FROM made WHERE run_id = ? AND count > 0;
 
 -- name: made_by_id
 -- Rows that a stage made, by their ids.
@@ -706,7 +709,7 @@ WHERE group_key IN (:many) GROUP BY group_key;
 
 -- name: members_page
 -- Some members of a group in the order of their hashes.
-SELECT m.sort, m.row_key, m.size, r.id FROM member m JOIN row r ON r.key = m.row_key
+SELECT m.sort, m.row_key AS key, m.size, r.id FROM member m JOIN row r ON r.key = m.row_key
 WHERE m.group_key = ? AND (m.sort, m.row_key) > (?, ?) AND m.sort <= ? AND NOT m.failed ORDER BY m.sort, m.row_key LIMIT ?;
 
 -- name: part_put
@@ -722,7 +725,7 @@ SELECT key FROM row WHERE parent_key = ? AND place < 0 AND state <> 6 AND seen <
 
 -- name: parts_open
 -- Parts of large groups of one height that are to be asked.
-SELECT key, id, data, parent_key FROM row
+SELECT key, id, data, parent_key AS "group" FROM row
 WHERE run_id = ? AND origin = ? AND place = ? AND key > ? AND state = 0 ORDER BY key LIMIT ?;
 
 -- name: part_values
@@ -744,7 +747,7 @@ UPDATE row SET state = 0, result_id = NULL, error_stage = NULL, error_type = NUL
 
 -- name: groups_export
 -- Groups by their ids, with their results, a range at a time.
-SELECT NULL, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
+SELECT NULL AS ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
 FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = ? AND r.id > ? AND r.occurrence = ? AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT ?;
 
@@ -761,12 +764,12 @@ WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) 
 
 -- name: made_failed
 -- Failed rows that a stage made by their ids, a range at a time.
-SELECT NULL, id, state, data, NULL, error_type, error_message, key FROM row
+SELECT NULL AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row
 WHERE run_id = ? AND id > ? AND occurrence = ? AND place >= 0 AND state = 2 ORDER BY id LIMIT ?;
 
 -- name: made_examples
 -- The first failed row of each kind of error among those that stages made.
-SELECT error_type, id, NULL, error_message, error_stage, count(*), min(key) FROM row
+SELECT error_type, id, error_message, error_stage, count(*), min(key) FROM row
 WHERE run_id = ? AND state = 2 AND origin IS NOT NULL AND place >= 0 GROUP BY error_type, error_stage;
 
 -- name: project_token
@@ -804,8 +807,9 @@ SELECT provider_id FROM batch WHERE provider_id IN (:many);
 
 -- name: lane_load
 -- Enqueued tokens and batches of a lane, batches of its account, and the most tokens that this was seen to take.
-SELECT sum(tokens) FILTER (WHERE model = :m), count(*) FILTER (WHERE model = :m), count(*),
-    (SELECT cap FROM batch_lane WHERE provider = :p AND account = :a AND model = :m AND shown_at > :since)
+SELECT ifnull(sum(tokens) FILTER (WHERE model = :m), 0) AS tokens, count(*) FILTER (WHERE model = :m) AS batches,
+    count(*) AS of_account,
+    (SELECT cap FROM batch_lane WHERE provider = :p AND account = :a AND model = :m AND shown_at > :since) AS cap
 FROM batch WHERE state IN ('CREATE_INTENT', 'SUBMITTED') AND provider = :p AND account = :a;
 
 -- name: lane_cap
@@ -958,8 +962,8 @@ WHERE t.state = 1 AND t.state < 2 AND run.workflow = ? AND t.fingerprint IN (:ma
 
 -- name: tasks_ready
 -- What came of the tasks of some rows.
-SELECT row_key, stage, replica, fingerprint, round, position, repairs, then_do, batch_id IS NOT NULL, error_type,
-    error_message
+SELECT row_key, stage, replica, fingerprint, round, position, repairs, then_do, batch_id IS NOT NULL AS enrolled,
+    error_type, ifnull(error_message, '') AS error_message
 FROM batch_task WHERE state = 2 AND state < 3 AND row_key IN (:many);
 
 -- name: rows_waiting
@@ -1068,13 +1072,14 @@ WHERE b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') ORDER BY
 
 -- name: batches_alike
 -- The open batches of a run by stage and by how they stand, which is '' where the provider has not got them.
-SELECT stage, iif(provider_id IS NULL, '', coalesce(status, 'in_progress')) AS stands, count(*), sum(tasks),
-    coalesce(sum(done), 0), coalesce(sum(failed), 0)
-FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY stage, stands;
+SELECT stage, iif(provider_id IS NULL, '', coalesce(status, 'in_progress')) AS status, count(*) AS batches,
+    sum(tasks) AS requests, coalesce(sum(done), 0) AS done, coalesce(sum(failed), 0) AS failed
+FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY 1, 2;
 
 -- name: batches_of_row
 -- The tasks of a row that are in a batch, or wait for an equal one that is in one, each with that batch.
-SELECT t.stage, t.replica, t.fingerprint, t.state, t.round, b.id, b.run_id, b.provider_id, b.state, b.submitted_at
+SELECT t.stage, t.replica, t.fingerprint, t.state = 0 AS waits, t.round, b.id AS batch, b.run_id AS run, b.provider_id,
+    b.state AS step, b.submitted_at
 FROM batch_task t
 LEFT JOIN batch_task e ON t.state = 0 AND e.fingerprint = t.fingerprint AND e.state = 1 AND e.state < 2
 JOIN batch b ON b.id = coalesce(t.batch_id, e.batch_id)
@@ -1082,7 +1087,7 @@ WHERE t.row_key = ? AND t.state < 2 AND t.state < 3 ORDER BY t.stage, t.replica;
 
 -- name: batches_waited_for
 -- The batches of other runs in which tasks are that a run's tasks wait for.
-SELECT DISTINCT b.id, b.run_id, b.provider_id FROM batch_task w
+SELECT DISTINCT b.id AS batch, b.run_id AS run, b.provider_id FROM batch_task w
 JOIN batch_task e ON e.fingerprint = w.fingerprint AND e.state = 1 AND e.state < 2 JOIN batch b ON b.id = e.batch_id
 WHERE w.run_id = :run AND w.state = 0 AND b.run_id <> :run;
 

@@ -1,15 +1,18 @@
-"""Stored rows: reading them by position and by id, and the tasks that they already went through."""
+"""Rows and their tasks as the store has them: of the input, and of those that stages made; read in ranges and by id."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, translated
-from agac.store.sql import padded, sql, sql_many
+from agac.store.db import Database, select, select_one, translated
+from agac.store.sql import sql
+
+T = TypeVar("T")
 
 
 class State(IntEnum):
@@ -35,6 +38,25 @@ OUTCOME_OF = {
 
 WALKED = frozenset({State.DONE, State.FILTERED, State.SKIPPED})
 """Ends that a row comes to by going through its stages without a failure."""
+
+EXPORT_RANGE = 512
+"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied meanwhile."""
+
+
+async def pages(
+    read: Callable[[Any], Awaitable[list[T]]], start: Any, last: Callable[[T], Any]
+) -> AsyncIterator[list[T]]:
+    """What `read` gives after a position, at most EXPORT_RANGE at a time and never none; `last` is the position of the
+    last of them."""
+    after = start
+    while found := await read(after):
+        yield found
+        if len(found) < EXPORT_RANGE:
+            return
+        after = last(found[-1])
+
+
+# Rows of the input, and their tasks.
 
 
 class StoredRow(NamedTuple):
@@ -66,6 +88,426 @@ class PriorTask(NamedTuple):
     agreement: str | None = None
 
 
+class StageResult(NamedTuple):
+    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its guard said no."""
+
+    value: str | None
+    skipped: bool
+
+
+class EarlierResult(NamedTuple):
+    """A result in the store; `value` is its JSON text."""
+
+    id: int
+    value: str
+
+
+async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
+    """The stored rows at the positions `first` to `last`."""
+    return await select(database, "rows_at", StoredRow, run, first, last)
+
+
+async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
+    """Every repetition of each of these ids, by id."""
+    by_id: dict[RowId, list[StoredRow]] = {}
+    for row in await select(database, "rows_by_id", StoredRow, run, list(ids)):
+        by_id.setdefault(row.id, []).append(row)
+    return by_id
+
+
+async def rows_of_id(database: Database, run: int, row_id: RowId, first: int, last: int) -> list[StoredRow]:
+    """The repetitions `first` to `last` of one id, and the row that has it."""
+    return await select(database, "rows_of_id", StoredRow, run, row_id, first, last)
+
+
+async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
+    """What became of the tasks of these rows: row key → stage → task."""
+    tasks: dict[int, dict[int, PriorTask]] = {}
+    for task in await select(database, "tasks_of_rows", PriorTask, list(keys)):
+        tasks.setdefault(task.row_key, {})[task.stage] = task
+    return tasks
+
+
+async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]) -> set[int]:
+    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by stage."""
+    found: set[int] = set()
+    for stage, cutoff in cutoffs.items():
+        found.update(await select(database, "rows_aged", int, stage, cutoff, list(keys)))
+    return found
+
+
+async def last_number(database: Database, run: int) -> int:
+    """The last row number that was ever an id in a run whose ids are row numbers; 0 when there is none."""
+    return await select_one(database, "number_last", int, run) or 0
+
+
+async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], StageResult]:
+    """What came of these rows' stages, by the row's key and the stage's position."""
+    found = await select(database, "results_of_rows", tuple[int, int, str | None, bool], list(keys))
+    return {(key, stage): StageResult(value, skipped) for key, stage, value, skipped in found}
+
+
+async def why_filtered(database: Database, keys: Sequence[int]) -> dict[int, tuple[int, str]]:
+    """The position of the stage that made each of these rows leave, and its note: JSON, of a guard with `when` and
+    `values`."""
+    found = await select(database, "rows_filtered", tuple[int, int, str], list(keys))
+    return {key: (stage, note) for key, stage, note in found}
+
+
+async def earlier_results(database: Database, prints: Sequence[bytes], since: float) -> dict[bytes, EarlierResult]:
+    """The newest result of each fingerprint that has one made at or after `since` (seconds since 1970)."""
+    found = await select(database, "results_by_fingerprint", tuple[bytes, int, str], since, list(prints))
+    return {fingerprint: EarlierResult(result_id, value) for fingerprint, result_id, value in found}
+
+
+async def newest_result(database: Database) -> int:
+    """The id of the last result, 0 when there is none."""
+    return await select_one(database, "result_id_max", int) or 0
+
+
+# Passes over an input: which rows left it, how often an id came, where it came last.
+
+
+async def leaving_rows(
+    database: Database, run: int, *, last: int, moved_from: int, event: int, limit: int
+) -> list[tuple[int, int, str | None]]:
+    """Rows past the input's end, or not met from `moved_from` on: (key, state, error type), at most `limit` of them."""
+    values = {"run": run, "last": last, "shifted": moved_from, "event": event, "limit": limit}
+    return await select(database, "rows_leaving", tuple[int, int, str | None], **values)
+
+
+async def scan_positions(database: Database, chunks: AsyncIterator[list[tuple[RowId, int]]]) -> None:
+    """Notes the last position of each id in a scratch table of the reader's connection, on disk when it grows."""
+    with translated(database.path):
+        await database.reader.execute(sql("ids_scan_make"))
+        async for chunk in chunks:
+            await database.reader.execute("BEGIN")
+            await database.reader.executemany(sql("ids_scan_put"), chunk)
+            await database.reader.execute("COMMIT")
+
+
+async def last_positions(database: Database, ids: Sequence[RowId]) -> dict[RowId, int]:
+    """The last position of each of these ids, after `scan_positions`."""
+    return dict(await select(database, "ids_scan_read", tuple[RowId, int], list(ids)))
+
+
+class SeenIds:
+    """Counts the ids that a pass over an input met, in a temporary database of its own, on disk when they are many."""
+
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._connection.execute("CREATE TABLE seen (id PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID")
+
+    def times(self, ids: Sequence[RowId]) -> list[int]:
+        """For each id, in order, how often it came before."""
+        self._connection.execute("BEGIN")
+        statement = (
+            "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + 1 RETURNING times - 1"
+        )
+        found = [self._connection.execute(statement, (row_id,)).fetchone()[0] for row_id in ids]
+        self._connection.execute("COMMIT")
+        return found
+
+    def totals(self, ids: Sequence[RowId]) -> list[int]:
+        """For each id, in order, how often it came in all."""
+        statement = "SELECT times FROM seen WHERE id = ?"
+        return [self._connection.execute(statement, (row_id,)).fetchone()[0] for row_id in ids]
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._connection.close()
+
+
+# Rows that a retry chooses.
+
+
+class Choice(Protocol):
+    """What is chosen: ids (none: all), the stage and the kind of error of failed rows; `from_stage`: done rows too.
+
+    Rows that invocations from `since` on left open are chosen as well: the same retry had opened them.
+    """
+
+    @property
+    def rows(self) -> tuple[RowId, ...]: ...
+    @property
+    def stage(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def from_stage(self) -> str | None: ...
+    @property
+    def since(self) -> float: ...
+
+
+class ChosenRow(NamedTuple):
+    """A stored row with its snapshot."""
+
+    key: int
+    id: RowId
+    occurrence: int
+    ordinal: int
+    hash: bytes
+    data: str
+    state: int
+    error_type: str | None
+    error_message: str | None
+    error_stage: str | None
+    result_id: int | None
+
+
+async def first_event_since(database: Database, run: int, since: float) -> int:
+    """The number of a run's first invocation from then on; 0 when there is none."""
+    return await select_one(database, "first_event_since", int, run, since) or 0
+
+
+async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
+    """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
+
+    async def read(after: int) -> list[ChosenRow]:
+        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
+        return await select(database, "rows_chosen", ChosenRow, **values)
+
+    async for rows in pages(read, 0, lambda row: row.ordinal):
+        if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
+            yield chosen
+
+
+class RowOfRetry(NamedTuple):
+    """A stored row with its snapshot, and whether it is `chosen`; its first fields are those of `StoredRow`."""
+
+    key: int
+    id: RowId
+    occurrence: int
+    ordinal: int
+    hash: bytes
+    state: int
+    error_type: str | None
+    error_message: str | None
+    error_stage: str | None
+    seen: int
+    result_id: int | None
+    data: str
+    chosen: bool
+
+    @property
+    def stored(self) -> StoredRow:
+        """The row without its snapshot."""
+        return StoredRow(*self[:-2])
+
+
+async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIterator[list[RowOfRetry]]:
+    """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
+
+    async def read(after: int) -> list[RowOfRetry]:
+        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
+        return await select(database, "rows_of_retry", RowOfRetry, **values)
+
+    async for rows in pages(read, 0, lambda row: row.ordinal):
+        yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
+
+
+async def chosen_counts(database: Database, run: int, choice: Choice) -> list[tuple[str | None, str | None, int]]:
+    """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones,
+    ("", None, n) open ones."""
+    values = _chosen(run, choice)
+    if not choice.rows:
+        return await select(database, "rows_chosen_count", tuple[str | None, str | None, int], **values)
+    found: dict[tuple[str | None, str | None], int] = {}
+    for row_id in choice.rows:
+        counts = await select(database, "row_chosen_count", tuple[str | None, str | None, int], **values, id=row_id)
+        for stage, error, count in counts:
+            found[stage, error] = found.get((stage, error), 0) + count
+    return [(stage, error, count) for (stage, error), count in found.items()]
+
+
+def _chosen(run: int, choice: Choice) -> dict[str, Any]:
+    done_too = choice.from_stage is not None and choice.stage is None and choice.error is None
+    return {"run": run, "done_too": done_too, "stage": choice.stage, "error": choice.error, "since": choice.since}
+
+
+# Rows that stages made.
+
+
+class MadeRow(NamedTuple):
+    """A row that a stage made, as it stands. `seen` is the invocation that last made or opened it."""
+
+    key: int
+    id: RowId
+    hash: bytes
+    data: str
+    state: int
+    error_type: str | None
+    error_message: str | None
+    error_stage: str | None
+    result_id: int | None
+    parent_key: int | None
+    place: int
+    seen: int
+    parent_state: int | None = None
+
+
+class Ancestor(NamedTuple):
+    """Any row, for what was made of it. `origin` None: it is the input's."""
+
+    key: int
+    id: RowId
+    ordinal: int | None
+    data: str
+    origin: int | None
+    parent_key: int | None
+    place: int | None
+    state: int
+
+
+class MadeCount(NamedTuple):
+    """How many rows of one maker stand in one way. Errors: '' for none."""
+
+    origin: int
+    state: int
+    error_stage: str
+    error_type: str
+    rows: int
+
+
+class GroupSize(NamedTuple):
+    """What a group is made of: `rows` and `tokens` of those that did not fail."""
+
+    rows: int
+    tokens: int
+    failed: int
+
+
+class Member(NamedTuple):
+    """A member of a group; `sort` is 64 bits, signed."""
+
+    sort: int
+    key: int
+    size: int
+    id: RowId
+
+
+class OpenPart(NamedTuple):
+    """A part of a large group that is to be asked."""
+
+    key: int
+    id: str
+    data: str
+    group: int
+
+
+class DedupeRow(NamedTuple):
+    """A row at a stage that keeps the first of equal ones, and the state in which it came there. `child_…`: what was
+    made of it before, if anything was."""
+
+    hash: bytes
+    key: int
+    content: bytes
+    came_as: int
+    state: int
+    id: RowId
+    origin: int | None
+    result_id: int | None
+    child_hash: bytes | None
+    child_state: int | None
+
+
+async def made_rows(
+    database: Database, run: int, origin: int, after: int, limit: int, *, done_too: bool
+) -> list[MadeRow]:
+    """Some rows of a maker by their keys: open and failed ones, or all."""
+    values = {"run": run, "origin": origin, "after": after, "limit": limit, "done_too": done_too}
+    return await select(database, "made_rows", MadeRow, **values)
+
+
+async def made_counts(database: Database, run: int) -> list[MadeCount]:
+    """How the rows stand that stages made."""
+    return await select(database, "made_counts", MadeCount, run)
+
+
+async def made_by_id(database: Database, run: int, origin: int, ids: Sequence[RowId]) -> dict[RowId, StoredRow]:
+    """The rows of a maker with these ids, parts of groups too, by id."""
+    return {row.id: row for row in await select(database, "made_by_id", StoredRow, run, -1 - origin, list(ids))}
+
+
+async def parent_count(database: Database, run: int, origin: int) -> int:
+    """Of how many rows this maker made others."""
+    return await select_one(database, "made_parents", int, run, origin) or 0
+
+
+async def rows_of_keys(database: Database, keys: Sequence[int]) -> dict[int, Ancestor]:
+    """Some rows by their keys."""
+    return {row.key: row for row in await select(database, "rows_of_keys", Ancestor, list(keys))}
+
+
+async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, int | None]:
+    """The position in the input of the row that each of these descends from; None: of one in no row, or of a group."""
+    rows = await rows_of_keys(database, keys) if keys else {}
+    above = sorted({row.parent_key for row in rows.values() if row.parent_key is not None})
+    roots = await root_ordinals(database, above) if above else {}
+    return {key: row.ordinal if row.parent_key is None else roots[row.parent_key] for key, row in rows.items()}
+
+
+async def group_sizes(database: Database, groups: Sequence[int]) -> dict[int, GroupSize]:
+    """How large these groups are, by key; one without members is not in it."""
+    found = await select(database, "group_sizes", tuple[int, int, int, int], list(groups))
+    return {key: GroupSize(rows, tokens, failed) for key, rows, tokens, failed in found}
+
+
+FIRST = -(1 << 63)
+LAST = (1 << 63) - 1
+"""The ends of what members are sorted by."""
+
+
+async def members(
+    database: Database, group: int, limit: int, *, after: tuple[int, int] = (FIRST, 0), upto: int = LAST
+) -> list[Member]:
+    """Some members of a group that did not fail, by their hashes: those after a (hash, key), up to a hash."""
+    return await select(database, "members_page", Member, group, *after, upto, limit)
+
+
+async def open_parts(database: Database, run: int, origin: int, height: int, after: int, limit: int) -> list[OpenPart]:
+    """Some parts of one height, by their keys."""
+    return await select(database, "parts_open", OpenPart, run, origin, -height, after, limit)
+
+
+async def part_values(database: Database, run: int, origin: int, ids: Sequence[str]) -> dict[str, str]:
+    """What these parts of groups came to, by id: JSON texts; those without a result are not in it."""
+    return dict(await select(database, "part_values", tuple[str, str], run, -1 - origin, list(ids)))
+
+
+async def any_open_part(database: Database, run: int, origin: int, ids: Sequence[str]) -> bool:
+    """Whether one of these parts of groups has no end yet."""
+    return bool(await select(database, "parts_waiting", int, run, -1 - origin, list(ids)))
+
+
+async def failed_part(database: Database, group: int) -> tuple[str, str, str] | None:
+    """The kind of error, the message and the id of a part of a group that failed."""
+    return await select_one(database, "parts_failed", tuple[str, str, str], group)
+
+
+async def dedupe_page(
+    database: Database, run: int, origin: int, after: tuple[bytes, int], limit: int
+) -> list[DedupeRow]:
+    """Some rows of a stage that keeps the first of equal ones, equal ones side by side."""
+    return await select(database, "alike_page", DedupeRow, run, origin, *after, limit)
+
+
+def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
+    """The rows of a maker by outcome, as `runs.row_counts` gives those of the input."""
+    by_state = {state: sum(c.rows for c in counts if c.origin == origin and c.state == state) for state in State}
+    return {
+        "present": sum(by_state.values()),
+        "done": by_state[State.DONE],
+        "skipped": by_state[State.SKIPPED],
+        "failed": by_state[State.FAILED],
+        "dropped": by_state[State.FILTERED] + by_state[State.DROPPED],
+        "open": by_state[State.PENDING],
+    }
+
+
+# Rows for the output files.
+
+
 class ExportRow(NamedTuple):
     """One row as an export needs it; `data` and `value` are JSON texts. `form`: the fields that the row had in the end,
     where they are not its own alone. `made`: by a stage. `ordinal` is that of the row of the input that it descends
@@ -83,62 +525,6 @@ class ExportRow(NamedTuple):
     made: bool = False
 
 
-async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
-    """The stored rows at the positions `first` to `last`."""
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql("rows_at"), (run, first, last))
-    return list(map(StoredRow._make, found))
-
-
-async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
-    """Every repetition of each of these ids, by id."""
-    values = padded(list(ids))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("rows_by_id", len(values)), (run, *values))
-    by_id: dict[RowId, list[StoredRow]] = {}
-    for row in found:
-        by_id.setdefault(row[1], []).append(StoredRow(*row))
-    return by_id
-
-
-async def rows_of_id(database: Database, run: int, row_id: RowId, first: int, last: int) -> list[StoredRow]:
-    """The repetitions `first` to `last` of one id, and the row that has it."""
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql("rows_of_id"), (run, row_id, first, last))
-    return list(map(StoredRow._make, found))
-
-
-async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
-    """What became of the tasks of these rows: row key → stage → task."""
-    values = padded(list(keys))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("tasks_of_rows", len(values)), values)
-    tasks: dict[int, dict[int, PriorTask]] = {}
-    for row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures, agreement in found:
-        error = RowError(ErrorType(error_type), error_message) if error_type else None
-        task = PriorTask(row_key, stage, fingerprint, Outcome(outcome), result_id, error, failures, agreement)
-        tasks.setdefault(row_key, {})[stage] = task
-    return tasks
-
-
-async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]) -> set[int]:
-    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by stage."""
-    found: set[int] = set()
-    values = padded(list(keys))
-    with translated(database.path):
-        for stage, cutoff in cutoffs.items():
-            statement = sql_many("rows_aged", len(values))
-            found |= {key for (key,) in await database.reader.execute_fetchall(statement, (stage, cutoff, *values))}
-    return found
-
-
-async def last_number(database: Database, run: int) -> int:
-    """The last row number that was ever an id in a run whose ids are row numbers; 0 when there is none."""
-    with translated(database.path):
-        (row,) = await database.reader.execute_fetchall(sql("number_last"), (run,))
-    return int(row[0] or 0)
-
-
 class ErrorExample(NamedTuple):
     """The first row that failed in a certain way, and how many did."""
 
@@ -152,53 +538,65 @@ class ErrorExample(NamedTuple):
 
 async def error_examples(database: Database, run: int) -> list[ErrorExample]:
     """The first failed row of each kind of error."""
-    with translated(database.path):
-        return [ErrorExample(*row) for row in await database.reader.execute_fetchall(sql("row_examples"), (run,))]
+    return await select(database, "row_examples", ErrorExample, run)
 
 
-EXPORT_RANGE = 512
-"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied meanwhile."""
+async def made_examples(database: Database, run: int) -> list[ErrorExample]:
+    """The first failed row of each kind of error among those that stages made."""
+    found = await select(database, "made_examples", tuple[str, RowId, str, str | None, int, int], run)
+    roots = await root_ordinals(database, [row[-1] for row in found])
+    return [ErrorExample(error, row, roots[key], text, stage, rows) for error, row, text, stage, rows, key in found]
 
 
 async def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     """All rows of the input in order, some hundred at a time."""
-    async for found in _ranges(database, "rows_export", run):
-        yield [ExportRow(*row) for row in found]
+
+    async def read(after: int) -> list[ExportRow]:
+        return await select(database, "rows_export", ExportRow, run, after, EXPORT_RANGE)
+
+    async for rows in pages(read, 0, lambda row: row.ordinal):
+        yield rows
 
 
-async def _ranges(database: Database, statement: str, run: int) -> AsyncIterator[list[Any]]:
-    """What a statement finds by (run, position after which, limit), some hundred at a time, never none. Its first
-    column is the position."""
-    after = 0
-    while True:
-        with translated(database.path):
-            found = list(await database.reader.execute_fetchall(sql(statement), (run, after, EXPORT_RANGE)))
-        if found:
-            yield found
-        if len(found) < EXPORT_RANGE:
-            return
-        after = found[-1][0]
+async def group_rows(database: Database, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
+    """All groups that a stage made, by their ids, some hundred at a time."""
+    async for groups in _made_by_id(database, "groups_export", run, origin):
+        yield groups
 
 
-async def why_filtered(database: Database, keys: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """The position of the stage that made each of these rows leave, and its note: JSON, of a guard with `when` and
-    `values`."""
-    wanted = padded(list(keys))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("rows_filtered", len(wanted)), wanted)
-    return {key: (stage, note) for key, stage, note in found}
+async def _made_by_id(database: Database, statement: str, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
+    """Rows that a stage made, as a statement finds them by (run, id after which, occurrence, limit)."""
+
+    async def read(after: RowId) -> list[ExportRow]:
+        found = await select(database, statement, ExportRow, run, after, -1 - origin, EXPORT_RANGE)
+        return [row._replace(made=True) for row in found]
+
+    async for rows in pages(read, FIRST, lambda row: row.id):
+        yield rows
 
 
-class StageResult(NamedTuple):
-    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its guard said no."""
+async def child_counts(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], int]:
+    """How many children stages made of these rows, by the row's key and the stage's position."""
+    found = await select(database, "child_counts", tuple[int, int, int], list(keys))
+    return {(key, origin): count for key, origin, count in found}
 
-    value: str | None
-    skipped: bool
+
+async def children_export(
+    database: Database, keys: Sequence[int], *, origin: int, after: int = -1, limit: int = -1
+) -> list[tuple[int, int, ExportRow]]:
+    """The children that a stage made of these rows, as (key of the parent, place, child), in their order; after a
+    place, so many at most."""
+    found = await select(database, "children_export", tuple[Any, ...], origin, after, list(keys), limit)
+    return [(row[0], row[1], ExportRow(*row[2:])._replace(made=True)) for row in found]
 
 
-async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], StageResult]:
-    """What came of these rows' stages, by the row's key and the stage's position."""
-    wanted = padded(list(keys))
-    with translated(database.path):
-        found = await database.reader.execute_fetchall(sql_many("results_of_rows", len(wanted)), wanted)
-    return {(key, stage): StageResult(value, bool(skipped)) for key, stage, value, skipped in found}
+async def failed_rows(database: Database, run: int, origin: int | None) -> AsyncIterator[list[ExportRow]]:
+    """The failed rows of the input in order, or those among the rows that a stage made by their ids, some hundred at a
+    time."""
+    if origin is None:
+        async for some in export_rows(database, run):
+            yield [row for row in some if row.state == State.FAILED]
+        return
+    async for found in _made_by_id(database, "made_failed", run, origin):
+        roots = await root_ordinals(database, [row.key for row in found])
+        yield [row._replace(ordinal=roots[row.key]) for row in found]

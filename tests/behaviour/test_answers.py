@@ -92,8 +92,8 @@ def test_an_invalid_answer_is_asked_for_once_more_with_its_errors_quoted(project
     reply, complaint = second["messages"][len(first["messages"]) :]
     assert reply == {"role": "assistant", "content": bad}
     assert complaint["role"] == "user"
-    assert "'excellent' is not one of" in complaint["content"]
-    assert "'reason' is a required property" in complaint["content"]
+    assert '"excellent" is not one of "positive", "neutral", "negative"' in complaint["content"]
+    assert '"reason" is a required property' in complaint["content"]
     assert second["response_format"] == first["response_format"]
     assert project.output() == [json.loads(GOOD)]
     assert attempts(project) == [(1, "ask", 200, "SchemaMismatch"), (2, "repair", 200, None)]
@@ -181,12 +181,12 @@ def test_bare_and_fenced_json_is_an_answer(project: ProjectFolder, text: str) ->
         (GOOD.replace('"it is"', "[" * 100_000), "is not JSON"),
         (GOOD.replace('"it is"', "[" * 500 + "]" * 500), ""),
         (GOOD.replace('"it is"', "9" * 5000), "is not JSON"),
-        ("[]", "is not of type 'object'"),
-        ("null", "is not of type 'object'"),
-        ('"positive"', "is not of type 'object'"),
-        ('{"sentiment":"positive"}', "'reason' is a required property"),
-        ('{"sentiment":"positive","reason":null}', "reason: None is not of type 'string'"),
-        ('{"sentiment":"Positive","reason":""}', "'Positive' is not one of"),
+        ("[]", 'is not of type "object"'),
+        ("null", 'is not of type "object"'),
+        ('"positive"', 'is not of type "object"'),
+        ('{"sentiment":"positive"}', '"reason" is a required property'),
+        ('{"sentiment":"positive","reason":null}', 'reason: null is not of type "string"'),
+        ('{"sentiment":"Positive","reason":""}', '"Positive" is not one of "positive"'),
         (GOOD.replace("}", ',"more":1}'), "more"),
     ],
 )
@@ -248,5 +248,5 @@ def test_an_answer_is_held_to_the_whole_schema(project: ProjectFolder) -> None:
         project.workflow(stages=[{"name": "tag", "prompt": "${text}", "output_schema": schema}])
         project.run()
     message = project.envelopes()[0]["error"]["message"]
-    for word in ("tags[1]", "'NO' does not match", "is too long", "day", "2026-02-30"):
+    for word in ("tags[1]", '"NO" does not match', "has more than 2 items", "day", "2026-02-30"):
         assert word in message

@@ -296,7 +296,7 @@ def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
 
 def test_an_older_database_can_be_copied_before_it_is_brought_up_to_date(finished: ProjectFolder) -> None:
     with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute("PRAGMA user_version = 10")
     connection.close()
     assert finished.agac("status").code == 1
     assert finished.agac("backup", "copy.db").code == 0

@@ -165,7 +165,7 @@ def test_confirm_above_asks_before_anything_is_sent(make: Make) -> None:
     project = make(confirm_above={"usd": 0.0001})
     refused = project.agac("run", "-a", "reviews")
     assert (refused.code, refused.out) == (2, "")
-    assert "nothing was asked" in refused.err
+    assert "no calls were made" in refused.err
     assert project.account["files"] == project.account["posts"] == 0
     assert project.agac("run", "-a", "reviews", "--yes").code == 0
     assert project.account["posts"] == 1

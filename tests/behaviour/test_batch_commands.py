@@ -59,8 +59,8 @@ def test_run_submits_says_so_and_ends(shop: ProjectFolder, slow: Server) -> None
     assert second.startswith(f"Submitted batch {ids[1]}: 1 request, 2 of 2, local/small, up to $")
     assert first.endswith(" at batch price")
     assert ran.out.endswith(
-        "Nothing is finished yet. `agac batch status` follows them, `agac batch retrieve` takes what is ready; "
-        "`agac run -a reviews --wait` stays.\n"
+        "No row is finished yet. `agac batch status` shows progress, `agac batch retrieve` collects results; "
+        "`agac run -a reviews --wait` waits until every stage is done.\n"
     )
     assert "Open: " not in ran.out, "the rows wait for no stage that was left out"
     assert (slow.account()["batches"]["created"], charged(slow)) == (2, 0)
@@ -72,7 +72,10 @@ def test_run_retrieve_retrieve_and_nothing_else(shop: ProjectFolder, slow: Serve
     advance(slow, 200)
     second = shop.agac("batch", "retrieve")
     assert (second.code, second.err) == (0, "")
-    assert [line.partition(" (")[0] for line in lines_with(second, "Took ")] == ["Took batch 1", "Took batch 2"]
+    assert [line.partition(" (")[0] for line in lines_with(second, "Retrieved ")] == [
+        "Retrieved batch 1",
+        "Retrieved batch 2",
+    ]
     assert len(lines_with(second, "Submitted batch ")) == 2
     advance(slow, 200)
     third = shop.agac("batch", "retrieve")
@@ -131,7 +134,7 @@ def test_one_batch_is_taken_by_itself_and_its_rows_move_on(shop: ProjectFolder, 
     shop.agac("run", "-a", "reviews")
     advance(slow, 200)
     ran = shop.agac("batch", "retrieve", "--batch-id", "2")
-    assert (ran.code, len(lines_with(ran, "Took batch 2 ("))) == (0, 1)
+    assert (ran.code, len(lines_with(ran, "Retrieved batch 2 ("))) == (0, 1)
     steps = dict(shop.query("SELECT id, state FROM batch"))
     assert (steps[1], steps[2]) == ("SUBMITTED", "CLEANED")
     assert shop.query("SELECT stage, tasks FROM batch WHERE id = 3") == [(2, 1)]
@@ -177,9 +180,10 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
     for command in (["batch", "retrieve"], ["run", "-a", "reviews"]):
         ran = project.agac(*command)
         assert ran.code == 75, "the other batch went on, this one waits"
-        assert "A decision is needed about batch 1 (batch_" in ran.err
+        assert "Batch 1 (batch_" in ran.err
+        assert ") needs your decision" in ran.err
         assert "with: agac doctor --resubmit --batch-id 1\n" in ran.err
-    assert "A decision is needed about batch 1 (" in project.agac("--quiet", "batch", "retrieve").err
+    assert ") needs your decision" in project.agac("--quiet", "batch", "retrieve").err
     assert "Batch job status: needs a decision\n" in project.agac("batch", "status").out
     found = project.agac("doctor")
     assert found.code == 75
@@ -208,9 +212,11 @@ def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
     assert [[one["batch"] for one in stage["in_batches"]] for stage in row["stages"]] == [[1], [], []]
     shop.workflow(stages=[THREE[0]], defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
     ran = shop.agac("run", "-a", "reviews")
-    assert "\nRows wait for batches 1, 2 of an earlier run, which ask the same (`agac batch list`); " in ran.out
+    assert (
+        "\nRows wait for batches 1, 2 of an earlier run, which have the same requests (`agac batch list`). " in ran.out
+    )
     assert "Open: " not in ran.out
-    assert "\nwaits for the same question in batch 1 (" in shop.agac("why", "last", "r-1", "classify").out
+    assert "\nwaits for the same request in batch 1 (" in shop.agac("why", "last", "r-1", "classify").out
 
 
 def test_what_retrieves_goes_on_with_all_stages(shop: ProjectFolder, slow: Server) -> None:
@@ -252,7 +258,7 @@ def test_run_with_wait_goes_to_the_end(tmp_path: Path, server: Server) -> None:
     ran = project.agac("run", "-a", "reviews", "--wait")
     assert ran.code == 0
     assert "reviews, run 1: 5 rows, 5 done\n" in ran.out
-    assert len(lines_with(ran, "Took batch ")) == 4
+    assert len(lines_with(ran, "Retrieved batch ")) == 4
     assert lines_with(ran, "Submitted ") == [], "they are in: who waited need not read of them"
     assert [one["ok"] for one in project.envelopes()] == [True] * 5
 

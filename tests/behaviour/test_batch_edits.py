@@ -68,7 +68,7 @@ def test_the_same_command_again_submits_nothing(project: BatchProject, server: S
     for _ in range(3):
         again = project.agac("run", "-a", "reviews")
         assert again.code == 0
-        assert "Nothing is finished yet." in again.out
+        assert "No row is finished yet." in again.out
     assert runs_of(project) == [(1, "SUBMITTED", 10)]
     project.to_the_end(seconds=SECONDS)
     project.assert_as_sync(server)
@@ -113,7 +113,7 @@ def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server
     assert project.account["posts"] == 1
     agreed = project.agac("run", "-a", "reviews", "--yes")
     assert (agreed.code, agreed.err) == (0, "")
-    assert "broke off" not in agreed.out
+    assert "did not finish" not in agreed.out
     assert project.account["posts"] == 2
     project.to_the_end(seconds=SECONDS)
     project.assert_as_sync(server)
@@ -147,7 +147,7 @@ def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, serve
     assert project.account["cancelled"] == 0
     agreed = project.agac("run", "-a", "reviews", "--yes")
     assert (agreed.code, agreed.err) == (0, "")
-    assert "broke off" not in agreed.out
+    assert "did not finish" not in agreed.out
     assert [one[:2] for one in runs_of(project) if one[1] == "SUBMITTED"] == [(1, "SUBMITTED"), (2, "SUBMITTED")]
     report = project.to_the_end(seconds=SECONDS)
     assert report.run is not None

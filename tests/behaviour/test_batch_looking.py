@@ -11,7 +11,7 @@ from support.batched import HOUR, put_batch, store, unsent
 from support.project import ProjectFolder
 
 import agac
-from agac.cli.shown.batches import list_lines, status_lines
+from agac.cli.batch import list_lines, status_lines
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_without_any_batch_a_sentence_and_exit_code_2(project: ProjectFolder) ->
             assert (ran.code, ran.out) == (2, "")
             assert ran.err.startswith("error: no batch"), ran.err
             assert "\n  " in ran.err
-        assert project.agac("batch", "list").out == "No open batches. With --all, those that are in, too\n"
+        assert project.agac("batch", "list").out == "No open batches. --all includes closed ones\n"
         project.numbered(2)
         project.run()
 
@@ -60,7 +60,7 @@ def test_one_batch_is_told_in_full(ran: ProjectFolder) -> None:
     assert "\nThe provider gives up: " in text
     assert "(in 22h 59m)" in text
     assert "\nDeadline: " in text
-    assert "; what is not finished then is cancelled\n" in text
+    assert "; requests not finished by then are cancelled\n" in text
     assert "\nCost: up to $0.25\n" in text
     assert "\nThe provider deletes its results and files: " in text
     assert "(in 29d 23h)" in text
@@ -85,7 +85,7 @@ def test_a_provider_that_is_not_there_leaves_what_was_known(ran: ProjectFolder) 
     assert (report.batches[0].status, report.batches[0].done) == ("in_progress", 4)
     shown = ran.agac("batch", "status")
     assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith("not asked: batch 1 could not be asked for at local: ")
+    assert shown.out.startswith("not checked: batch 1 could not be asked for at local: ")
     assert ran.query("SELECT status, done, seen_at = moved_at FROM batch") == [("in_progress", 4, 1)]
 
 
@@ -115,7 +115,7 @@ def test_stuck_is_said_with_what_can_be_done(ran: ProjectFolder) -> None:
     assert line.stuck
     assert line.stuck_for_s == pytest.approx(7 * HOUR, abs=60)
     text = the_status(ran)
-    assert "Stuck: no count has moved for 7h 00m" in text
+    assert "Stuck: no progress for 7h 00m" in text
     for command in ("agac batch cancel 1;", "agac batch retrieve;", "agac run -a reviews --run-mode sync"):
         assert command in text
 
@@ -150,7 +150,7 @@ def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
         (
             unsent(note="no room for its tokens", try_at=2e9),
             "not submitted",
-            "Not submitted: no room for its tokens; tried",
+            "Not submitted: no room for its tokens; retried",
         ),
         (unsent("CREATE_INTENT"), "not submitted", "whether the provider has it is to be found out"),
         (unsent("NEEDS_HUMAN", note="it may exist"), "needs a decision", "agac doctor --adopt ID --batch-id 1"),
@@ -159,7 +159,7 @@ def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
             "needs a decision",
             "agac doctor --resubmit --batch-id 1",
         ),
-        ({"cancel_at": 1.0, "status": "cancelling"}, "cancelling", "Its cancellation was asked for"),
+        ({"cancel_at": 1.0, "status": "cancelling"}, "cancelling", "Cancelling; finished requests are kept"),
         ({"status": "expired"}, "expired", "take it with: agac batch retrieve"),
     ],
 )
@@ -274,8 +274,8 @@ def test_status_and_runs_mention_open_batches(ran: ProjectFolder) -> None:
     text = ran.agac("status").out
     assert "  waiting  " in text
     assert (
-        "Run 1 has 2 open batches, 1 not submitted yet: 4 done, 1 failed of 20 requests when last asked\n"
-        "Ask again with: agac batch status. Take what is ready with: agac batch retrieve\n"
+        "Run 1 has 2 open batches, 1 not submitted yet: 4 done, 1 failed of 20 requests when last checked\n"
+        "Check progress with: agac batch status. Collect results with: agac batch retrieve\n"
     ) in text
     assert ran.agac("status", "1", "--json").json["runs"][0]["open_batches"]["batches"] == 2
     assert ran.agac("runs", "--json").json["runs"][0]["state"] == "waiting"

@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_while_a_batch_is_written(
     assert project.account["files"] == project.account["posts"] == 0
     again = project.agac("run", "-a", "reviews")
     assert (again.code, again.err) == (0, "")
-    assert "broke off" not in again.out
+    assert "did not finish" not in again.out
     assert project.query("SELECT sum(tasks) FROM batch WHERE state = 'SUBMITTED'") == [(rows,)]
     project.to_the_end(seconds=SECONDS)
     assert (project.charged(), project.doubles()) == ((2, 2 * rows), 0)

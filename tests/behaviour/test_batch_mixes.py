@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from support.batchrun import BatchProject, advance
 from support.server import Server
+from support.soak import few
 
 Start = Callable[..., Server]
 Stage = dict[str, Any]
@@ -42,7 +42,6 @@ def label(name: str, prompt: str, **keys: Any) -> Stage:
 
 SYNC = {"run_mode": "sync"}
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 """All shapes in every way; else each in some."""
 
 WORKFLOWS: dict[str, list[Stage]] = {
@@ -139,7 +138,7 @@ def test_every_shape_ends_as_call_by_call(project: BatchProject, server: Server,
     assert charged == server.account()["charged"]
 
 
-@pytest.mark.parametrize("name", list(WORKFLOWS)[:: 1 if THOROUGH else 2])
+@pytest.mark.parametrize("name", few(list(WORKFLOWS), 3))
 def test_in_small_batches_that_are_taken_one_by_one(project: BatchProject, server: Server, name: str) -> None:
     written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 5}})
     project.run()
@@ -174,7 +173,7 @@ FAILING: list[dict[str, Any]] = [
 """What is refused or answered badly whenever it is asked, by call or in a batch."""
 
 
-@pytest.mark.parametrize("name", list(WORKFLOWS)[0 if THOROUGH else 1 :: 1 if THOROUGH else 2])
+@pytest.mark.parametrize("name", few(list(WORKFLOWS), 3, first=1))
 def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Start, name: str) -> None:
     """Errors, what follows from them, and what is asked no more."""
     project = BatchProject(tmp_path / "project", faulty(FAILING))

@@ -44,7 +44,7 @@ def test_run_submits_and_retrieve_finishes(slow: BatchProject, server: Server) -
     assert (ran.code, ran.err) == (0, "")
     [(batch,)] = slow.query("SELECT provider_id FROM batch")
     assert f"\nSubmitted batch {batch}: 10 requests, 1 of 1, local/small, price unknown\n" in ran.out
-    assert "\nNothing is finished yet. `agac batch status` follows it, `agac batch retrieve` takes" in ran.out
+    assert "\nNo row is finished yet. `agac batch status` shows progress, `agac batch retrieve` collects" in ran.out
     assert not (slow.root / "output").exists()
 
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_run_submits_and_retrieve_finishes(slow: BatchProject, server: Server) -
     advance(slow.server, SECONDS)
     taken = slow.agac("batch", "retrieve")
     assert (taken.code, taken.err) == (0, "")
-    assert "Took batch 1 (" in taken.out
+    assert "Retrieved batch 1 (" in taken.out
     assert "Results: output/reviews/results.jsonl" in taken.out
     assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((1, 10), 0, 1)
     slow.assert_as_sync(server)
@@ -226,7 +226,7 @@ def test_views_of_a_run_made_of_batches(slow: BatchProject) -> None:
     slow.run()
     shown = slow.agac("status")
     assert "waiting" in shown.out
-    assert "Run 1 has 1 open batch: 0 done, 0 failed of 10 requests when last asked" in shown.out
+    assert "Run 1 has 1 open batch: 0 done, 0 failed of 10 requests when last checked" in shown.out
     advance(slow.server, SECONDS)
     slow.to_the_end(seconds=SECONDS)
     summary = slow.output(file="summary.json")

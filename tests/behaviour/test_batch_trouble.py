@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support.batchcase import APIS, ROWS, BatchCase, assert_ended
-from support.commands import Commands
 from support.processes import ended, interrupt, wait_until
 from support.server import Server
 
@@ -23,12 +22,12 @@ by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
 
 
 @pytest.fixture
-def start(forked: Commands, faulty: Callable[..., Server], tmp_path: Path) -> Start:
+def start(faulty: Callable[..., Server], tmp_path: Path) -> Start:
     """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
 
     def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
         server = faulty(list(faults), "--batch-seconds", str(seconds))
-        return BatchCase(tmp_path / "project", server, forked, api, **more)
+        return BatchCase(tmp_path / "project", server, api, **more)
 
     return started
 

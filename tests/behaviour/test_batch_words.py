@@ -10,9 +10,9 @@ from support.project import ProjectFolder
 import agac
 from agac.api.confirming import confirm_stale
 from agac.api.watching import BatchCount, Snapshot
-from agac.cli.live.lines import Paper, run_lines
-from agac.cli.shown import submitted
-from agac.store.batchviews import CLOSED
+from agac.cli import batch as submitted
+from agac.cli.progress import Layout, run_lines
+from agac.store.batches import CLOSED
 
 BATCH: dict[str, Any] = {
     "id": 4, "provider_id": "batch_abc123", "requests": 50_000, "number": 1, "of": 3, "model": "openai/gpt-5.4-mini",
@@ -52,7 +52,7 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
     (line,) = submitted.batch_lines({"batches": [], "waiting_batches": [BATCH | facts]})
     assert line == (
         "Waiting batch 4: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price: "
-        "2,000,000 tokens fit, 1,900,000 are in use; tried again from 2026-11-21T20:00:00Z on"
+        "2,000,000 tokens fit, 1,900,000 are in use; retried from 2026-11-21T20:00:00Z on"
     )
     assert submitted.batch_lines({}) == [], "a run without batches says nothing of them"
 
@@ -60,17 +60,17 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("open_rows", "batches", "said"),
     [
-        (60, 1, "Nothing is finished yet. `agac batch status` follows it, "),
-        (59, 2, "1 of 60 rows is finished. `agac batch status` follows them, "),
-        (10, 2, "50 of 60 rows are finished. `agac batch status` follows them, "),
+        (60, 1, "No row is finished yet. `agac batch status` shows progress, "),
+        (59, 2, "1 of 60 rows is finished. `agac batch status` shows progress, "),
+        (10, 2, "50 of 60 rows are finished. `agac batch status` shows progress, "),
     ],
 )
 def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> None:
     summary = {"rows": {"total": 60, "open": open_rows}}
     (line,) = submitted.next_lines(summary, {"open_batches": {"batches": batches}}, "agac run -a reviews --limit 60")
     assert line.startswith(said)
-    assert line.endswith("`agac batch retrieve` takes what is ready; `agac run -a reviews --limit 60 --wait` stays.")
-    assert submitted.next_lines(summary, {"open_batches": None}, "agac run -a reviews") == []
+    assert line.endswith("`agac run -a reviews --limit 60 --wait` waits until every stage is done.")
+    assert list(submitted.next_lines(summary, {"open_batches": None}, "agac run -a reviews")) == []
 
 
 def test_who_waited_for_a_batch_need_not_read_that_it_was_submitted() -> None:
@@ -80,25 +80,26 @@ def test_who_waited_for_a_batch_need_not_read_that_it_was_submitted() -> None:
 
 def test_what_was_taken_is_counted() -> None:
     taken = {"id": 4, "provider_id": "batch_abc123", "done": 49_990, "failed": 3, "missing": 7, "again": 10}
-    assert submitted.taken_line(taken) == (
-        "Took batch 4 (batch_abc123): 49,990 done, 3 failed, 7 without an answer, 10 asked again"
+    assert submitted.retrieved_line(taken) == (
+        "Retrieved batch 4 (batch_abc123): 49,990 done, 3 failed, 7 without an answer, 10 sent again"
     )
-    assert submitted.taken_line({"id": 4, "provider_id": None, "done": 0}) == "Took batch 4: 0 done"
+    assert submitted.retrieved_line({"id": 4, "provider_id": None, "done": 0}) == "Retrieved batch 4: 0 done"
 
 
 def test_what_wants_attention_is_said_with_its_command() -> None:
     undecided = BATCH | {"note": "it may exist", "remedy": "decide with: agac doctor --resubmit --batch-id 4"}
     stale = STALE | {"provider_id": "batch_abc123"}
     assert submitted.undecided_lines({"undecided_batches": [undecided]}) == [
-        "A decision is needed about batch 4 (batch_abc123): it may exist",
+        "Batch 4 (batch_abc123) needs your decision: it may exist",
         "  Decide with: agac doctor --resubmit --batch-id 4",
     ]
     gone, held = submitted.next_lines({}, {"stale": [stale], "tasks_held_back": 7}, "agac run -a reviews")
     assert gone == (
-        "No longer asked: 1,200 requests in batch 4 (batch_abc123), up to $3.10; end it with: agac batch cancel 4"
+        "Stale: 1,200 requests in batch 4 (batch_abc123), up to $3.10, are no longer needed; cancel the batch with: "
+        "agac batch cancel 4"
     )
-    assert held.startswith("Held back: 7 tasks for which the budget has no room beside the open batches; ")
-    assert submitted.undecided_lines({}) == submitted.next_lines({}, {}, "agac run -a reviews") == []
+    assert held.startswith("Deferred: 7 tasks do not fit in the budget until open batches are retrieved; ")
+    assert submitted.undecided_lines({}) == list(submitted.next_lines({}, {}, "agac run -a reviews")) == []
 
 
 def test_stale_requests_want_a_yes() -> None:
@@ -136,11 +137,11 @@ def test_progress_shows_the_batches() -> None:
         BatchCount("reply", "not submitted", 1, 7, 0, 0),
     )
     snapshot = Snapshot("reviews", (), None, 0, 0, None, stopping=False, batches=counts)
-    assert run_lines(snapshot, {}, Paper(None, "utf-8", bars=False)) == [
+    assert run_lines(snapshot, {}, Layout(None, "utf-8", bars=False)) == [
         "classify: 2 batches in_progress, 1,204/100,000 done, 3 failed",
         "reply: 1 batch not submitted, 0/7 done",
     ]
-    (line, _) = run_lines(snapshot, {}, Paper(30, "utf-8"))
+    (line, _) = run_lines(snapshot, {}, Layout(30, "utf-8"))
     assert len(line) == 30
 
 

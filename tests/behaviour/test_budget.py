@@ -141,7 +141,7 @@ def test_calls_that_a_second_ctrl_c_gave_up_count(project: ProjectFolder, faulty
     process.send_signal(signal.SIGINT)
     ran = ended(process)
     assert ran.code == 130
-    assert "4 calls in flight were given up" in ran.err
+    assert "4 calls in flight were cancelled" in ran.err
     report = project.run(concurrency=4)
     assert (report.exit_code, report.invocation["calls"]) == (ExitCode.LIMIT, 0)
     assert limits(report)["calls"] == {"limit": 4, "spent": 0, "held": 4}
@@ -165,9 +165,9 @@ def test_the_command_that_is_printed_finishes_the_run(project: ProjectFolder, se
     project.workflow(stages=[STAGE], budget={"usd": 0.002, "calls": 1_000})
     ran = project.agac("run", "-a", "reviews", "--budget", "usd=0.002")
     assert ran.code == 4
-    assert "stopped at a limit: the budget of the run is used up: the next call could go beyond it" in ran.err
-    (line,) = [line for line in ran.err.splitlines() if "Go on with: " in line]
-    words = line.split("Go on with: agac ")[1].split()
+    assert "stopped at a limit: the budget of the run is used up: the next call might exceed it" in ran.err
+    (line,) = [line for line in ran.err.splitlines() if "Resume with: " in line]
+    words = line.split("Resume with: agac ")[1].split()
     assert words.count("--budget") == 1
     again = project.agac(*words)
     assert (again.code, "80 done" in again.out) == (0, True), again.err

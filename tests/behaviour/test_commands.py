@@ -21,9 +21,9 @@ from support.batchclient import BatchClient, rows
 from support.project import ProjectFolder, clean_environment, command
 from support.server import Server
 
-from agac.simulator.rulesfile import ALL_KINDS
+from agac.simulator.faults import FAULTS
 
-HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "yaml")
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 
 
@@ -136,11 +136,11 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
         (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
         (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
         (["export", "--run", "9"], "error: no run 9\n"),
-        (["completion"], "error: one of bash, zsh, fish is missing\n  Write it as in `agac completion bash`."),
+        (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
         (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
         (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
-        (["retry"], "error: RUN is missing\n  Write it as in `agac retry last`."),
-        (["why", "last", "r-1"], "error: STAGE is missing\n  Write it as in `agac why last r-1 classify`."),
+        (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
+        (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last r-1 classify`."),
         (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
         (["data", "rows.cvs"], "error: rows.cvs: no such file\n"),
         (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
@@ -230,7 +230,7 @@ def test_a_run_ends_with_0_or_with_3_when_rows_failed(project: ProjectFolder, fa
     ran = project.agac("run", "-a", project.workflow())
     assert ran.code == 3
     assert "Refused in classify: 1 row, e.g. 'r-3' (row 3):" in ran.out
-    assert "Try the failed rows again with: agac run -a reviews" in ran.out
+    assert "Retry the failed rows with: agac run -a reviews" in ran.out
     assert project.agac("run", "-a", "reviews", "--limit", "2").code == 0
 
 
@@ -241,7 +241,7 @@ def test_a_bad_key_ends_with_1_and_says_what_to_mend(project: ProjectFolder, ser
     assert ran.code == 1
     assert ran.err.count("stopped: ") == 1
     assert "Check LOCAL_KEY" in ran.err
-    assert "go on with: agac run -a reviews\n" in ran.err
+    assert "resume with: agac run -a reviews\n" in ran.err
 
 
 def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(
@@ -256,8 +256,8 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Interrupted; every answer is stored." in err.decode()
-    assert "  Go on with: agac run -a reviews --concurrency 4\n" in err.decode(), "not --fresh: it would ask all again"
-    assert "Go on with: agac run -a reviews --concurrency 4\n" in project.agac("status").out
+    assert "  Resume with: agac run -a reviews --concurrency 4\n" in err.decode(), "not --fresh: it would ask all again"
+    assert "Resume with: agac run -a reviews --concurrency 4\n" in project.agac("status").out
 
 
 def test_status_names_every_flag_that_makes_the_run_what_it_is(project: ProjectFolder, server: Server) -> None:
@@ -289,11 +289,11 @@ def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> 
     project.rows([{"id": "r-1", "text": "naïve 👍 …"}])
     project.write("agentcards/support.md", "---\n---\nBe kind 🙂.\n")
     project.workflow(stages=[{"name": "reply", "prompt": "${text}"}], output={"include_input": True})
-    assert project.agac("run", "-a", "reviews", "--model", "local/echo", env=PLAIN_LOCALE).code == 0
+    assert project.fresh_agac("run", "-a", "reviews", "--model", "local/echo", env=PLAIN_LOCALE).code == 0
     (envelope,) = project.envelopes()
     assert envelope["result"] == "naïve 👍 …"
     assert envelope["input"]["text"] == "naïve 👍 …"
-    ran = project.agac("card", "show", "support", env=PLAIN_LOCALE)
+    ran = project.fresh_agac("card", "show", "support", env=PLAIN_LOCALE)
     assert (ran.code, ran.out) == (0, "Be kind \\U0001f642.\n")
 
 
@@ -377,7 +377,7 @@ async def one_batch(root: str, lines: list[dict[str, Any]] | None) -> int:
 
 def test_simulate_names_every_kind_of_fault_in_its_help(project: ProjectFolder) -> None:
     told = " ".join(project.agac("simulate", "--help").out.split())
-    assert [kind for kind in ALL_KINDS if f" {kind}" not in told] == []
+    assert [kind for kind in FAULTS if f" {kind}" not in told] == []
 
 
 def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
@@ -470,8 +470,8 @@ def test_rows_that_only_the_input_can_mend_are_not_to_be_tried_again(project: Pr
     project.workflow()
     ran = project.agac("run", "-a", "reviews")
     assert ran.code == 3
-    assert "Mend these rows in the input, then run again: agac run -a reviews" in ran.out
-    assert "Try the failed rows again" not in ran.out
+    assert "Fix these rows in the input, then run: agac run -a reviews" in ran.out
+    assert "Retry the failed rows" not in ran.out
 
 
 def test_a_project_without_workflows_is_not_valid(project: ProjectFolder) -> None:

@@ -17,7 +17,8 @@ from test_pipes import COMMANDS
 from agac.cli.completion import COMPLETIONS
 from agac.core.errors import ErrorType
 
-HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "aiosqlite", "rich", "asyncio", "agac.engine")
+HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "aiosqlite", "rich", "asyncio")
+HEAVY += ("agac.engine",)
 
 
 def completed(project: ProjectFolder, *words: str, cwd: Path | None = None) -> list[str]:
@@ -168,7 +169,7 @@ def test_bash_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, s
     [
         ("agac va", ["validate\tCheck workflows without running them."]),
         ("agac backu", ["backup\tCopy the database, also while a run is at work."]),
-        ("agac run --concurr", ["--concurrency\tThe most calls in flight; 1 is one by one."]),
+        ("agac run --concurr", ["--concurrency\tMaximum number of concurrent calls; 1 runs them one at a time."]),
         ("agac run -a re", ["returns", "reviews"]),
         ("agac run --workflow=re", ["--workflow=returns", "--workflow=reviews"]),
         ("agac retry last --stage c", ["check", "classify"]),

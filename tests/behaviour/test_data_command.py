@@ -67,7 +67,7 @@ def test_rows_too_wide_for_a_table_stand_below_each_other_and_nothing_is_cut(tmp
 
 def test_only_the_beginning_of_a_large_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("line\n" * 5_000)
-    assert data(tmp_path, "r.txt", "--look-at", "100").out.startswith("r.txt: txt, 25 kB, more than 100 rows\n")
+    assert data(tmp_path, "r.txt", "--scan-rows", "100").out.startswith("r.txt: txt, 25 kB, more than 100 rows\n")
 
 
 def test_standard_input_files_and_several(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_text_is_no_bug_report_and_says_what_to_do(file: Path) -> None:
 REMEDY = re.compile(
     r"did you mean|known |write |use |keep one|name |give |add |check |remove |set |let one|are: |is the file|export|"
     r"run again|upgrade|free some space|choose|save |loosen|`agac|wait |types: |move it|is missing|takes|lists them|"
-    r"shows what|names no|named by|put quotes|indent|like \'|go on with",
+    r"lists all|names no|named by|put quotes|indent|like \'|resume with",
     re.IGNORECASE,
 )
 """Words in which a text says how to go on."""

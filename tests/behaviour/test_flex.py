@@ -10,7 +10,7 @@ from scripted_server import Step, scripted
 from support.project import ProjectFolder
 
 from agac.core.types import Params
-from agac.plan.timeouts import DEFAULT_TIMEOUT, call_timeout
+from agac.plan.stage import DEFAULT_TIMEOUT, call_timeout
 from agac.spec.workflow import Timeout
 
 PRICES = {"m": {"input": 1.0, "output": 10.0, "flex": 0.5}}

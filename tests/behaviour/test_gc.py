@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import Process, ended, kill_at, killed, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import campaign
 
 import agac
 from agac.core.errors import LeaseHeld, LeaseLost
@@ -227,12 +228,12 @@ def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder)
     assert [d["run"] for d in done["dropped"]] == [2, 1]
     assert done["rows_that_left_the_input"] == 2
     assert_nothing_is_left_over(three)
-    assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to drop\nKept: run 3 of reviews\nStore: ")
+    assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to delete\nKept: run 3 of reviews\nStore: ")
 
 
 def test_it_says_what_it_did(three: ProjectFolder) -> None:
     out = three.agac("gc", "--keep-runs", "2").out.split("\n")
-    assert out[0] == "Dropped run 1 of reviews: 30 rows"
+    assert out[0] == "Deleted run 1 of reviews: 30 rows"
     assert out[1].startswith("Dropped ")
     assert out[1].endswith(" answers that no kept run uses")
     assert out[2] == "Kept: run 3 of reviews, run 2 of reviews"
@@ -268,7 +269,7 @@ def test_what_cannot_be_meant_is_refused(three: ProjectFolder, arguments: list[s
 
 def test_a_project_without_runs_has_nothing_to_drop(project: ProjectFolder) -> None:
     ran = project.agac("gc", "--keep-runs", "1")
-    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to drop")
+    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to delete")
     assert not (project.root / ".agac").exists()
 
 
@@ -320,7 +321,7 @@ def test_it_is_refused_while_a_workflow_is_at_work(three: ProjectFolder, holder:
     for table in before.keys() - {"lease"}:
         assert after[table] == before[table], table
     told = three.agac("gc", "--keep-runs", "1", "--dry-run")
-    assert (told.code, told.out.split("\n")[0]) == (0, "Would drop run 2 of reviews: 30 rows")
+    assert (told.code, told.out.split("\n")[0]) == (0, "Would delete run 2 of reviews: 30 rows")
     killed(holder)
     assert three.agac("gc", "--keep-runs", "1").code == 0
     assert_nothing_is_left_over(three)
@@ -487,7 +488,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@campaign(test=6, soak=100)
 @given(steps=st.lists(STEP, min_size=3, max_size=9))
 def test_whatever_was_done_before_the_newest_run_asks_nothing_after_it(
     steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory, server: Server

@@ -12,7 +12,7 @@ from support.project import ProjectFolder
 from support.terminals import on_pty
 
 import agac
-from agac.cli.shown.plan import ways_of
+from agac.cli.plan import paths_of
 
 ROWS = [{"id": f"r-{n}", "kind": "bad" if n % 2 else "good", "price": str(n)} for n in range(1, 6)]
 STAGES: list[dict[str, Any]] = [
@@ -169,7 +169,7 @@ def test_in_a_plain_locale_the_drawing_is_the_same_in_ascii(project: ProjectFold
     project.rows(ROWS)
     project.workflow(stages=[{"name": "ask", "prompt": "${id}", "when": 'kind == "größe 日本"'}])
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    plain = project.agac("graph", "-a", "reviews", *form, env=env)
+    plain = project.fresh_agac("graph", "-a", "reviews", *form, env=env)
     assert plain.code == 0
     assert plain.out.isascii()
     if form:
@@ -195,7 +195,7 @@ def test_mermaid_text_that_pages_refuse_comes_with_a_warning(project: ProjectFol
         (("-a", "revews"), "did you mean 'reviews'?"),
         (("--run", "7"), "no run 7"),
         (("-a", "others", "--run", "1"), "no run 1 of workflow 'others'"),
-        (("-a", "reviews", "--json", "--mermaid"), "--json goes alone"),
+        (("-a", "reviews", "--json", "--mermaid"), "--json excludes"),
         (("-a", "broken"), "stage 'a' needs 'b', which does not exist"),
     ],
 )
@@ -211,8 +211,8 @@ def test_what_cannot_be_drawn_is_refused_in_words(
 
 
 def test_a_plan_tells_the_ways_of_a_graph() -> None:
-    assert ways_of({"a": [], "b": ["a"], "c": ["b"]}) == ["a → b → c"]
-    assert ways_of(
+    assert paths_of({"a": [], "b": ["a"], "c": ["b"]}) == ["a → b → c"]
+    assert paths_of(
         {s["name"]: [s["needs"]] if isinstance(s.get("needs"), str) else s.get("needs", []) for s in STAGES}
     ) == [
         "start",
@@ -220,7 +220,7 @@ def test_a_plan_tells_the_ways_of_a_graph() -> None:
         "start → right → far",
         "left, far → join",
     ]
-    assert ways_of({"a": [], "b": []}) == ["a", "b"]
+    assert paths_of({"a": [], "b": []}) == ["a", "b"]
 
 
 def test_a_plan_says_how_a_row_walks_and_what_a_guard_cannot_decide_yet(branching: ProjectFolder) -> None:
@@ -228,8 +228,8 @@ def test_a_plan_says_how_a_row_walks_and_what_a_guard_cannot_decide_yet(branchin
     branching.workflow(stages=stages)
     plan = branching.agac("plan", "-a", "reviews")
     assert plan.code == 0
-    assert "Each row walks through:\n  start\n  start → left\n  start → right → far\n  left, far → join\n" in plan.out
-    assert "  right: 5 of them may go on without it: its `when` looks at an answer that is not there yet\n" in plan.out
+    assert "Stages:\n  start\n  start → left\n  start → right → far\n  left, far → join\n" in plan.out
+    assert "  right: 5 of them may skip it: its `when` needs an answer that is not known yet\n" in plan.out
     header = next(line for line in plan.out.splitlines() if line.startswith("stage "))
     assert header.split()[:6] == ["stage", "model", "run", "reuse", "skipped", "dropped"]
     told = branching.agac("plan", "-a", "reviews", "--json").json
@@ -239,7 +239,7 @@ def test_a_plan_says_how_a_row_walks_and_what_a_guard_cannot_decide_yet(branchin
 def test_the_end_of_a_run_says_who_left_and_where_they_are_listed(branching: ProjectFolder) -> None:
     ran = branching.agac("run", "-a", "reviews")
     assert "Dropped: 1 row at far; why, for each: output/reviews/filtered.jsonl\n" in ran.out
-    assert "Passed over: 2 rows at left\n" in ran.out
+    assert "Skipped: 2 rows at left\n" in ran.out
     assert Path(branching.root, "output/reviews/filtered.jsonl").is_file()
     header = next(line for line in ran.out.splitlines() if line.startswith("stage "))
     assert header.split() == ["stage", "model", "done", "reused", "failed", "skipped", "dropped"]

@@ -256,7 +256,7 @@ def test_the_command_says_when_many_rows_had_one_prompt(project: ProjectFolder) 
     echo(project)
     said = project.agac("run", "-a", "reviews")
     assert said.code == 0
-    assert "Asked once: 89 tasks had the very prompt of another one" in said.out
+    assert "Deduplicated: 89 tasks had the same prompt as another task" in said.out
 
 
 def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, server: Server) -> None:
@@ -323,7 +323,7 @@ def test_the_command_says_what_it_left(project: ProjectFolder, faulty: Faulty) -
         project.run()
     said = project.agac("run", "-a", "reviews")
     assert said.code == 3
-    assert "1 row failed too often to be tried again by itself" in said.out
+    assert "1 row failed too often and is not retried automatically" in said.out
     assert "agac retry 1" in said.out
 
 

@@ -184,7 +184,7 @@ def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: Project
     ran = project.agac("run", "-a", "reviews", "--concurrency", "1")
     assert ran.code == 1
     for words in ("17 of the first 17 outcomes of stage 'classify' are MissingTemplateField", "row '16' for example",
-                  "stop_loss: false", "go on with: agac run -a reviews --concurrency 1"):  # fmt: skip
+                  "stop_loss: false", "resume with: agac run -a reviews --concurrency 1"):  # fmt: skip
         assert words in ran.err
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == before
 

@@ -19,8 +19,8 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Server
 
 import agac
-from agac.api.comparing import definition_changes
-from agac.cli.shown.words import plain, selection_words
+from agac.cli.terminal import plain, selection_words
+from agac.plan.diff import workflow_changes
 
 Faulty = Callable[..., Server]
 
@@ -158,7 +158,7 @@ class TestStatusOfARun:
             store.execute("UPDATE counter SET held_cost = 0.25, held_tokens = 900 WHERE outcome = 'call'")
         assert agac.status(run=1, project=project.root).runs[0]["held"] == {"cost_usd": 0.25, "tokens": 900}
         out = project.agac("status", "1").out
-        assert "Calls of which no answer came may have cost up to $0.2500 (900 tokens) on top\n" in out
+        assert "Calls without an answer may have cost up to $0.2500 (900 tokens) more\n" in out
 
     def test_a_killed_run_is_gone_on_with_as_it_says(self, project: ProjectFolder, faulty: Faulty) -> None:
         server = faulty([{"kind": "hang", "at": list(range(21, 25))}])
@@ -172,7 +172,7 @@ class TestStatusOfARun:
         killed(process)
         ran = project.agac("status", "1")
         assert ran.out.startswith("reviews, run 1: killed\n")
-        (advice,) = [line for line in ran.out.split("\n") if "Go on with: " in line]
+        (advice,) = [line for line in ran.out.split("\n") if "Resume with: " in line]
         assert typed(project, advice.partition("with: ")[2]).code == 0
         run = agac.status(run=1, project=project.root).runs[0]
         assert run["state"] == "finished"
@@ -182,8 +182,8 @@ class TestStatusOfARun:
         project.numbered(9)
         assert project.run(project.workflow(budget={"calls": 3})).exit_code == 4
         out = project.agac("status", "last").out
-        assert "Run 1 met a limit: the budget of the run is used up" in out
-        assert "\nRaise it, then go on with: agac run -a reviews\n" in out
+        assert "Run 1 reached a limit: the budget of the run is used up" in out
+        assert "\nRaise it, then resume with: agac run -a reviews\n" in out
         assert " stopped at a limit " in out
 
     def test_rows_that_are_left_failed_are_forced_with_retry(self, project: ProjectFolder, faulty: Faulty) -> None:
@@ -192,7 +192,7 @@ class TestStatusOfARun:
         project.workflow()
         for _ in range(4):
             assert project.run().exit_code == 3
-        assert "; try them again all the same with: agac retry 1\n" in project.agac("status").out
+        assert "; force a retry with: agac retry 1\n" in project.agac("status").out
 
     def test_an_older_run_that_cannot_be_gone_on_with_names_the_newer_one(self, project: ProjectFolder) -> None:
         project.numbered(3)
@@ -201,7 +201,7 @@ class TestStatusOfARun:
         project.run(project.workflow(stages=TWO))
         found = {n: agac.status(run=n, project=project.root).runs[0]["replaced_by"] for n in (1, 2, 3)}
         assert found == {1: 3, 2: None, 3: None}
-        assert "Run 3 took its place. Look at it with: agac status 3\n" in project.agac("status", "1").out
+        assert "Replaced by run 3. See it with: agac status 3\n" in project.agac("status", "1").out
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -244,7 +244,7 @@ class TestStatusOfARun:
             ran = project.agac(*arguments)
             assert ran.code == 2
             assert ran.err.startswith("error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.")
-        assert project.agac("runs").out == "Nothing was run in this project yet. Start with: agac run -a WORKFLOW\n"
+        assert project.agac("runs").out == "No workflow was run in this project yet. Start with: agac run -a WORKFLOW\n"
 
 
 class TestInspectingARun:
@@ -354,7 +354,7 @@ class TestInspectingARow:
             assert [a["of_earlier_content"] for a in stage["attempts"]] == [True, False]
             assert stage["fingerprint"] == stage["attempts"][1]["fingerprint"]
         out = project.agac("inspect", "last", "r-1").out
-        assert out.count("asked with another prompt, before the row or an answer before it changed") == 2
+        assert out.count("sent with another prompt, before the row or an answer before it changed") == 2
         assert "  prompt, user: Review: second\n" in out
         assert "Review: first\n" not in out
 
@@ -394,7 +394,7 @@ class TestInspectingARow:
         project.run()
         (stage,) = one_row(project, "copy", run=2)["stages"]
         assert stage["reused_from"]["run"] is None
-        assert "the row that asked for it changed since or is gone" in project.agac("inspect", "2", "copy").out
+        assert "the row of that request has changed since or is gone" in project.agac("inspect", "2", "copy").out
 
     def test_repeated_ids_are_all_shown(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "one"}, {"id": "r-2", "text": "two"}, {"id": "r-1", "text": "three"}])
@@ -447,7 +447,7 @@ class TestInspectingARow:
         project.run(project.workflow(keep_replies="failed"))
         (stage,) = one_row(project)["stages"]
         assert (stage["attempts"][0]["reply"], stage["attempts"][0]["reply_kept"]) == (None, False)
-        assert "reply: not kept" in project.agac("inspect", "1", "r-1").out
+        assert "reply: not stored" in project.agac("inspect", "1", "r-1").out
 
     @pytest.mark.parametrize("reuse", ["content", "row", "never"])
     def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, reuse: str, project: ProjectFolder) -> None:
@@ -535,4 +535,4 @@ DEFINITION = st.fixed_dictionaries(
 
 @given(DEFINITION, DEFINITION)
 def test_definitions_differ_in_words_just_when_they_differ(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert (definition_changes(before, after) == []) == (before == after)
+    assert (workflow_changes(before, after) == []) == (before == after)

@@ -23,10 +23,10 @@ from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError, Where
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message
-from agac.plan.manner import manner_of, plan_of
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.prepare import Prepared, Preparer
-from agac.plan.steps import LocalStage, PlannedModel, PlannedStage
+from agac.plan.run_settings import restored_plan, run_settings
+from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
 from agac.providers.modelref import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.functions import FunctionRef
@@ -40,6 +40,7 @@ from agac.spec.workflow import (
     OutputSpec,
     PythonSchema,
     RunRules,
+    Stage,
     TableTarget,
     Timeout,
     Visibility,
@@ -190,8 +191,8 @@ def again(
     to: Path | None = None,
 ) -> Plan:
     """The plan by way of the store."""
-    definition, manner = json.loads(canonical(plan.body)), json.loads(write(manner_of(plan, root)))
-    return plan_of(plan.workflow, definition, manner, providers, to or root)
+    definition, manner = json.loads(canonical(plan.body)), json.loads(write(run_settings(plan, root)))
+    return restored_plan(plan.workflow, definition, manner, providers, to or root)
 
 
 def comparable(value: Any) -> Any:
@@ -239,7 +240,7 @@ def prints(plan: Plan) -> list[Prepared]:
     preparer = Preparer(plan.stages, plan.vars, 7)
     found = []
     for stage in plan.asking:
-        texts: list[Example | PlannedStage] = [*stage.messages, stage]
+        texts: list[Example | PlannedStage] = [*stage.examples, stage]
         names = [name.partition(".")[0] for text in texts for name in _named(text)]
         sight = preparer.sight({name: Anything({"id": name}) for name in names})
         for name in stage.ancestors:
@@ -350,18 +351,17 @@ def test_no_secret_is_kept(folder: ProjectFolder) -> None:
     folder.write(".env", "KEY=canary-4711\n")
     plan, providers = planned(folder.root, "everything")
     assert providers["local"].api_key == "canary-4711"
-    assert "canary-4711" not in canonical(manner_of(plan, folder.root))
+    assert "canary-4711" not in canonical(run_settings(plan, folder.root))
 
 
 HELD = (
-    *(Plan, PlannedStage, LocalStage, PlannedModel, ModelRef, Selection, Timeout, Budget, BatchRules, RunRules),
+    *(Plan, Stage, PlannedStage, LocalStage, PlannedModel, ModelRef, Selection, Timeout, Budget, BatchRules, RunRules),
     *(InputSpec, OutputSpec, TableTarget, Python, FunctionRef, Group, PythonSchema, Visibility),
 )
 """What a Plan is made of. (A provider is that of today; guards and templates are read again from their texts.)"""
 
-NOT_HELD = {("ModelRef", "warnings"), ("InputSpec", "piped"), ("LocalStage", "group")}
-"""Warnings were told when the string was read. Standard input is a file by the time that a plan is made. A stage that
-asks no model makes no groups."""
+NOT_HELD = {("ModelRef", "warnings"), ("InputSpec", "piped")}
+"""Warnings were told when the string was read. Standard input is a file by the time that a plan is made."""
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -383,9 +383,10 @@ def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFold
     parts = [part for plan in plans for part in _parts(plan)]
     unused = []
     for kind in HELD:
-        found = [part for part in parts if type(part) is kind]
+        found = [part for part in parts if isinstance(part, kind)]
         assert found, kind
-        for one in fields(kind):
+        inherited = {one.name for base in kind.__mro__[1:-1] for one in fields(base) if base in HELD}
+        for one in [one for one in fields(kind) if one.name not in inherited]:
             default = one.default if one.default_factory is MISSING else one.default_factory()
             values = {repr(getattr(part, one.name)) for part in found}
             if default is not MISSING and values == {repr(default)} and one.name != "where":

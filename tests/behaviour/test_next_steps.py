@@ -20,7 +20,7 @@ THREE: list[dict[str, Any]] = [
     {"name": "two", "prompt": "Again ${one}"},
     {"name": "three", "prompt": "Last ${two}"},
 ]
-TRY = "Try the failed rows again with: agac run -a reviews\n"
+TRY = "Retry the failed rows with: agac run -a reviews\n"
 GWX = ("-a", "g", "-a", "w", "-a", "x")
 REFUSING = [{"kind": "refusal", "match": "number 2"}]
 
@@ -39,7 +39,7 @@ class TestFailedRows:
         project.workflow()
         assert [TRY in project.agac("run", "-a", "reviews").out for _ in range(3)] == [True, True, False]
         out = project.agac("run", "-a", "reviews").out
-        assert "1 row failed too often to be tried again by itself: " in out
+        assert "1 row failed too often and is not retried automatically: " in out
         assert TRY not in out
 
     def test_are_said_to_be_left_because_of_the_flag(self, project: ProjectFolder, faulty: Faulty) -> None:
@@ -48,7 +48,7 @@ class TestFailedRows:
         project.workflow()
         project.run()
         out = project.agac("run", "-a", "reviews", "--no-retry-failed").out
-        said = "1 row that failed before: not tried again, as --no-retry-failed says; try again with: agac retry 1\n"
+        said = "1 row that failed before: not retried because of --no-retry-failed; retry with: agac retry 1\n"
         assert said in out
         assert "too often" not in out
         assert TRY not in out
@@ -62,21 +62,21 @@ class TestFailedRows:
         project.write("data/rows.jsonl", '{"id": "a", "text": "x"}\n{"id": "b"}\n{"id": "a", "text": "y"}\nnonsense\n')
         project.workflow(path="data/rows.jsonl")
         out = project.agac("run", "-a", "reviews").out
-        assert "  Mend 3 rows in the input, then run again: agac run -a reviews\n" in out
-        assert "Try the failed" not in out
-        assert "; mend these rows in the input, then: agac run -a reviews" in project.agac("status").out
+        assert "  Fix 3 rows in the input, then run: agac run -a reviews\n" in out
+        assert "Retry the failed" not in out
+        assert "; fix these rows in the input, then run: agac run -a reviews" in project.agac("status").out
         project.write("data/rows.jsonl", '{"id": "a", "text": "x"}\n{"id": "b"}\n{"id": "c", "text": "number 2"}\n')
         out = project.agac("run", "-a", "reviews").out
         assert TRY in out
-        assert "  Mend 1 row in the input, then run again: " in out
+        assert "  Fix 1 row in the input, then run: " in out
 
     def test_want_a_larger_row_budget(self, project: ProjectFolder) -> None:
         project.numbered(2)
         project.workflow(stages=THREE, row_budget={"calls": 1})
         out = project.agac("run", "-a", "reviews").out
         assert "  2 rows spent their row_budget: raise it, then run again: agac run -a reviews\n" in out
-        assert "Try the failed" not in out
-        assert "; raise row_budget, then: agac run -a reviews" in project.agac("status").out
+        assert "Retry the failed" not in out
+        assert "; raise row_budget, then run: agac run -a reviews" in project.agac("status").out
 
 
 class TestPlan:
@@ -120,7 +120,7 @@ class TestPlan:
         project.numbered(5)
         project.workflow(confirm_above={"usd": 0.1})
         planned = project.agac("plan", "-a", "reviews")
-        assert "  above confirm_above ($0.10): the run would ask before its first call, or want --yes\n" in planned.out
+        assert "  above confirm_above ($0.10): the run would ask before its first call, or needs --yes\n" in planned.out
         project.workflow(confirm_above={"usd": 1000})
         assert "confirm_above" not in project.agac("plan", "-a", "reviews").out
         project.configure(server.base_url)
@@ -174,11 +174,12 @@ class TestWhatARunSays:
     def test_a_stage_that_lacks_what_comes_before_it_names_that(self, project: ProjectFolder) -> None:
         project.numbered(3)
         project.workflow(stages=THREE)
-        said = "Open: 3 rows wait for stage one, which was not to be asked; finish them with: agac run -a reviews\n"
+        said = "Open: 3 rows wait for stage one, which this command did not select. "
+        said += "Finish them with: agac run -a reviews\n"
         assert said in project.agac("run", "-a", "reviews", "--stage", "two").out
         project.run(until="one", limit=1)
         project.run(until="one")
-        said = "Open: 3 rows wait for stage two, which was not to be asked; "
+        said = "Open: 3 rows wait for stage two, which this command did not select. "
         assert said in project.agac("run", "-a", "reviews", "--stage", "three").out
 
     @pytest.mark.parametrize("place", ["before", "after"])
@@ -206,7 +207,7 @@ class TestInspect:
         said = [attempt["asked_again_with"] for attempt in attempts]
         assert said == [None, *(messages[-1]["content"] for messages in sent[1:])]
         out = project.agac("inspect", "last", "r-1").out
-        assert "    asked again, after the prompt and the last reply, with:\n      Your reply does not have the" in out
+        assert "    re-asked, after the prompt and the last reply, with:\n      Your reply does not have the" in out
 
     def test_the_words_are_those_of_the_request(self) -> None:
         assert complaint("a; b", wants_json=False).endswith("What is wrong:\n- a\n- b\nReply again.")

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import campaign
 
 Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
@@ -237,7 +238,7 @@ def test_any_value_is_the_same_in_prompt_store_and_output(
     base = tmp_path_factory.mktemp("values")
     numbers = iter(range(10**6))
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @campaign(test=10, soak=200)
     @given(st.lists(values, min_size=1, max_size=6))
     def holds(some: list[Any]) -> None:
         project = ProjectFolder(base / str(next(numbers)))
@@ -261,7 +262,7 @@ def test_a_run_says_whose_results_it_replaced_and_how_they_come_back(project: Pr
     assert project.run().replaced is None
     full = raw(project, "results.jsonl")
     other = project.agac("run", "-a", "reviews", "--input", "data/other.csv")
-    again = "They replaced those of run 1 (data/rows.csv), which come back with: agac export --run 1\n"
+    again = "They replace the results of run 1 (data/rows.csv). Restore those with: agac export --run 1\n"
     assert other.out.endswith(again), other.out
     assert len(project.envelopes()) == 1
     assert "Results of run 2: output/reviews/results.jsonl" in project.agac("status").out
@@ -308,7 +309,7 @@ def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFold
     before = table.read_text()
     table.write_text("sorted by hand")
     ran = project.agac("run", "-a", "reviews")
-    assert ran.out.endswith("Somebody had changed results.csv since the last run; what stood there was replaced\n")
+    assert ran.out.endswith("results.csv was edited since the last run; the edits were overwritten\n")
     assert table.read_text() == before
     assert "Somebody" not in project.agac("run", "-a", "reviews").out
     assert server.account()["requests"] == 2

@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import click
 import pytest
+from support.commands import template
 from support.project import ProjectFolder, clean_environment, command
 from support.terminals import on_pty
 
 from agac.cli.main import cli
-from agac.cli.shown.layout import table
+from agac.cli.terminal import table
 
+ASCII = {"PYTHONIOENCODING": "ascii"}
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 LONG = "a_stage_with_a_name_that_is_much_longer_than_anybody_would_want_it_to_be_on_a_terminal_of_eighty_columns"
 
@@ -89,7 +93,7 @@ def test_every_command_prints_json_and_nothing_else(name: str, finished: Project
     assert any("--json" in parameter.opts for parameter in COMMANDS[name].params), f"agac {name} has no --json"
     assert name in WORDS, f"agac {name}: say here what it needs"
     for words in WORDS[name]:
-        for env in ({}, PLAIN_LOCALE):
+        for env in ({}, ASCII):
             if env and any(not word.isascii() for word in words):
                 continue  # such a word cannot be typed there
             ran = finished.agac(*name.split(), *words, "--json", env=env)
@@ -107,37 +111,52 @@ def test_what_is_left_out_has_a_reason_and_exists() -> None:
 
 
 def test_json_is_json_where_the_stream_has_no_umlauts(finished: ProjectFolder) -> None:
-    ran = finished.agac("inspect", "last", "--json", env=PLAIN_LOCALE)
+    ran = finished.fresh_agac("inspect", "last", "--json", env=PLAIN_LOCALE)
     assert ran.out.isascii()
     assert ran.json == finished.agac("inspect", "last", "--json").json
+
+
+def unread(words: list[str], project: ProjectFolder, where: str) -> tuple[int, str]:
+    """The exit code of a command whose output nobody reads, and what it says as errors if those are read."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path(os.devnull).open("rb") as nothing, TemporaryFile() as said:
+        errors = writer if where == "both" else said.fileno()
+        handles = [nothing.fileno(), writer, errors]
+        process = template().fork("agac", words, project.root, clean_environment({}), handles)
+        os.close(writer)
+        code = process.wait(60)
+        said.seek(0)
+        return code, said.read().decode()
+
+
+@pytest.mark.parametrize("where", ["out", "both"])
+def test_a_process_whose_output_nobody_reads_ends_in_silence(where: str, finished: ProjectFolder) -> None:
+    """The same with Python's own start and end around it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    errors = writer if where == "both" else subprocess.PIPE
+    process = subprocess.Popen(
+        command(["status"]), cwd=finished.root, env=clean_environment({}), stdout=writer, stderr=errors
+    )
+    os.close(writer)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, b"" if where == "out" else None)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {*EXCEPT, "init", "backup", "run", "retry"}])
 @pytest.mark.parametrize("where", ["out", "both"])
 def test_a_reader_that_has_seen_enough_hears_no_complaint(name: str, where: str, finished: ProjectFolder) -> None:
     """As in `agac runs | head -1`, at its worst: nothing is read at all."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = subprocess.Popen(
-        command([*name.split(), *WORDS[name][0]]), cwd=finished.root, env=clean_environment({}),
-        stdout=writer, stderr=writer if where == "both" else subprocess.PIPE,
-    )  # fmt: skip
-    os.close(writer)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert where == "both" or b"Traceback" not in said
-    assert where == "both" or b"Broken" not in said
+    code, said = unread([*name.split(), *WORDS[name][0]], finished, where)
+    assert code == 0
+    assert "Traceback" not in said
+    assert "Broken" not in said
 
 
 @pytest.mark.parametrize("words", [["run", "-a", "nothing"], ["nothing"], ["run", "-a", "reviews", "--fresh"]])
 def test_errors_keep_their_exit_code_when_nobody_reads_them(words: list[str], finished: ProjectFolder) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = subprocess.Popen(
-        command(words), cwd=finished.root, env=clean_environment({}), stdout=writer, stderr=writer
-    )
-    os.close(writer)
-    assert process.wait(60) in (0, 2)
+    assert unread(words, finished, "both")[0] in (0, 2)
 
 
 def test_head_takes_one_line_and_nothing_is_said(finished: ProjectFolder) -> None:

@@ -193,7 +193,7 @@ def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> N
     assert (stage["run"], stage["collapsed"], stage["estimate"]["calls"]) == (100, 49, 51)
     assert project.run().invocation["calls"] == 51
     shown = project.agac("plan", "-a", "reviews", "--fresh").out
-    assert "49 of them have the very prompt of another row" in shown
+    assert "49 of them have the same prompt as another row" in shown
 
 
 def test_repeated_ids_are_never_asked(project: ProjectFolder) -> None:
@@ -304,7 +304,7 @@ def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
     assert set(found) == {"params", "user message", "field text"}
     assert "-Review: I love number 3" in found["user message"]["diff"]
     shown = ran.agac("why", "2", "r-3", "classify").out
-    assert "What differs from run 1" in shown
+    assert "Changes since run 1" in shown
     assert 'field text: "I love number 3" → "I love number three"' in shown
     same = ran.agac("why", "2", "r-4", "reply").out
     assert "run 1" in same

@@ -158,8 +158,8 @@ def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) 
     assert (keep.split()[:2], say.split()[2], more.split()[2]) == (["keep", "filter"], "batch", "sync")
     assert "in flight" not in shown
     expected = (
-        "say: 3 batches of up to 4 requests each, at batch price; none of this model has ended yet, and the provider "
-        "takes up to 24h"
+        "say: 3 batches of up to 4 requests each, at batch price; no batch of this model has ended yet, and the "
+        "provider takes up to 24h"
     )
     assert expected in shown
     report = planned(batching)
@@ -193,7 +193,7 @@ def test_what_is_in_flight_is_neither_asked_nor_paid_again(batching: ProjectFold
     assert stage_of(batching, run_mode="sync")["in_flight"] == 3
     shown = batching.agac("plan", "-a", "reviews").out
     assert "in flight" in shown
-    assert "say: 3 in batches that are under way: neither asked nor paid again" in shown
+    assert "say: 3 in open batches: not sent or paid again" in shown
 
 
 def test_what_follows_a_task_in_flight_is_still_to_be_asked(batching: ProjectFolder) -> None:
@@ -260,13 +260,16 @@ def test_how_long_batches_of_the_lane_took_is_told(batching: ProjectFolder) -> N
     batch(batching, "CLEANED", submitted_at=100.0, ended_at=160.0)
     batch(batching, "CLEANED", submitted_at=0.0, ended_at=9.0, model="other")
     batch(batching, "CLEANED", submitted_at=0.0, ended_at=9.0, account="another")
-    assert "1 request, at batch price; the one before took 1m 00s\n" in batching.agac("plan", "-a", "reviews").out
+    assert "1 request, at batch price; the previous one took 1m 00s\n" in batching.agac("plan", "-a", "reviews").out
     for minutes in range(2, 21):
         batch(batching, "CLEANED", submitted_at=0.0, ended_at=60.0 * minutes)
     found = stage_of(batching)["batches"]
     assert (found["ended_before"], found["p50_s"], found["p95_s"]) == (20, 600.0, 1140.0)
     shown = batching.agac("plan", "-a", "reviews").out
-    assert "1 batch of 1 request, at batch price; of 20 before, half took 10m 00s or less, 95 % within 19m 00s" in shown
+    assert (
+        "1 batch of 1 request, at batch price; of 20 earlier ones, half took 10m 00s or less, 95 % within 19m 00s"
+        in shown
+    )
 
 
 def test_what_open_batches_may_cost_counts_against_budgets(batching: ProjectFolder) -> None:

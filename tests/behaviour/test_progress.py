@@ -61,7 +61,7 @@ def test_the_cursor_is_hidden_while_it_is_painted_and_back_after_ctrl_c(project:
     after = seen[seen.index(SHOW) + len(SHOW) :]
     assert seen[: seen.index(SHOW)].endswith("\r\x1b[J")  # the block is gone
     assert after.startswith("Interrupted; every answer is stored")
-    assert "\x1b[" not in after
+    assert "\x1b[" not in re.sub(r"\x1b\[[\d;]*m", "", after)  # colours alone
 
 
 def test_the_first_ctrl_c_says_what_is_waited_for_and_the_second_ends_it(project: ProjectFolder) -> None:
@@ -69,7 +69,7 @@ def test_the_first_ctrl_c_says_what_is_waited_for_and_the_second_ends_it(project
     with slow(project, faults=hang) as _, on_pty(project.root, *RUN) as terminal:
         terminal.until(r"reply +[█░]+ [1-9]")
         terminal.press(b"\x03")
-        terminal.until(r"stopping: [1-4] calls? in flight may finish \(Ctrl-C again gives them up\)")
+        terminal.until(r"stopping: waiting for [1-4] calls? in flight \(Ctrl-C again cancels them\)")
         terminal.press(b"\x03")
         assert terminal.ended() == 130
     assert terminal.seen.count(SHOW) == 1
@@ -132,13 +132,13 @@ def test_quiet_paints_nothing(project: ProjectFolder) -> None:
 
 def test_what_is_logged_stands_whole_above_the_lines(project: ProjectFolder) -> None:
     with slow(project) as _, on_pty(project.root, "--log-level", "debug", *RUN, columns=100) as terminal:
-        terminal.until(r"DEBUG agac[^\r\n]*\x1b\[K\r\n[^\x1b]*[\s\S]*classify [█░]+ [1-9]")
+        terminal.until(r"DEBUG agac[^\r\n]*\r\n[^\x1b]*[\s\S]*classify [█░]+ [1-9]")
         terminal.press(b"\x03")
         assert terminal.ended() == 130
     lines = terminal.seen.split("\r\n")
     logged = [line for line in lines if " DEBUG agac" in line and "classify █" not in line]
     assert logged
-    assert all(re.search(r"\x1b\[K\Z|\A[^\x1b]*\Z", line) for line in logged)
+    assert all(re.search(r"(\A|\r\x1b\[J)[^\x1b\r]*\Z", line) for line in logged)
 
 
 def test_a_terminal_that_is_held_does_not_hold_the_run(project: ProjectFolder) -> None:

@@ -10,10 +10,8 @@ import pytest
 
 from agac.api.watching import RowCount, Watched
 from agac.cli import progress
-from agac.cli.live.lines import Paper, run_lines
-from agac.cli.live.pace import Log, Rate, Waiting
-from agac.cli.live.text import cells, cropped, harmless, on_one_line
-from agac.cli.shown.words import duration
+from agac.cli.progress import Layout, LogSchedule, Rate, WaitClock, run_lines
+from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
 from agac.engine.control import Stop
 from agac.engine.run import Invocation
@@ -34,7 +32,7 @@ def lines(
     run: Watched, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
 ) -> list[str]:
     snapshot = run.snapshot(run.count_rows())
-    return run_lines(snapshot, {stage.name: rate for stage in snapshot.stages}, Paper(width, encoding, **paper))
+    return run_lines(snapshot, {stage.name: rate for stage in snapshot.stages}, Layout(width, encoding, **paper))
 
 
 def classify(**more: Any) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
     run.invocation.control.stop = Stop.INTERRUPT
     assert lines(run)[2:] == [
         "unusable rows 2 (last: DuplicateId, row r-7)",
-        "stopping: 4 calls in flight may finish (Ctrl-C again gives them up)",
+        "stopping: waiting for 4 calls in flight (Ctrl-C again cancels them)",
     ]
 
 
@@ -188,10 +186,10 @@ def test_more_stages_than_lines_are_told_together() -> None:
     run = watched(10, **{f"s{i}": {"done": 10 if i < 5 else 0, "in_flight": int(i == 5)} for i in range(20)})
     run.invocation.totals.all_read, run.invocation.totals.seen = True, 10
     snapshot = run.snapshot()
-    shown = run_lines(snapshot, {}, Paper(79, "utf-8"), 4)
+    shown = run_lines(snapshot, {}, Layout(79, "utf-8"), 4)
     assert [line.split()[0] for line in shown] == ["s5", "s6", "s7", "+"]
     assert shown[-1] == "+ 17 more stages"
-    assert len(run_lines(snapshot, {}, Paper(79, "utf-8"), 1)) == 1
+    assert len(run_lines(snapshot, {}, Layout(79, "utf-8"), 1)) == 1
 
 
 def test_without_unicode_lines_are_ascii_and_ids_are_escaped() -> None:
@@ -211,7 +209,7 @@ def test_a_line_can_be_written_in_every_encoding(encoding: str | None) -> None:
 def test_text_that_would_command_a_terminal_is_escaped_and_colours_stay() -> None:
     assert harmless("\x1b[31mred\x1b[0m\n\tfine") == "\x1b[31mred\x1b[0m\n\tfine"
     assert harmless("\x1b]0;title\x07\x1b[2J") == r"\x1b]0;title\x07\x1b[2J"
-    assert harmless("abc\u202efed\r") == "abc\\u202efed\\r"
+    assert harmless("abc\u202efed\r") == "abc\\u202efed\\x0d"
 
 
 def test_width_is_counted_in_cells() -> None:
@@ -238,7 +236,7 @@ def test_the_rate_is_that_of_the_last_twenty_seconds() -> None:
 
 
 def test_a_log_is_due_after_ten_seconds_and_a_tenth_of_the_rows_and_each_minute() -> None:
-    log = Log(0.0)
+    log = LogSchedule(0.0)
     assert not log.due(9.9, 0.9)
     assert not log.due(10.0, 0.05)
     assert log.due(12.0, 0.1)
@@ -252,27 +250,27 @@ def test_a_log_is_due_after_ten_seconds_and_a_tenth_of_the_rows_and_each_minute(
 def test_why_no_answer_comes_is_told_until_one_does() -> None:
     run = watched(classify=classify())
     run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
-    assert lines(run)[1:] == ["trying again: local cannot be\\nreached: refused"]
-    assert lines(run, 30)[1:] == ["trying again: local cannot be…"]
+    assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
+    assert lines(run, 30)[1:] == ["retrying: local cannot be…"]
     run.invocation.control.interrupt()
     assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 
 
 def test_calls_that_are_made_again_are_told_of_when_no_answer_comes_between_them() -> None:
-    waiting = Waiting()
+    waiting = WaitClock()
     looks = [(0.0, True), (0.9, True), (1.0, True), (1.1, False), (1.2, True), (2.1, True), (2.3, True)]
-    assert [waiting.long(now, waiting=again) for now, again in looks] == [
+    assert [waiting.is_long(now, waiting=again) for now, again in looks] == [
         False, False, True, False, False, False, True,
     ]  # fmt: skip
 
 
 def test_a_log_says_at_once_that_no_answer_comes_and_not_again_within_a_minute() -> None:
-    log = Log(0.0)
-    assert not log.first_told(1.0, waiting=False)
-    assert log.first_told(2.0, waiting=True)
-    assert not log.first_told(3.0, waiting=False)
-    assert not log.first_told(61.9, waiting=True)
-    assert log.first_told(62.0, waiting=True)
+    log = LogSchedule(0.0)
+    assert not log.due_for_waiting(1.0, waiting=False)
+    assert log.due_for_waiting(2.0, waiting=True)
+    assert not log.due_for_waiting(3.0, waiting=False)
+    assert not log.due_for_waiting(61.9, waiting=True)
+    assert log.due_for_waiting(62.0, waiting=True)
 
 
 def test_a_pipe_gets_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

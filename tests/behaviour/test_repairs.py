@@ -77,7 +77,7 @@ def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_of
         assert original == first["messages"]
         assert reply == {"role": "assistant", "content": bad(number)}
         assert complaint["role"] == "user"
-        assert f"'grade {number}' is not one of" in complaint["content"]
+        assert f'"grade {number}" is not one of' in complaint["content"]
         assert f"grade {number - 1}" not in json.dumps(body)
         assert {key: value for key, value in body.items() if key != "messages"} == {
             key: value for key, value in first.items() if key != "messages"
@@ -212,7 +212,7 @@ def test_a_library_that_is_too_old_is_said_before_any_call(
     project.numbered(1)
     project.workflow(stages=[{**STAGE, "json_repair": True}])
     for command in ("run", "validate"):
-        ended = project.agac(command, "-a", "reviews", env={"PYTHONPATH": str(tmp_path / "old")})
+        ended = project.fresh_agac(command, "-a", "reviews", env={"PYTHONPATH": str(tmp_path / "old")})
         assert ended.code == 2
         assert "too old a version: pip install 'agac[json-repair]'" in ended.err + ended.out
     assert server.account()["requests"] == 0

@@ -386,7 +386,7 @@ def test_agreement_in_summary_status_and_telemetry(project: ProjectFolder) -> No
     assert project.output(file="summary.json")["stages"][0]["agreement"] == expected
     told = project.agac("status", "1", "--json").json
     assert told["runs"][0]["stages"][0]["agreement"] == expected
-    line = "Agreement at classify: 0.83 in the mean, 50% of 2 rows unanimous"
+    line = "Agreement at classify: 0.83 on average, 50% of 2 rows unanimous"
     assert line in project.agac("status", "1").out.split("\n")
     assert line in project.agac("run", "-a", "reviews").out.split("\n")
     lines = project.envelopes(file="telemetry.jsonl")
@@ -421,7 +421,7 @@ def test_inspect_shows_each_replica_and_the_vote(project: ProjectFolder) -> None
     assert "  replicas: 3, vote on label\n" in project.agac("inspect", "last").out
     why = project.agac("why", "last", "r-1", "classify")
     assert "  replicas: 3, vote on label\n" in why.out
-    assert "This run asked it before" not in why.out
+    assert "This run ran it before" not in why.out
 
 
 def test_re_asks_belong_to_their_replica(project: ProjectFolder) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.project import ProjectFolder
 from support.server import Server
+from support.soak import campaign
 
 import agac
 from agac.api.watching import Watched
@@ -22,7 +23,6 @@ from agac.engine import intake
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
 MODES = ["error", "first", "last", "suffix"]
-EXAMPLES = 12
 
 
 def echo(project: ProjectFolder, mode: str = "error", *, path: str = "data/rows.csv", **source: Any) -> str:
@@ -382,14 +382,7 @@ def test_any_edits_cost_what_was_never_answered_and_give_what_a_new_project_give
     base: Path = tmp_path_factory.mktemp("edits")
     numbers = iter(range(10**6))
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @campaign(test=5, soak=100)
     @given(rows=distinct, history=invocations, chunk=st.sampled_from([1, 2, 3, 256]))
     def holds(rows: list[Line], history: list[tuple[Any, int | None]], chunk: int) -> None:
         project = ProjectFolder(base / str(next(numbers)))

@@ -189,7 +189,7 @@ def test_a_dry_retry_changes_nothing(project: ProjectFolder, faulty: Faulty) -> 
     assert (ran.code, ran.json["rows"], ran.json["calls_at_least"]) == (0, 1, 1)
     assert ran.json["by_error"] == [{"stage": "classify", "type": "Refused", "rows": 1}]
     shown = project.agac("retry", "1", "--dry-run")
-    assert "1 row would be tried again" in shown.out
+    assert "1 row would be run again" in shown.out
     assert stages(project) == {"classify": 3}
     refused = project.agac("retry", "1", "--from", "classify")
     assert (refused.code, "--yes" in refused.err) == (2, True)

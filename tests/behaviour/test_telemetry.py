@@ -16,7 +16,7 @@ from support.processes import kill_at
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
 
-from agac.cli.shown.timing import timing_line
+from agac.cli.run import timing_line
 from agac.engine.quantiles import RELATIVE_ERROR
 
 TWO_STAGES = [
@@ -275,9 +275,9 @@ def test_the_summary_says_how_long_a_call_takes(project: ProjectFolder) -> None:
     project.numbered(3)
     project.workflow(stages=TWO_STAGES, telemetry={"ttft": True})
     first = project.agac("run", "-a", "reviews").out
-    (line,) = [line for line in first.splitlines() if line.startswith("Time a call: ")]
-    assert re.fullmatch(r"Time a call: classify \S+ \w+ \(p95 .*; first token .*, p95 .*\), reply .*", line), line
-    assert "Time a call" not in project.agac("run", "-a", "reviews").out  # nothing was asked
+    (line,) = [line for line in first.splitlines() if line.startswith("Time per call: ")]
+    assert re.fullmatch(r"Time per call: classify \S+ \w+ \(p95 .*; first token .*, p95 .*\), reply .*", line), line
+    assert "Time per call" not in project.agac("run", "-a", "reviews").out  # nothing was asked
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_the_summary_says_how_long_a_call_takes(project: ProjectFolder) -> None:
 def test_times_have_two_digits_that_mean_something(milliseconds: float, said: str) -> None:
     times = {"count": 1, "p50": milliseconds, "p95": milliseconds}
     stage = {"name": "one", "timing_ms": {"duration": times, "ttft": {"count": 0}}}
-    assert timing_line({"stages": [stage]}) == f"Time a call: one {said} (p95 {said})"
+    assert timing_line({"stages": [stage]}) == f"Time per call: one {said} (p95 {said})"
 
 
 def test_of_many_stages_the_slowest_are_named() -> None:

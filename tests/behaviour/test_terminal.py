@@ -48,8 +48,8 @@ def test_a_run_above_confirm_above_is_asked_about_on_a_terminal(
     ended, seen = asked_on_terminal(project, keys)
     assert (ended, server.account()["requests"]) == (code, calls), seen
     assert "reviews is expected to cost $" in seen
-    assert "confirm_above is $0.10. Go on? [y/N]" in seen
+    assert "confirm_above is $0.10. Continue? [y/N]" in seen
     assert "Traceback" not in seen
     if code == 2:
         assert seen.count("is expected to cost") == 1
-        assert "nothing was asked\r\n  Add --yes to go on; " in seen
+        assert "no calls were made\r\n  Add --yes to continue; " in seen

@@ -19,7 +19,7 @@ STAGES: list[dict[str, Any]] = [
     {"name": "three", "prompt": "Last ${two}"},
     {"name": "four", "prompt": "Other ${text}"},
 ]
-BEFORE = "This run asked it before, "
+BEFORE = "This run ran it before, "
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def test_a_changed_cell_is_told_within_its_run(ran: ProjectFolder) -> None:
     assert not any(one["same_question"] for one in found.values())
     shown = ran.agac("why", "1", "a", "one").out
     when = found["one"]["asked_at"]
-    assert f"{BEFORE}{when}, with another question; since then: the row changed." in shown
-    assert "What was asked then is not kept." in shown
-    assert "No earlier run has asked this stage of this row." in ran.agac("why", "1", "b", "one").out
+    assert f"{BEFORE}{when}, with another request; since then: the row changed." in shown
+    assert "The earlier request is not stored." in shown
+    assert "No earlier run has run this stage for this row." in ran.agac("why", "1", "b", "one").out
 
 
 def test_an_answer_that_changed_under_a_row_that_did_not(ran: ProjectFolder) -> None:
@@ -67,18 +67,18 @@ def test_an_answer_that_changed_under_a_row_that_did_not(ran: ProjectFolder) -> 
 
 def test_a_fresh_run_says_that_it_asked_all_the_same(ran: ProjectFolder) -> None:
     ran.run(fresh=True)
-    said = "Nothing differs from run 1, and it was asked all the same: --fresh reuses nothing."
+    said = "Nothing changed since run 1, but the task was run again: --fresh reuses nothing."
     assert said in ran.agac("why", "last", "a", "one").out
 
 
 def test_a_reused_answer_is_said_to_be_the_same(ran: ProjectFolder) -> None:
     ran.run(limit=1)
-    assert "Nothing differs from run 1: its answer is this one's too." in ran.agac("why", "last", "a", "one").out
+    assert "Nothing changed since run 1: its answer is reused." in ran.agac("why", "last", "a", "one").out
 
 
 def test_a_retry_from_a_stage_is_named(ran: ProjectFolder) -> None:
     agac.retry("last", agac.Retry(from_stage="two"), project=ran.root)
-    assert "with the same question; asked again because `agac retry --from two`" in ran.agac("why", "1", "a", "two").out
+    assert "with the same request; run again because `agac retry --from two`" in ran.agac("why", "1", "a", "two").out
     assert told(ran, "one")["asked_before_in_this_run"] is None
 
 
@@ -95,7 +95,7 @@ def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder)
         project.configure(server.base_url)
         assert project.run().exit_code == 3
     shown = project.agac("why", "last", "a", "three").out
-    assert "outcome: not asked yet" in shown
+    assert "outcome: not run yet" in shown
     assert "  messages: none: stage two failed, so this one was not asked\n" in shown
     assert "stage two failed, so this one was not asked" in project.agac("why", "last", "a", "four").out
     with scripted("two", "three", "four") as server:
@@ -143,7 +143,7 @@ class TestGuards:
     def test_a_changed_guard_is_what_differs(self, project: ProjectFolder) -> None:
         self.write(project, 'kind == "bad"')
         self.write(project, 'kind == "good"')
-        differs = 'What differs from run 1:\n  when: "kind == \\"bad\\"" → "kind == \\"good\\""\n'
+        differs = 'Changes since run 1:\n  when: "kind == \\"bad\\"" → "kind == \\"good\\""\n'
         asked_now = project.agac("why", "2", "r-1", "reply").out
         assert f'In run 1: skipped: not true: kind == "bad"   with kind = "good"\n{differs}' in asked_now
         assert f"In run 1: it was asked\n{differs}" in project.agac("why", "2", "r-2", "reply").out
@@ -154,7 +154,7 @@ class TestGuards:
         project.workflow(stages=stages)
         project.run()
         does = '{"rename": {"kind": "sort"}}'
-        assert f"This stage asks no model. It does: {does}\n" in project.agac("why", "1", "r-1", "named").out
+        assert f"This stage calls no model. It does: {does}\n" in project.agac("why", "1", "r-1", "named").out
         shown = project.agac("inspect", "1", "r-1").out
-        assert f"Stage named: done\n  does: {does}\n  settled: " in shown
+        assert f"Stage named: done\n  does: {does}\n  finished: " in shown
         assert "prompt, user: good\n" in shown

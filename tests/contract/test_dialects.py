@@ -211,13 +211,10 @@ def test_a_request_is_built_the_same_each_time_and_left_as_it_was(member: Member
     assert request_ == before
 
 
-@members
 @requests
 @pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
-def test_every_shipped_provider_can_be_asked(member: Member, request_: Request, row: Provider) -> None:
-    if row.dialect != member.name:
-        pytest.skip("speaks another dialect")
-    wire = member.dialect.build(request_, "m", row)
+def test_every_shipped_provider_can_be_asked(request_: Request, row: Provider) -> None:
+    wire = DIALECTS[row.dialect].build(request_, "m", row)
     assert None not in wire.values()
     assert json.loads(encode(wire))["model"] == "m"
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import AgacError
 from agac.data.outputs.database import FreshDatabase, TableSink
@@ -150,7 +151,7 @@ def test_a_folder_may_have_any_name(member: Member, tmp_path: Path) -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["", "\0", "\r", "\r\n", '"', "\\n", "\t,"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@campaign(test=12, soak=400)
 @given(st.lists(st.tuples(texts | st.none(), texts | st.none()), max_size=5))
 def test_any_text_comes_back(member: Member, tmp_path: Path, cells: list[tuple[Any, Any]]) -> None:
     rows: Cells = [[f"r{place}", *pair] for place, pair in enumerate(cells)]

@@ -1,4 +1,5 @@
-"""What every source promises. A new format adds one line to `SOURCES`."""
+"""What formats of records in text promise beside what every source does (test_every_source.py). A new format adds one
+line to `SOURCES`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import csv
 import io
 import json
 import os
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,37 +91,10 @@ def test_every_format_of_records_in_text_is_in_this_suite() -> None:
     assert sorted(FORMATS.keys() - {"txt", "parquet"}) == sorted(member.format for member in SOURCES)
 
 
-def test_rows_come_in_order_and_ordinals_count_from_one(member: Member, tmp_path: Path) -> None:
-    records = list(opened(member.write(tmp_path, numbered(5))).records())
-    assert [record.ordinal for record in records] == [1, 2, 3, 4, 5]
-    assert [record.data for record in records] == numbered(5)
-    assert [record.error for record in records] == [None] * 5
-
-
 def test_each_record_knows_the_line_on_which_it_begins(member: Member, tmp_path: Path) -> None:
     first = 1 if member.format == "jsonl" else 2
     lines = [record.line for record in opened(member.write(tmp_path, numbered(3))).records()]
     assert lines == [first, first + 1, first + 2]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "ünïcödé 日本語 🦊 e\u0301",
-        "line\u2028and\u2029paragraph\x85next\x0bline\x0c",
-        "a NUL \x00 inside",
-        'quotes " and "" and \\ and \\n',
-        "two\nlines, and, commas\tand tabs\r\nand CRLF\rand CR",
-        "",
-        "  spaces around  ",
-        "\ufeffa byte order mark inside",
-        "${not.a.placeholder}",
-        "]}],{",
-    ],
-)
-def test_text_arrives_as_it_was_written(member: Member, tmp_path: Path, value: str) -> None:
-    rows = [{"id": "before", "text": value}, {"id": value or "x", "text": "after"}]
-    assert data(member.write(tmp_path, rows)) == rows
 
 
 def test_a_value_of_ten_megabytes_is_read(member: Member, tmp_path: Path) -> None:
@@ -138,9 +111,8 @@ def test_a_null_is_a_null(member: Member, tmp_path: Path) -> None:
     assert data(member.write(tmp_path, rows)) == rows
 
 
+@pytest.mark.parametrize("member", [member for member in SOURCES if member.nested], ids=lambda member: member.format)
 def test_nested_values_keep_their_shape(member: Member, tmp_path: Path) -> None:
-    if not member.nested:
-        pytest.skip("cells are text")
     rows = [{"id": 1, "deep": {"list": [1, 2.5, True, None, {"x": []}], "empty": {}}, "big": 2**70, "": "no name"}]
     assert data(member.write(tmp_path, rows)) == rows
 
@@ -172,31 +144,6 @@ def test_starting_later_gives_the_same_records_without_the_first(member: Member,
     every = list(source.records())
     for start in range(len(every) + 2):
         assert list(source.records(start)) == every[start:]
-
-
-def test_a_source_can_be_read_again(member: Member, tmp_path: Path) -> None:
-    source = opened(member.write(tmp_path, numbered(3)))
-    assert list(source.records()) == list(source.records())
-
-
-def test_two_readings_at_once_do_not_disturb_each_other(member: Member, tmp_path: Path) -> None:
-    source = opened(member.write(tmp_path, numbered(4)))
-    pairs = zip(source.records(), source.records(), strict=True)
-    assert all(left == right for left, right in pairs)
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
-def test_a_reading_that_is_given_up_closes_its_file(member: Member, tmp_path: Path) -> None:
-    source = opened(member.write(tmp_path, numbered(3)))
-    before = open_files()
-    records = source.records()
-    next(records)
-    records.close()  # type: ignore[attr-defined]
-    assert open_files() == before
 
 
 def with_one_bad_row(member: Member, folder: Path) -> Path:
@@ -262,20 +209,6 @@ def test_a_pipe_is_refused_because_runs_read_their_input_again(member: Member, t
         open_source(path, member.format, "pipe")
     assert caught.value.remedy is not None
     assert "a run reads its input again" in caught.value.remedy
-
-
-def test_memory_does_not_grow_with_the_number_of_rows(member: Member, tmp_path: Path) -> None:
-    def peak(count: int) -> int:
-        source = opened(member.write(tmp_path, numbered(count)))
-        tracemalloc.start()
-        try:
-            assert sum(1 for _ in read_rows(source, "id")) == count
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    peak(20_000)  # what is made once (compiled patterns, decoders) is not counted
-    assert peak(60_000) < peak(20_000) * 1.1
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes read are counted in /proc")

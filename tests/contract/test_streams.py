@@ -18,8 +18,9 @@ from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Provider
 from agac.providers.sse import Events, GarbledStream
 from agac.providers.streams import STREAMS, Assembly, asking
-from agac.simulator.asks import Answer, Ask, Message
-from agac.simulator.outlets import CHAT, MESSAGES, RESPONSES, Api
+from agac.simulator.anthropic import MESSAGES
+from agac.simulator.openai import CHAT, RESPONSES
+from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall
 
 DELTAS: dict[str, Callable[[str], Any]] = {
     "openai-chat": lambda text: {"choices": [{"index": 0, "delta": {"content": text}}]},
@@ -44,7 +45,7 @@ THOUGHTS: dict[str, Callable[[str], Any]] = {
 @dataclass(frozen=True)
 class Member:
     name: str
-    api: Api
+    api: ModelApi
 
     def assembly(self) -> Assembly:
         return STREAMS[self.name].assembly()
@@ -58,9 +59,9 @@ MEMBERS = [Member("openai-chat", CHAT), Member("openai-responses", RESPONSES), M
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 
 
-def ask_for(text: str = "hello") -> Ask:
+def ask_for(text: str = "hello") -> ModelCall:
     messages = (("user", text),)
-    return Ask("small", messages, digest=b"0" * 16, prompt_tokens=3, stream=True, include_usage=True)
+    return ModelCall("small", messages, digest=b"0" * 16, prompt_tokens=3, stream=True, include_usage=True)
 
 
 def assembled(member: Member, stream: bytes, sizes: list[int]) -> tuple[Assembly, bytes]:
@@ -74,19 +75,19 @@ def assembled(member: Member, stream: bytes, sizes: list[int]) -> tuple[Assembly
 
 
 answers = st.one_of(
-    st.builds(Answer, content=st.text(), finish=st.sampled_from(["stop", "length", "content_filter"])),
-    st.builds(Answer, content=st.none(), refusal=st.text(min_size=1)),
+    st.builds(ModelAnswer, content=st.text(), finish=st.sampled_from(["stop", "length", "content_filter"])),
+    st.builds(ModelAnswer, content=st.none(), refusal=st.text(min_size=1)),
     st.builds(
-        Answer,
+        ModelAnswer,
         content=st.text(),
-        earlier=st.lists(st.builds(Message, text=st.text(), cut=st.booleans()), max_size=2).map(tuple),
+        earlier=st.lists(st.builds(AnswerMessage, text=st.text(), cut=st.booleans()), max_size=2).map(tuple),
     ),
 )
 
 
 @members
 @given(answers, st.lists(st.integers(1, 200), max_size=20), st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_the_same_reply_streamed_or_not(member: Member, answer: Answer, sizes: list[int], ending: bytes) -> None:
+def test_the_same_reply_streamed_or_not(member: Member, answer: ModelAnswer, sizes: list[int], ending: bytes) -> None:
     ask = ask_for()
     whole = member.parse(member.api.body(ask, answer))
     stream = b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending)
@@ -101,7 +102,7 @@ def test_the_same_reply_streamed_or_not(member: Member, answer: Answer, sizes: l
 @members
 @given(st.text(min_size=1), st.integers(0))
 def test_a_stream_that_is_cut_is_not_whole(member: Member, text: str, where: int) -> None:
-    events = list(member.api.chunks(ask_for(), Answer(text)))
+    events = list(member.api.chunks(ask_for(), ModelAnswer(text)))
     # a completion's last two say the usage and that it is over; without them its reason to stop is its end
     end = len(events) - (3 if member.name == "openai-chat" else 1)
     assembly, _ = assembled(member, b"".join(events[: where % (end + 1)]), [])

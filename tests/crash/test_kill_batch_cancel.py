@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.batchcase import BatchCase, assert_ended
-from support.commands import Commands
 from support.server import Server, simulator
 
 DAY_LONG = 80_000.0
@@ -32,20 +31,20 @@ def server(_shared: Server) -> Server:
 
 
 @pytest.fixture
-def case(api: str, server: Server, forked: Commands, tmp_path: Path) -> BatchCase:
+def case(api: str, server: Server, tmp_path: Path) -> BatchCase:
     """Ten rows in a batch that has done four."""
-    case = BatchCase(tmp_path / "project", server, forked, api)
+    case = BatchCase(tmp_path / "project", server, api)
     case.submit()
     case.advance(FOUR_DONE)
     return case
 
 
 @pytest.fixture(scope="module")
-def undisturbed(_shared: Server, forked: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def undisturbed(_shared: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The results of calls, which are the same."""
     found = {}
     for api in KINDS:
-        called = BatchCase(tmp_path_factory.mktemp(api), _shared, forked, api)
+        called = BatchCase(tmp_path_factory.mktemp(api), _shared, api)
         assert_ended(called.run("--run-mode", "sync"))
         found[api] = called.project.envelopes()
     return found
@@ -126,10 +125,10 @@ def test_a_batch_that_has_ended_when_it_is_cancelled_has_all_its_results(
 
 @pytest.mark.parametrize("api", KINDS)
 def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
-    api: str, undisturbed: dict[str, list[Any]], server: Server, forked: Commands, tmp_path: Path
+    api: str, undisturbed: dict[str, list[Any]], server: Server, tmp_path: Path
 ) -> None:
     """Killed before the request went out: it is looked for, is not there, and never will be."""
-    case = BatchCase(tmp_path / "project", server, forked, api)
+    case = BatchCase(tmp_path / "project", server, api)
     case.killed("provider.create.before", "run", "-a", "reviews")
     assert_ended(case.agac("batch", "cancel"))
     assert case.account()["posts"] == 0
@@ -146,10 +145,10 @@ def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
 )
 @pytest.mark.parametrize("api", KINDS)
 def test_a_deadline_that_is_met_by_a_kill_ends_the_batch_once_and_calls_the_rest(
-    api: str, moment: str, server: Server, forked: Commands, tmp_path: Path
+    api: str, moment: str, server: Server, tmp_path: Path
 ) -> None:
     """What it had finished is kept, the others are called: nothing is asked in both ways."""
-    case = BatchCase(tmp_path / "project", server, forked, api, deadline=0.001)
+    case = BatchCase(tmp_path / "project", server, api, deadline=0.001)
     case.submit()
     case.advance(FOUR_DONE)
     case.killed(moment, "batch", "retrieve")

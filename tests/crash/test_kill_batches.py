@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from support.batchcase import ROWS, BatchCase
-from support.commands import Commands
 from support.server import Server, simulator
 
 SUBMITTING = [
@@ -62,22 +61,22 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server, forked: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The results of runs that nobody killed, of more rows than any other test has."""
     found = {}
     for api in ("openai", "anthropic"):
-        case = BatchCase(tmp_path_factory.mktemp(api), server, forked, api, rows=MOST_ROWS)
+        case = BatchCase(tmp_path_factory.mktemp(api), server, api, rows=MOST_ROWS)
         case.finish("run")
         found[api] = case.project.envelopes()
     return found
 
 
 @pytest.fixture
-def case(api: str, server: Server, forked: Commands, tmp_path: Path) -> BatchCase:
+def case(api: str, server: Server, tmp_path: Path) -> BatchCase:
     """A project of its own. Nothing but the number of its requests tells one batch at Anthropic from another."""
     server.reset()
     rows = next(numbers) if api == "anthropic" else ROWS
-    return BatchCase(tmp_path / "project", server, forked, api, rows=rows)
+    return BatchCase(tmp_path / "project", server, api, rows=rows)
 
 
 OF_FILES = ("provider.upload.before", "provider.upload.after", "journal.uploaded.after")
@@ -116,11 +115,11 @@ def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
 )  # fmt: skip
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_what_failed_in_a_batch_is_asked_once_more_whenever_a_command_is_killed(
-    api: str, moment: str, faulty: Callable[..., Server], forked: Commands, tmp_path: Path
+    api: str, moment: str, faulty: Callable[..., Server], tmp_path: Path
 ) -> None:
     """Case 23, with kills: two lines fail at the provider, uncharged, and go into another batch."""
     server = faulty([{"kind": "batch_line_status", "status": 500, "lines": [2, 5], "at": [1]}])
-    case = BatchCase(tmp_path / "project", server, forked, api)
+    case = BatchCase(tmp_path / "project", server, api)
     case.submit()
     case.killed(moment, "batch", "retrieve")
     case.finish("retrieve")

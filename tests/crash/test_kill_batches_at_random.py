@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support.batchcase import FINISHED, STAGE, BatchCase, assert_ended
-from support.commands import Commands
 from support.server import Server, simulator
+from support.soak import few
 
+APIS = ("openai", "anthropic")
 ANSWER = {"name": "answer", "prompt": "Answer ${text}, found ${classify.sentiment}: ${classify.reason}"}
 KILLS = 12
 FURTHEST = 40
@@ -24,9 +25,9 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def two_stages(folder: Path, server: Server, forked: Commands, api: str, mode: str, **batch: Any) -> BatchCase:
+def two_stages(folder: Path, server: Server, api: str, mode: str, **batch: Any) -> BatchCase:
     """Ten rows, four at a time, through two stages; the second one in batches, too, or called."""
-    case = BatchCase(folder, server, forked, api)
+    case = BatchCase(folder, server, api)
     rules = {"grace": 0.1, "poll_interval": 0.05, "max_requests": 4, **batch}
     stages: list[dict[str, Any]] = [{**STAGE, "run_mode": "batch", "batch": rules}, {**ANSWER, "run_mode": mode}]
     if mode == "batch":
@@ -36,9 +37,9 @@ def two_stages(folder: Path, server: Server, forked: Commands, api: str, mode: s
 
 
 @pytest.fixture
-def expected(api: str, server: Server, forked: Commands, tmp_path: Path) -> list[Any]:
+def expected(api: str, server: Server, tmp_path: Path) -> list[Any]:
     """The results of a run that nobody disturbed."""
-    called = two_stages(tmp_path / "called", server, forked, api, "sync")
+    called = two_stages(tmp_path / "called", server, api, "sync")
     assert_ended(called.run("--run-mode", "sync"))
     server.reset()
     return called.project.envelopes()
@@ -57,13 +58,13 @@ def killed_all_the_time(case: BatchCase, chance: random.Random, *, faults: bool 
 
 @pytest.mark.parametrize(
     ("api", "mode", "seed"),
-    [("openai", "batch", 1), ("openai", "sync", 2), ("anthropic", "batch", 3), ("anthropic", "sync", 4)],
+    few([(api, mode, seed) for seed in range(1, 11) for api in APIS for mode in ("batch", "sync")], 13),
 )
 def test_a_run_survives_being_killed_all_the_time(
-    api: str, mode: str, seed: int, expected: list[Any], server: Server, forked: Commands, tmp_path: Path
+    api: str, mode: str, seed: int, expected: list[Any], server: Server, tmp_path: Path
 ) -> None:
     """Case 43."""
-    case = two_stages(tmp_path / "project", server, forked, api, mode)
+    case = two_stages(tmp_path / "project", server, api, mode)
     killed_all_the_time(case, random.Random(seed))
     case.finish("run")
     account, called = case.account(), server.account()
@@ -79,19 +80,18 @@ def test_a_run_survives_being_killed_all_the_time(
 OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize(("api", "seed"), few([(api, seed) for seed in range(10) for api in APIS], 13))
 def test_a_run_survives_being_killed_all_the_time_at_a_provider_that_fails(
-    api: str, seed: int, server: Server, expected: list[Any], forked: Commands, tmp_path: Path
+    api: str, seed: int, server: Server, expected: list[Any], tmp_path: Path
 ) -> None:
     """Case 43 with answers that are lost before and after their effect."""
     faults = [
         {"kind": kind, "op": op, "at": [2 + seed, 5, 9 + seed]}
         for kind, ops in (("batch_drop_after", OPERATIONS[::2]), ("batch_drop_before", OPERATIONS[1::2]))
-        for op in (ops if seed else reversed(ops))
+        for op in (ops if seed % 2 else reversed(ops))
     ]
     with simulator(faults=faults, folder=tmp_path / "faults") as failing:
-        case = two_stages(tmp_path / "project", failing, forked, api, "batch")
+        case = two_stages(tmp_path / "project", failing, api, "batch")
         killed_all_the_time(case, random.Random(seed), faults=True)
         while not case.is_whole() or not set(case.steps()) <= FINISHED:
             case.run("--wait")

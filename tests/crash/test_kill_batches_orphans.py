@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from support.batchcase import APIS, ROWS, STAGE, BatchCase, assert_ended
-from support.commands import Commands
 from support.processes import asleep, asleep_at, ended, killed
 from support.server import Server, simulator
 
@@ -31,12 +30,12 @@ by_key = pytest.mark.parametrize("api", ["openai", "azure"])
 
 
 @pytest.fixture
-def start(forked: Commands, faulty: Callable[..., Server], tmp_path: Path) -> Start:
+def start(faulty: Callable[..., Server], tmp_path: Path) -> Start:
     """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
 
     def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
         server = faulty(list(faults), "--batch-seconds", str(seconds))
-        return BatchCase(tmp_path / "project", server, forked, api, **more)
+        return BatchCase(tmp_path / "project", server, api, **more)
 
     return started
 
@@ -297,14 +296,12 @@ def test_an_orphan_of_another_key_is_a_humans_matter(api: str, start: Start) -> 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @by_key_or_count
-def test_a_provider_that_falls_over_meanwhile_changes_nothing(
-    api: str, moment: str, forked: Commands, tmp_path: Path
-) -> None:
+def test_a_provider_that_falls_over_meanwhile_changes_nothing(api: str, moment: str, tmp_path: Path) -> None:
     """The simulator is ended and started again over its state; ours is killed around its create."""
     flags = ("--state", str(tmp_path / "state.db"), "--batch-seconds", str(DAY_LONG))
     with ExitStack() as stack:
         with simulator(*flags) as first:
-            case = BatchCase(tmp_path / "project", first, forked, api)
+            case = BatchCase(tmp_path / "project", first, api)
             case.killed(f"provider.create.{moment}", *RUN)
         assert case.steps() == ["CREATE_INTENT"]
         port = first.base_url.removesuffix("/v1").rpartition(":")[2]

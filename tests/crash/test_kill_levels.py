@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,10 @@ from support.processes import kill_at, quiet_account
 from support.project import ProjectFolder
 from support.recount import assert_at_rest, contents
 from support.server import Server, simulator
+from support.soak import few
 
 from agac import RunReport
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 CONCURRENCY = 3
 BOUND = 2 * CONCURRENCY
 MOST = 200
@@ -123,8 +122,8 @@ def looked_at(project: ProjectFolder, server: Server, had: int, kills: int = 1) 
     return lost
 
 
-EACH = [("nothing", share, 12) for share in range(1, 13, 1 if THOROUGH else 2)]
-THIRD = [("another input", share, 18) for share in range(1, 18, 1 if THOROUGH else 6)]
+EACH = [("nothing", share, 12) for share in few(range(1, 13), 4)]
+THIRD = [("another input", share, 18) for share in few(range(1, 18), 9)]
 
 
 @pytest.mark.parametrize(("before", "first", "step"), [*EACH, *THIRD])

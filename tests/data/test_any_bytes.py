@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import UsageError
 from agac.data.formats import json_array
@@ -90,6 +91,6 @@ def test_mutilated_files_are_accounted_for(name: str) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from(TEXTS))
-@settings(max_examples=400, deadline=None)
+@campaign(test=100, soak=5000)
 def test_any_bytes_are_accounted_for(content: bytes, name: str) -> None:
     check(content, name)

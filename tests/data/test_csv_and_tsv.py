@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.data.formats import delimited
@@ -225,7 +226,7 @@ tables = st.lists(names, min_size=1, max_size=5, unique=True).flatmap(
 
 
 @given(tables, st.sampled_from(["csv", "tsv"]), st.sampled_from(["\n", "\r\n"]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@campaign(test=100, soak=5000)
 def test_what_the_csv_module_writes_is_read_as_it_was(
     table: tuple[list[str], list[list[str]]], suffix: str, newline: str, quote_all: bool
 ) -> None:

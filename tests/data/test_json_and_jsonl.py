@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import ErrorType, UsageError
 from agac.data.formats import json_array, lines
@@ -253,7 +254,7 @@ row_lists = st.lists(st.dictionaries(keys, values, max_size=5), max_size=8)
 
 
 @given(row_lists, st.booleans(), st.sampled_from(["\n", "\r\n"]))
-@settings(max_examples=80, deadline=None)
+@campaign(test=25, soak=1000)
 def test_json_lines_are_read_as_they_were_written(rows: list[dict[str, Any]], ascii_only: bool, newline: str) -> None:
     content = "".join(json.dumps(row, ensure_ascii=ascii_only) + newline for row in rows)
     with tempfile.TemporaryDirectory() as folder:
@@ -261,7 +262,7 @@ def test_json_lines_are_read_as_they_were_written(rows: list[dict[str, Any]], as
 
 
 @given(row_lists, st.booleans(), st.sampled_from([None, 1]), st.integers(min_value=1, max_value=40))
-@settings(max_examples=120, deadline=None)
+@campaign(test=40, soak=1000)
 def test_an_array_is_read_as_it_was_written_however_the_pieces_fall(
     rows: list[dict[str, Any]], ascii_only: bool, indent: int | None, chunk: int
 ) -> None:
@@ -273,7 +274,7 @@ def test_an_array_is_read_as_it_was_written_however_the_pieces_fall(
 
 
 @given(row_lists, st.integers(min_value=1, max_value=40))
-@settings(max_examples=100, deadline=None)
+@campaign(test=30, soak=1000)
 def test_lines_do_not_depend_on_how_the_pieces_fall(rows: list[dict[str, Any]], chunk: int) -> None:
     content = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "]"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -53,7 +53,7 @@ def test_the_readme_shows_a_run_a_crash_and_a_real_model() -> None:
     assert any("OPENAI_API_KEY" in command and "--model openai/" in command for command in commands)
     text = (ROOT / "README.md").read_text("utf-8")
     assert "Killed\n" in text
-    assert "the last invocation broke off: at most" in text
+    assert "the previous invocation did not finish: up to" in text
     assert len(text.split("\n")) < 160
 
 
@@ -76,7 +76,7 @@ def test_commands_and_their_output_are_told_apart() -> None:
         (["first", "...", "last"], ["first", "a", "b", "last"], True),
         (["first", "..."], ["other", "a"], False),
         ([], ["something"], False),
-        (["Went on: 20 rows"], ["Went on: 19 rows"], False),
+        (["Resumed: 20 rows"], ["Resumed: 19 rows"], False),
     ],
 )
 def test_only_what_differs_from_run_to_run_is_left_out_of_the_comparison(

@@ -11,7 +11,7 @@ from consoles import file_of
 from pages import ROOT, Block, blocks, pages
 
 from agac.api import validate
-from agac.simulator.rulesfile import load_rules
+from agac.simulator.faults import load_rules
 
 WITH_YAML = [page for page in pages() if any(block.language == "yaml" for block in blocks(page))]
 FRAGMENT = "input: {path: data/product_reviews.csv}\nstages:\n  - name: classify\n"

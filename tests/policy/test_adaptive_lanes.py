@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.limited import Crowd, Limited, crowd, per_second
 from support.virtual import loop_time, run_virtually
@@ -186,7 +186,6 @@ EVENTS: Any = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), EVENTS)
 def test_bounds_stay_bounds_whatever_happens(most: int, events: Any) -> None:
     adaptive, now, sent = Adaptive(most, 0.0), 0.0, 0

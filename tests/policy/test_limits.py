@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.virtual import loop_time, run_virtually
 
@@ -22,6 +22,7 @@ FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")
 REFUSED = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=0.1, status=429)
 OVERLOADED = Fault(FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, "overloaded", status=503)
 
+pytestmark = pytest.mark.virtual_time
 run = run_virtually
 
 
@@ -47,111 +48,81 @@ async def sent_at(lane: Lane, *tokens: int) -> list[float]:
     return times
 
 
-def test_a_lane_without_limits_never_waits() -> None:
-    async def test() -> None:
-        assert await sent_at(lane(), *[1000] * 500) == [0.0] * 500
-
-    run(test())
+async def test_a_lane_without_limits_never_waits() -> None:
+    assert await sent_at(lane(), *[1000] * 500) == [0.0] * 500
 
 
-def test_requests_a_minute_are_spaced_out_evenly() -> None:
-    async def test() -> None:
-        assert await sent_at(lane(rpm=120), 1, 1, 1, 1) == [0.0, 0.5, 1.0, 1.5]
-
-    run(test())
+async def test_requests_a_minute_are_spaced_out_evenly() -> None:
+    assert await sent_at(lane(rpm=120), 1, 1, 1, 1) == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_tokens_a_minute_space_out_by_size() -> None:
-    async def test() -> None:
-        assert await sent_at(lane(tpm=60_000), 500, 2000, 1000, 1) == [0.0, 0.5, 2.5, 3.5]
-
-    run(test())
+async def test_tokens_a_minute_space_out_by_size() -> None:
+    assert await sent_at(lane(tpm=60_000), 500, 2000, 1000, 1) == [0.0, 0.5, 2.5, 3.5]
 
 
-def test_the_tighter_of_both_rates_counts() -> None:
-    async def test() -> None:
-        assert await sent_at(lane(rpm=60, tpm=60_000), 10, 3000, 10) == [0.0, 1.0, 4.0]
-
-    run(test())
+async def test_the_tighter_of_both_rates_counts() -> None:
+    assert await sent_at(lane(rpm=60, tpm=60_000), 10, 3000, 10) == [0.0, 1.0, 4.0]
 
 
-def test_those_who_wait_together_are_spaced_out_too() -> None:
-    async def test() -> None:
-        one, start, times = lane(rpm=600), loop_time(), []
+async def test_those_who_wait_together_are_spaced_out_too() -> None:
+    one, start, times = lane(rpm=600), loop_time(), []
 
-        async def call() -> None:
-            await one.enter(1)
-            times.append(round(loop_time() - start, 6))
-            await asyncio.sleep(0.01)
-            one.leave()
+    async def call() -> None:
+        await one.enter(1)
+        times.append(round(loop_time() - start, 6))
+        await asyncio.sleep(0.01)
+        one.leave()
 
-        await asyncio.gather(*(call() for _ in range(50)))
-        assert times == [round(i / 10, 6) for i in range(50)]
-
-    run(test())
+    await asyncio.gather(*(call() for _ in range(50)))
+    assert times == [round(i / 10, 6) for i in range(50)]
 
 
-def test_an_idle_minute_is_not_saved_up() -> None:
-    async def test() -> None:
-        one = lane(rpm=60)
-        await sent_at(one, 1)
-        await asyncio.sleep(3600)
-        assert await sent_at(one, 1, 1, 1) == [0.0, 1.0, 2.0]
-
-    run(test())
+async def test_an_idle_minute_is_not_saved_up() -> None:
+    one = lane(rpm=60)
+    await sent_at(one, 1)
+    await asyncio.sleep(3600)
+    assert await sent_at(one, 1, 1, 1) == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("used", "third"),
     [((400, 600), 2.0), ((100, 100), 1.2), ((900, 2100), 4.0), ((None, 600), 2.0), ((400, None), 2.0)],
 )
-def test_what_a_call_really_used_takes_the_place_of_what_was_expected(used: Any, third: float) -> None:
-    async def test() -> None:
-        one = lane(tpm=60_000)
-        first = await one.enter(1000)
-        one.leave()
-        second = asyncio.ensure_future(one.enter(1000))
-        await settle()
-        one.heard(first, reply(*used))
-        start = 1000.0
-        assert round((await second).at - start, 6) == round(third - 1, 6)
-        one.leave()
-        assert round((await one.enter(1)).at - start, 6) == third
-
-    run(test())
+async def test_what_a_call_really_used_takes_the_place_of_what_was_expected(used: Any, third: float) -> None:
+    one = lane(tpm=60_000)
+    first = await one.enter(1000)
+    one.leave()
+    second = asyncio.ensure_future(one.enter(1000))
+    await settle()
+    one.heard(first, reply(*used))
+    start = 1000.0
+    assert round((await second).at - start, 6) == round(third - 1, 6)
+    one.leave()
+    assert round((await one.enter(1)).at - start, 6) == third
 
 
-def test_a_pause_holds_everyone_and_ends() -> None:
-    async def test() -> None:
-        one = lane()
-        one.pause(7.0)
-        assert await sent_at(one, 1, 1) == [7.0, 7.0]
-
-    run(test())
+async def test_a_pause_holds_everyone_and_ends() -> None:
+    one = lane()
+    one.pause(7.0)
+    assert await sent_at(one, 1, 1) == [7.0, 7.0]
 
 
-def test_a_pause_holds_those_who_wait_already() -> None:
-    async def test() -> None:
-        one, start = lane(rpm=60), loop_time()
-        await one.enter(1)
-        waiting = asyncio.ensure_future(one.enter(1))
-        await asyncio.sleep(0.5)
-        one.pause(7.0)
-        assert (await waiting).at - start == 7.5
-
-    run(test())
+async def test_a_pause_holds_those_who_wait_already() -> None:
+    one, start = lane(rpm=60), loop_time()
+    await one.enter(1)
+    waiting = asyncio.ensure_future(one.enter(1))
+    await asyncio.sleep(0.5)
+    one.pause(7.0)
+    assert (await waiting).at - start == 7.5
 
 
-def test_the_longest_pause_counts() -> None:
-    async def test() -> None:
-        one = lane()
-        one.pause(7.0)
-        one.pause(2.0)
-        assert await sent_at(one, 1) == [7.0]
-        one.pause(LONGEST_WAIT * 50)
-        assert await sent_at(one, 1) == [LONGEST_WAIT]
-
-    run(test())
+async def test_the_longest_pause_counts() -> None:
+    one = lane()
+    one.pause(7.0)
+    one.pause(2.0)
+    assert await sent_at(one, 1) == [7.0]
+    one.pause(LONGEST_WAIT * 50)
+    assert await sent_at(one, 1) == [LONGEST_WAIT]
 
 
 @pytest.mark.parametrize(
@@ -167,158 +138,128 @@ def test_the_longest_pause_counts() -> None:
         (RateState(0, LONGEST_WAIT * 2), LONGEST_WAIT),
     ],
 )
-def test_a_lane_pauses_when_headers_say_that_nothing_is_left(rates: RateState, waits: float) -> None:
-    async def test() -> None:
-        one = lane()
+async def test_a_lane_pauses_when_headers_say_that_nothing_is_left(rates: RateState, waits: float) -> None:
+    one = lane()
+    turn = await one.enter(1)
+    one.leave()
+    one.observe(turn, rates)
+    assert await sent_at(one, 1) == [waits]
+
+
+async def test_no_more_is_sent_than_headers_say_is_left() -> None:
+    one = lane()
+    turns = [await one.enter(1) for _ in range(3)]
+    one.leave()
+    one.observe(turns[0], RateState(remaining_requests=4, reset_requests=9.0))
+    assert await sent_at(one, 1, 1) == [0.0, 0.0]  # two of the four were sent before the answer came
+    late = asyncio.ensure_future(one.enter(1))
+    await asyncio.sleep(2.0)
+    assert not late.done()
+    one.observe(turns[1], RateState(remaining_requests=5, reset_requests=7.0))
+    assert (await late).at == 1002.0
+    assert await sent_at(one, 1, 1) == [0.0, 5.0]  # the reset that the last header told
+
+
+async def test_a_bucket_that_fills_is_not_waited_for_until_it_is_full() -> None:
+    one = lane()
+    for left, reset in ((40, 20.0), (20, 30.0), (1, 39.5)):  # one more every half second
         turn = await one.enter(1)
         one.leave()
-        one.observe(turn, rates)
-        assert await sent_at(one, 1) == [waits]
-
-    run(test())
-
-
-def test_no_more_is_sent_than_headers_say_is_left() -> None:
-    async def test() -> None:
-        one = lane()
-        turns = [await one.enter(1) for _ in range(3)]
-        one.leave()
-        one.observe(turns[0], RateState(remaining_requests=4, reset_requests=9.0))
-        assert await sent_at(one, 1, 1) == [0.0, 0.0]  # two of the four were sent before the answer came
-        late = asyncio.ensure_future(one.enter(1))
-        await asyncio.sleep(2.0)
-        assert not late.done()
-        one.observe(turns[1], RateState(remaining_requests=5, reset_requests=7.0))
-        assert (await late).at == 1002.0
-        assert await sent_at(one, 1, 1) == [0.0, 5.0]  # the reset that the last header told
-
-    run(test())
+        one.observe(turn, RateState(left, reset))
+    assert (await sent_at(one, 1)) == [0.0]
+    turn = await one.enter(1)
+    one.leave()
+    assert turn.at - 1000 == 0.5
+    one.observe(turn, RateState(0, 40.0))
+    assert await sent_at(one, 1) == [1.0]  # two more have come then
 
 
-def test_a_bucket_that_fills_is_not_waited_for_until_it_is_full() -> None:
-    async def test() -> None:
-        one = lane()
-        for left, reset in ((40, 20.0), (20, 30.0), (1, 39.5)):  # one more every half second
-            turn = await one.enter(1)
-            one.leave()
-            one.observe(turn, RateState(left, reset))
-        assert (await sent_at(one, 1)) == [0.0]
-        turn = await one.enter(1)
-        one.leave()
-        assert turn.at - 1000 == 0.5
-        one.observe(turn, RateState(0, 40.0))
-        assert await sent_at(one, 1) == [1.0]  # two more have come then
-
-    run(test())
+async def test_a_header_as_old_as_its_reset_says_nothing() -> None:
+    one = lane()
+    turn = await one.enter(1)
+    await asyncio.sleep(5.0)
+    one.leave()
+    one.observe(turn, RateState(remaining_requests=0, reset_requests=1.0))
+    assert await sent_at(one, 1, 1) == [0.0, 0.0]
 
 
-def test_a_header_as_old_as_its_reset_says_nothing() -> None:
-    async def test() -> None:
-        one = lane()
-        turn = await one.enter(1)
-        await asyncio.sleep(5.0)
-        one.leave()
-        one.observe(turn, RateState(remaining_requests=0, reset_requests=1.0))
-        assert await sent_at(one, 1, 1) == [0.0, 0.0]
-
-    run(test())
-
-
-def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
-    async def test() -> None:
-        control = Control()
-        one = lane(1, control=control)
+async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
+    control = Control()
+    one = lane(1, control=control)
+    await one.enter(1)
+    waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(3)]
+    await settle()
+    control.fail(FATAL)
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in ended] == [Halted] * 3
+    with pytest.raises(Halted):
         await one.enter(1)
-        waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(3)]
-        await settle()
-        control.fail(FATAL)
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in ended] == [Halted] * 3
-        with pytest.raises(Halted):
-            await one.enter(1)
-
-    run(test())
 
 
-def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
-    async def test() -> None:
-        control = Control()
-        one = lane(1, control=control)
+async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
+    control = Control()
+    one = lane(1, control=control)
+    await one.enter(1)
+    waiting = asyncio.ensure_future(one.enter(1))
+    await settle()
+    one.leave()  # the place is handed over ...
+    control.fail(FATAL)  # ... and the run stops before it is taken
+    with pytest.raises(Halted):
+        await waiting
+    assert one.in_flight == 0
+
+
+async def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
+    control = Control()
+    one = lane(control=control)
+    one.pause(600)
+    waiting = asyncio.ensure_future(one.enter(1))
+    await asyncio.sleep(1)
+    control.interrupt()
+    with pytest.raises(Halted):
+        await waiting
+    assert loop_time() == 1001
+
+
+async def test_calls_at_once_double_every_tenth_of_a_second_up_to_the_bound() -> None:
+    one = lane(100)
+    waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(150)]
+    inside = []
+    for _ in range(6):
+        await asyncio.sleep(0.0999)
+        inside.append(one.in_flight)
+        await asyncio.sleep(0.0001)
+    assert inside[:4] == [pytest.approx(8 * 2 ** (i + 1), rel=0.15) for i in range(3)] + [100]
+    assert inside[3:] == [100] * 3
+    for task in waiting:
+        task.cancel()
+
+
+async def test_calls_at_once_never_pass_a_small_bound() -> None:
+    one, most = lane(2), 0
+
+    async def call() -> None:
+        nonlocal most
         await one.enter(1)
-        waiting = asyncio.ensure_future(one.enter(1))
-        await settle()
-        one.leave()  # the place is handed over ...
-        control.fail(FATAL)  # ... and the run stops before it is taken
-        with pytest.raises(Halted):
-            await waiting
-        assert one.in_flight == 0
+        most = max(most, one.in_flight)
+        await asyncio.sleep(0.3)
+        one.leave()
 
-    run(test())
+    await asyncio.gather(*(call() for _ in range(20)))
+    assert most == 2
 
 
-def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
-    async def test() -> None:
-        control = Control()
-        one = lane(control=control)
-        one.pause(600)
-        waiting = asyncio.ensure_future(one.enter(1))
-        await asyncio.sleep(1)
-        control.interrupt()
-        with pytest.raises(Halted):
-            await waiting
-        assert loop_time() == 1001
+async def test_who_came_first_goes_first() -> None:
+    one, order = lane(1), []
 
-    run(test())
+    async def call(number: int) -> None:
+        await one.enter(1)
+        order.append(number)
+        await asyncio.sleep(0.01)
+        one.leave()
 
-
-def test_calls_at_once_double_every_tenth_of_a_second_up_to_the_bound() -> None:
-    async def test() -> None:
-        one = lane(100)
-        waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(150)]
-        inside = []
-        for _ in range(6):
-            await asyncio.sleep(0.0999)
-            inside.append(one.in_flight)
-            await asyncio.sleep(0.0001)
-        assert inside[:4] == [pytest.approx(8 * 2 ** (i + 1), rel=0.15) for i in range(3)] + [100]
-        assert inside[3:] == [100] * 3
-        for task in waiting:
-            task.cancel()
-
-    run(test())
-
-
-def test_calls_at_once_never_pass_a_small_bound() -> None:
-    async def test() -> None:
-        one, most = lane(2), 0
-
-        async def call() -> None:
-            nonlocal most
-            await one.enter(1)
-            most = max(most, one.in_flight)
-            await asyncio.sleep(0.3)
-            one.leave()
-
-        await asyncio.gather(*(call() for _ in range(20)))
-        assert most == 2
-
-    run(test())
-
-
-def test_who_came_first_goes_first() -> None:
-    async def test() -> None:
-        one, order = lane(1), []
-
-        async def call(number: int) -> None:
-            await one.enter(1)
-            order.append(number)
-            await asyncio.sleep(0.01)
-            one.leave()
-
-        await asyncio.gather(*(call(number) for number in range(12)))
-        assert order == list(range(12))
-
-    run(test())
+    await asyncio.gather(*(call(number) for number in range(12)))
+    assert order == list(range(12))
 
 
 STEPS = st.lists(
@@ -332,7 +273,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(most=st.integers(1, 40), rpm=st.sampled_from([None, 60, 6000]), tpm=st.sampled_from([None, 90_000]), steps=STEPS)
 def test_nobody_is_lost_and_no_bound_is_passed(most: int, rpm: int | None, tpm: int | None, steps: Any) -> None:
     """Whatever happens in whatever order: a pause is kept, a bound is a bound, in the end everyone has had a turn."""
@@ -380,71 +320,62 @@ def test_nobody_is_lost_and_no_bound_is_passed(most: int, rpm: int | None, tpm: 
     run(test())
 
 
-def test_slots_go_to_whoever_has_waited_longest() -> None:
-    async def test() -> None:
-        slots = Slots(1)
-        order: list[int] = []
+async def test_slots_go_to_whoever_has_waited_longest() -> None:
+    slots = Slots(1)
+    order: list[int] = []
 
-        async def user(number: int) -> None:
+    async def user(number: int) -> None:
+        await slots.take()
+        order.append(number)
+        await asyncio.sleep(0)
+        slots.give()
+
+    await slots.take()
+    users = [asyncio.ensure_future(user(number)) for number in range(5)]
+    await settle()
+    slots.give()
+    late = asyncio.ensure_future(user(99))  # asks in the very moment in which a slot is free
+    await asyncio.gather(*users, late)
+    assert order == [0, 1, 2, 3, 4, 99]
+
+
+async def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
+    slots = Slots(1)
+    order: list[str] = []
+
+    async def greedy() -> None:
+        for _ in range(3):
             await slots.take()
-            order.append(number)
+            order.append("greedy")
             await asyncio.sleep(0)
             slots.give()
 
+    async def patient() -> None:
         await slots.take()
-        users = [asyncio.ensure_future(user(number)) for number in range(5)]
-        await settle()
+        order.append("patient")
         slots.give()
-        late = asyncio.ensure_future(user(99))  # asks in the very moment in which a slot is free
-        await asyncio.gather(*users, late)
-        assert order == [0, 1, 2, 3, 4, 99]
 
-    run(test())
-
-
-def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
-    async def test() -> None:
-        slots = Slots(1)
-        order: list[str] = []
-
-        async def greedy() -> None:
-            for _ in range(3):
-                await slots.take()
-                order.append("greedy")
-                await asyncio.sleep(0)
-                slots.give()
-
-        async def patient() -> None:
-            await slots.take()
-            order.append("patient")
-            slots.give()
-
-        await asyncio.gather(greedy(), patient())
-        assert order[:2] == ["greedy", "patient"]
-
-    run(test())
+    await asyncio.gather(greedy(), patient())
+    assert order[:2] == ["greedy", "patient"]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_cancelled_one_loses_no_slot(moment: str) -> None:
-    async def test() -> None:
-        slots = Slots(1)
-        await slots.take()
-        first = asyncio.ensure_future(slots.take())
-        second = asyncio.ensure_future(slots.take())
-        await settle()
-        if moment == "before":
-            first.cancel()
-            slots.give()
-        else:
-            slots.give()
-            first.cancel()
-        await asyncio.wait_for(second, 5)
-        assert first.cancelled()
+async def test_a_cancelled_one_loses_no_slot(moment: str) -> None:
+    slots = Slots(1)
+    await slots.take()
+    first = asyncio.ensure_future(slots.take())
+    second = asyncio.ensure_future(slots.take())
+    await settle()
+    if moment == "before":
+        first.cancel()
         slots.give()
-        await asyncio.wait_for(slots.take(), 5)
-
-    run(test())
+    else:
+        slots.give()
+        first.cancel()
+    await asyncio.wait_for(second, 5)
+    assert first.cancelled()
+    slots.give()
+    await asyncio.wait_for(slots.take(), 5)
 
 
 def entered(exposure: Exposure, calls: int) -> Callable[[], Coroutine[Any, Any, list[asyncio.Task[None]]]]:
@@ -456,83 +387,67 @@ def entered(exposure: Exposure, calls: int) -> Callable[[], Coroutine[Any, Any, 
     return start
 
 
-def test_calls_wait_until_earlier_ones_are_durable() -> None:
-    async def test() -> None:
-        exposure = Exposure(4)
-        tasks = await entered(exposure, 7)()
-        assert [task.done() for task in tasks] == [True] * 4 + [False] * 3
-        exposure.leave(2)
-        await settle()
-        assert [task.done() for task in tasks] == [True] * 6 + [False]
-        exposure.leave(1)
-        await settle()
-        assert all(task.done() for task in tasks)
-
-    run(test())
+async def test_calls_wait_until_earlier_ones_are_durable() -> None:
+    exposure = Exposure(4)
+    tasks = await entered(exposure, 7)()
+    assert [task.done() for task in tasks] == [True] * 4 + [False] * 3
+    exposure.leave(2)
+    await settle()
+    assert [task.done() for task in tasks] == [True] * 6 + [False]
+    exposure.leave(1)
+    await settle()
+    assert all(task.done() for task in tasks)
 
 
-def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
-    async def test() -> None:
-        exposure = Exposure(3)
-        first = await entered(exposure, 3)()
-        waiting = await entered(exposure, 10)()
-        exposure.leave(3)
-        await settle()
-        assert all(task.done() for task in first)
-        assert sum(task.done() for task in waiting) == 3
-        for task in waiting:
-            task.cancel()
-
-    run(test())
+async def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
+    exposure = Exposure(3)
+    first = await entered(exposure, 3)()
+    waiting = await entered(exposure, 10)()
+    exposure.leave(3)
+    await settle()
+    assert all(task.done() for task in first)
+    assert sum(task.done() for task in waiting) == 3
+    for task in waiting:
+        task.cancel()
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_cancelled_one_loses_no_place(moment: str) -> None:
-    async def test() -> None:
-        exposure = Exposure(1)
-        await exposure.enter()
-        first, second = asyncio.ensure_future(exposure.enter()), asyncio.ensure_future(exposure.enter())
-        await settle()
-        if moment == "before":
-            first.cancel()
-            exposure.leave(1)
-        else:
-            exposure.leave(1)
-            first.cancel()
-        await asyncio.wait_for(second, 5)
+async def test_a_cancelled_one_loses_no_place(moment: str) -> None:
+    exposure = Exposure(1)
+    await exposure.enter()
+    first, second = asyncio.ensure_future(exposure.enter()), asyncio.ensure_future(exposure.enter())
+    await settle()
+    if moment == "before":
+        first.cancel()
         exposure.leave(1)
-        await asyncio.wait_for(exposure.enter(), 5)
-
-    run(test())
-
-
-def test_long_pauses_are_told_but_not_time_and_again() -> None:
-    async def pauses() -> None:
-        held = lane()
-        assert [held.pause(seconds) for seconds in (1, 15, 30)] == [False, True, False]
-        await asyncio.sleep(61)
-        assert held.pause(15)
-
-    run(pauses())
+    else:
+        exposure.leave(1)
+        first.cancel()
+    await asyncio.wait_for(second, 5)
+    exposure.leave(1)
+    await asyncio.wait_for(exposure.enter(), 5)
 
 
-def test_one_refusal_after_a_long_idle_time_does_not_hold_a_lane_for_hours() -> None:
+async def test_long_pauses_are_told_but_not_time_and_again() -> None:
+    held = lane()
+    assert [held.pause(seconds) for seconds in (1, 15, 30)] == [False, True, False]
+    await asyncio.sleep(61)
+    assert held.pause(15)
+
+
+async def test_one_refusal_after_a_long_idle_time_does_not_hold_a_lane_for_hours() -> None:
     """What was sent in the hour before says nothing of what the server allows."""
-
-    async def refused_after_an_hour() -> None:
-        held = lane()
-        for _ in range(3):
-            turn = await held.enter(1)
-            held.leave()
-            held.heard(turn, reply(1, 1))
-        await asyncio.sleep(3600)
+    held = lane()
+    for _ in range(3):
         turn = await held.enter(1)
         held.leave()
-        held.heard(turn, Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", status=429))
-        before = loop_time()
-        for _ in range(3):
-            await held.enter(1)
-            held.leave()
-        assert loop_time() - before <= 3 / 0.4
-
-    run(refused_after_an_hour())
+        held.heard(turn, reply(1, 1))
+    await asyncio.sleep(3600)
+    turn = await held.enter(1)
+    held.leave()
+    held.heard(turn, Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", status=429))
+    before = loop_time()
+    for _ in range(3):
+        await held.enter(1)
+        held.leave()
+    assert loop_time() - before <= 3 / 0.4

@@ -13,8 +13,7 @@ from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
 from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
-from agac.plan.steps import ExtraCheck, PlannedStage
-from agac.plan.timeouts import DEFAULT_TIMEOUT
+from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.template import compile_template
 
@@ -165,7 +164,7 @@ def test_errors_are_few_short_and_say_where() -> None:
 
 
 def test_the_whole_reply_is_named_as_such() -> None:
-    assert error_of("[]", {"type": "object"}).message == "the reply: [] is not of type 'object'"
+    assert error_of("[]", {"type": "object"}).message == 'the reply: [] is not of type "object"'
 
 
 def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:

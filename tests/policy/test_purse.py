@@ -6,8 +6,9 @@ import asyncio
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.engine.budget import Amount, Pot, Purse, RowBudgetExceeded
 from agac.engine.control import Control, Halted, Stop
@@ -32,7 +33,7 @@ def nothing_could_make_room(purse: Purse) -> None:
     assert purse.reached.lacks(purse.missed)
 
 
-@settings(max_examples=40, deadline=None)
+@campaign(test=15, soak=500)
 @given(
     seed=st.integers(0, 2**32),
     usd=st.one_of(st.none(), st.floats(0.5, 40)),
@@ -100,89 +101,71 @@ def run_of(budget: Budget) -> tuple[Control, Pot, Purse]:
     return control, pot, Purse(control, run=[pot], stages={}, row=Budget(calls=1))
 
 
-def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
-    async def program() -> None:
-        control, _, purse = run_of(Budget(usd=1.0))
-        first = await purse.reserve(0, None, Amount(0.9, 0, 1))
-        second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
-        await asyncio.sleep(0)
-        assert not second.done()
-        purse.settle(first, Amount(0.1, 0, 1))
-        assert (await second).worst == Amount(0.5, 0, 1)
-        assert control.stop is None
-
-    asyncio.run(program())
+async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
+    control, _, purse = run_of(Budget(usd=1.0))
+    first = await purse.reserve(0, None, Amount(0.9, 0, 1))
+    second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+    await asyncio.sleep(0)
+    assert not second.done()
+    purse.settle(first, Amount(0.1, 0, 1))
+    assert (await second).worst == Amount(0.5, 0, 1)
+    assert control.stop is None
 
 
-def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
-    async def program() -> None:
-        control, pot, purse = run_of(Budget(usd=1.0))
-        first = await purse.reserve(0, None, Amount(0.6, 0, 1))
-        second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
-        await asyncio.sleep(0)
-        purse.settle(first, Amount(0.6, 0, 1))
-        with pytest.raises(Halted):
-            await second
-        assert (control.stop, purse.reached) == (Stop.LIMIT, pot)
-        assert pot.spent == Amount(0.6, 0, 1)
-
-    asyncio.run(program())
+async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
+    control, pot, purse = run_of(Budget(usd=1.0))
+    first = await purse.reserve(0, None, Amount(0.6, 0, 1))
+    second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+    await asyncio.sleep(0)
+    purse.settle(first, Amount(0.6, 0, 1))
+    with pytest.raises(Halted):
+        await second
+    assert (control.stop, purse.reached) == (Stop.LIMIT, pot)
+    assert pot.spent == Amount(0.6, 0, 1)
 
 
-def test_a_large_amount_is_not_overtaken_for_ever() -> None:
-    async def program() -> None:
-        _, _, purse = run_of(Budget(usd=1.0))
-        first = await purse.reserve(0, None, Amount(0.5, 0, 1))
-        large = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
-        await asyncio.sleep(0)
-        small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
-        await asyncio.sleep(0)
-        assert not small.done()
-        purse.settle(first, Amount(0.0, 0, 1))
-        await large
-        await small
-
-    asyncio.run(program())
+async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
+    _, _, purse = run_of(Budget(usd=1.0))
+    first = await purse.reserve(0, None, Amount(0.5, 0, 1))
+    large = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+    await asyncio.sleep(0)
+    small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    await asyncio.sleep(0)
+    assert not small.done()
+    purse.settle(first, Amount(0.0, 0, 1))
+    await large
+    await small
 
 
-def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
-    async def program() -> None:
-        _, pot, purse = run_of(Budget(usd=1.0))
-        first = await purse.reserve(0, None, Amount(0.5, 0, 1))
-        waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
-        await asyncio.sleep(0)
-        small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        purse.settle(await small, Amount(0.1, 0, 1))
-        purse.settle(first, Amount(0.5, 0, 1))
-        assert (pot.holds, pot.held, pot.spent.calls) == (0, Amount(), 2)
-
-    asyncio.run(program())
+async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
+    _, pot, purse = run_of(Budget(usd=1.0))
+    first = await purse.reserve(0, None, Amount(0.5, 0, 1))
+    waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+    await asyncio.sleep(0)
+    small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    purse.settle(await small, Amount(0.1, 0, 1))
+    purse.settle(first, Amount(0.5, 0, 1))
+    assert (pot.holds, pot.held, pot.spent.calls) == (0, Amount(), 2)
 
 
-def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
-    async def program() -> None:
-        control, _, purse = run_of(Budget(usd=1.0))
-        row = purse.row_pot()
-        purse.settle(await purse.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
-        with pytest.raises(RowBudgetExceeded):
-            await purse.reserve(0, row, Amount(0.1, 0, 1))
-        await purse.reserve(0, purse.row_pot(), Amount(0.1, 0, 1))
-        assert control.stop is None
-
-    asyncio.run(program())
+async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
+    control, _, purse = run_of(Budget(usd=1.0))
+    row = purse.row_pot()
+    purse.settle(await purse.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
+    with pytest.raises(RowBudgetExceeded):
+        await purse.reserve(0, row, Amount(0.1, 0, 1))
+    await purse.reserve(0, purse.row_pot(), Amount(0.1, 0, 1))
+    assert control.stop is None
 
 
-def test_an_interrupt_wakes_who_waits() -> None:
-    async def program() -> None:
-        control, _, purse = run_of(Budget(usd=1.0))
-        await purse.reserve(0, None, Amount(1.0, 0, 1))
-        waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
-        await asyncio.sleep(0)
-        control.interrupt()
-        with pytest.raises(Halted):
-            await waiting
-
-    asyncio.run(program())
+async def test_an_interrupt_wakes_who_waits() -> None:
+    control, _, purse = run_of(Budget(usd=1.0))
+    await purse.reserve(0, None, Amount(1.0, 0, 1))
+    waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    await asyncio.sleep(0)
+    control.interrupt()
+    with pytest.raises(Halted):
+        await waiting

@@ -84,7 +84,7 @@ def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, re
 def test_one_round_is_said_in_the_singular() -> None:
     found = after_lack("missing", asked(1), BatchRules(max_rounds=1))
     assert found == Next(
-        None, RowError(ErrorType.BATCH_LOST, "the results of its batch do not hold it (after 1 round)")
+        None, RowError(ErrorType.BATCH_LOST, "the batch results have no line for this request (after 1 round)")
     )
 
 

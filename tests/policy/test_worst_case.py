@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
 from agac.engine.budget import NOTHING, Amount, WorstCase, counted, dearest
-from agac.plan.steps import PlannedModel
+from agac.plan.stage import PlannedModel
 from agac.providers.prices import cost
 from agac.providers.provider import Price
 from agac.providers.table import SHIPPED, SIMULATOR

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from agac.simulator.app import Simulator
-from agac.simulator.batches.records import Batch, read
+from agac.simulator.batch_store import Batch, read_batch
 from agac.simulator.server import listen
 from agac.simulator.settings import Settings
 
@@ -49,26 +49,26 @@ class Running:
 
     def account(self) -> dict[str, Any]:
         """What was charged in calls and in batches together; `batches` tells more of those."""
-        calls = self._simulator.ledger.report()
+        calls = self._simulator.account.report()
         batches = self._loop.do(self._simulator.batches.account())
-        found = {name: calls[name] + batches[name] for name in ("charged", "duplicates")}  # type: ignore[operator]
+        found = {name: calls[name] + batches[name] for name in ("charged", "duplicates")}
         return found | {"batches": batches, "calls": calls["charged"]}
 
     def advance(self, seconds: float) -> None:
         """Moves the clock of its batches."""
-        desk = self._simulator.batches.desk
-        self._loop.do(desk.do(desk.state.advance, seconds))
+        batches = self._simulator.batches
+        self._loop.do(batches.do(batches.store.advance, seconds))
 
     def hurry(self) -> None:
         """From here on batches are done at once, and those that are there soon are."""
-        self._simulator.batches.desk.seconds = 0.0
+        self._simulator.batches.seconds = 0.0
         self.advance(1000)
 
     def batches(self) -> list[Batch]:
         """All that were created."""
-        state = self._simulator.batches.desk.state
-        rows = self._loop.do(self._simulator.batches.desk.do(state.rows, "SELECT told FROM batch"))
-        return [read(row) for row in rows]
+        batches = self._simulator.batches
+        rows = self._loop.do(batches.do(batches.store.rows, "SELECT told FROM batch"))
+        return [read_batch(told) for (told,) in rows]
 
 
 @contextmanager

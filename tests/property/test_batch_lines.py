@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.project import ProjectFolder
 from support.recount import assert_recounted
+from support.soak import campaign
 
 from agac.core.keys import batch_intent, custom_id, read_custom_id
 from agac.engine.batch.states import AT_PROVIDER, WAITING, BatchStep, may_follow
 from property.answering import FIELDS, Content, Provider, serving
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 PRINTS = st.binary(min_size=16, max_size=16)
 
 # names
@@ -161,13 +160,7 @@ def provider() -> Iterator[Provider]:
         yield found
 
 
-@settings(
-    max_examples=1500 if THOROUGH else 20,
-    deadline=None,
-    derandomize=not THOROUGH,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@campaign(test=8, soak=1500)
 @given(texts=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6), plans=PLANS, size=st.sampled_from([2, 100]))
 def test_whatever_results_hold_no_task_is_lost_and_none_is_answered_wrongly(
     provider: Provider, texts: list[str], plans: list[Any], size: int

@@ -1,40 +1,32 @@
 """Random faults, random crashes, random splits: what is asked in batches ends in exactly what calls would have brought.
 
 The oracle is the same workflow with `run_mode: sync` in a project of its own, at a provider without faults of batches.
-Nothing is charged twice but what got lost after it was charged. AGAC_TEST_THOROUGH=1 looks for long, with other
-examples each time.
+Nothing is charged twice but what got lost after it was charged. `make soak` looks for long, with other examples
+each time.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, note, settings
-from support.commands import Commands, commands
+from hypothesis import given, note
 from support.project import ProjectFolder, Ran
 from support.recount import assert_descent, assert_recounted
+from support.soak import campaign
 
 from property.batch_cases import PREVIEW, RETRIEVE, RUN, SHAKY, WAIT, Case, Step, cases, providers, rows_of, stages_of
 from property.simulating import Loop, Running, simulating
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 CONCURRENCY = 2
 ENDS = (0, 1, 2, 3, 75)
 MOST_RUNS = 6
 """Commands after which all must be done: a batch that was refused as a whole stops one."""
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with commands(tmp_path_factory.mktemp("commands")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +37,8 @@ def loop() -> Loop:
 class User:
     """Runs commands in a project, all of which end as agac says that commands end."""
 
-    def __init__(self, shell: Commands, root: Path, case: Case, address: str, *, sync: bool) -> None:
-        self.shell, self.project, self.killed = shell, ProjectFolder(root), 0
+    def __init__(self, root: Path, case: Case, address: str, *, sync: bool) -> None:
+        self.project, self.killed = ProjectFolder(root), 0
         body = {"providers": {"local": providers(case.protocol, address)}, "defaults": {"model": "local/small"}}
         self.project.write("agac.yml", yaml.safe_dump(body))
         self.project.rows(rows_of(case), "data/rows.jsonl")
@@ -60,7 +52,7 @@ class User:
         )  # fmt: skip
 
     def does(self, step: Step) -> Ran:
-        ran = self.shell.run(self.project.root, *step.words, kill=step.kill)
+        ran = self.project.agac(*step.words, kill=step.kill)
         note(f"{' '.join(step.words)} [{step.kill or 'not killed'}]: {ran.code}\n{ran.out}{ran.err}")
         self.killed += ran.code == -9
         assert ran.code in ((*ENDS, -9) if step.kill else ENDS), ran.err
@@ -97,10 +89,10 @@ def lost_after(case: Case, running: Running) -> int:
     return sum(batch.good for batch in running.batches() if batch.fault(kind) and batch.ended)
 
 
-def undisturbed(shell: Commands, loop: Loop, root: Path, case: Case) -> tuple[list[Any], dict[str, Any]]:
+def undisturbed(loop: Loop, root: Path, case: Case) -> tuple[list[Any], dict[str, Any]]:
     """What calls bring, and what they cost."""
     with simulating(loop, case.always) as running:
-        user = User(shell, root, case, running.address, sync=True)
+        user = User(root, case, running.address, sync=True)
         user.does(Step(RUN))
         return user.results(), running.account()
 
@@ -151,11 +143,11 @@ def leaves_nothing(user: User, running: Running) -> None:
     assert after["batches"]["kept"] == 0
 
 
-def whatever(shell: Commands, loop: Loop, case: Case, folder: Path) -> None:
+def whatever(loop: Loop, case: Case, folder: Path) -> None:
     """One example."""
-    expected, cost = undisturbed(shell, loop, folder / "sync", case)
+    expected, cost = undisturbed(loop, folder / "sync", case)
     with simulating(loop, case.all_rules, case.seconds) as running:
-        user = User(shell, folder / "batch", case, running.address, sync=False)
+        user = User(folder / "batch", case, running.address, sync=False)
         for step in case.steps:
             if step.words == ("advance",):
                 running.advance(40)
@@ -173,14 +165,8 @@ def whatever(shell: Commands, loop: Loop, case: Case, folder: Path) -> None:
         assert user.results() == expected
 
 
-@settings(
-    max_examples=1500 if THOROUGH else 25,
-    deadline=None,
-    derandomize=not THOROUGH,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@campaign(test=8, soak=1500)
 @given(case=cases())
-def test_whatever_happens_batches_end_as_calls_would(shell: Commands, loop: Loop, case: Case) -> None:
+def test_whatever_happens_batches_end_as_calls_would(loop: Loop, case: Case) -> None:
     with TemporaryDirectory(prefix="agac-batches-") as folder:
-        whatever(shell, loop, case, Path(folder))
+        whatever(loop, case, Path(folder))

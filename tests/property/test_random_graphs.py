@@ -2,12 +2,11 @@
 
 Any of their stages may be asked in batches. What rows come to says a model that shares no code with agac (`graph_walk`,
 `graphs`), and a run of the same files in an empty project besides, by calls alone. Nothing is asked that was had.
-AGAC_TEST_THOROUGH=1 looks for long, with other examples each time.
+`make soak` looks for long, with other examples each time.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -16,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.processes import kill_at
 from support.project import ProjectFolder, Ran
 from support.recount import assert_descent, assert_recounted
+from support.soak import SOAK, campaign
 
 import agac
 from property.answering import Content, serving
@@ -29,7 +29,6 @@ from property.graph_stages import Gene, Row
 from property.graph_walk import Outcome
 from property.graphs import KINDS, NUMBERS, OPTIONS, TAGS, TEXTS, Drawn, Graph, genes
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
 ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
 CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
@@ -371,12 +370,5 @@ class GraphMachine(RuleBasedStateMachine):
         return found if file == "results.jsonl" else sorted(found)  # rows of several levels are in those
 
 
-GraphMachine.TestCase.settings = settings(
-    max_examples=400 if THOROUGH else 40,
-    stateful_step_count=12 if THOROUGH else 4,
-    deadline=None,
-    derandomize=not THOROUGH,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+GraphMachine.TestCase.settings = campaign(test=14, soak=400, steps=12 if SOAK else 4)
 TestRandomGraphs = GraphMachine.TestCase

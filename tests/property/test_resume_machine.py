@@ -1,29 +1,27 @@
 """Whatever is edited, fails or is killed: results are those of a run from scratch, and nothing is asked that was had.
 
-An oracle that shares no code with agac says after each step which requests had to be made. AGAC_TEST_THOROUGH=1 looks
+An oracle that shares no code with agac says after each step which requests had to be made. `make soak` looks
 for long, with other examples each time.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.processes import kill_at
 from support.project import ProjectFolder
+from support.soak import SOAK, campaign
 
 import agac
 from property.answering import BAD, Content, serving
 from property.oracle import Oracle, Row, Run, Stage, outputs, replace
 
-THOROUGH = bool(os.environ.get("AGAC_TEST_THOROUGH"))
 WORDS = st.sampled_from(["say", "say ", "tell", "judge"])
 TEXTS = st.sampled_from(["red", "green", "blue", "blue sky", f"{BAD} one", f"{BAD} two"])
 
@@ -222,12 +220,5 @@ class ResumeMachine(RuleBasedStateMachine):
         self.project.assert_sound()
 
 
-ResumeMachine.TestCase.settings = settings(
-    max_examples=300 if THOROUGH else 40,
-    stateful_step_count=40 if THOROUGH else 14,
-    deadline=None,
-    derandomize=not THOROUGH,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+ResumeMachine.TestCase.settings = campaign(test=12, soak=300, steps=40 if SOAK else 14)
 TestResume = ResumeMachine.TestCase

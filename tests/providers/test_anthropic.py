@@ -14,8 +14,8 @@ from agac.providers.provider import Provider
 from agac.providers.rows import build_providers
 from agac.providers.structured import INSTRUCTION
 from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED
-from agac.simulator.asks import canonical
-from agac.simulator.messageschemas import as_meant, bounds_told, check_schema
+from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
+from agac.simulator.replies import canonical
 from agac.spec.projectmodels import ProviderSpec
 
 OWN = replace(LOOK_ALIKES["anthropic"], name="own", base_url="http://127.0.0.1:1/v1")
@@ -43,7 +43,7 @@ def sent(schema: dict[str, Any]) -> Any:
     assert built["system"] == "Classify."
     form = built["output_config"]["format"]
     assert form["type"] == "json_schema"
-    assert check_schema(canonical(form["schema"])) is None
+    assert schema_problem(canonical(form["schema"])) is None
     return form["schema"]
 
 
@@ -218,7 +218,7 @@ def test_a_schema_without_a_system_message_makes_one() -> None:
 
 @pytest.mark.parametrize("schema", [schema for schema, _ in CHANGED.values()])
 def test_the_simulator_reads_the_bounds_that_are_told(schema: dict[str, Any]) -> None:
-    told = as_meant(canonical(sent(schema)))
+    told = schema_with_described_bounds(canonical(sent(schema)))
     for name, part in schema["properties"].items():
         bounds = {k: v for k, v in part.items() if k in ("minimum", "maximum", "minItems", "pattern")}
         assert {k: told["properties"][name][k] for k in bounds} == bounds
@@ -228,7 +228,7 @@ def test_the_simulator_reads_the_bounds_that_are_told(schema: dict[str, Any]) ->
     "text", [None, "", "A mark.", "Write {name}: so", "{}", "{minimum: }", "{a: 1}", "{minimum: 1"]
 )
 def test_a_description_that_tells_no_bounds(text: str | None) -> None:
-    assert bounds_told(text) == {}
+    assert described_bounds(text) == {}
 
 
 def test_what_is_left_of_the_limits() -> None:

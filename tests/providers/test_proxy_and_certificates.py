@@ -68,37 +68,31 @@ async def tunnelling(target: int, refusal: str | None = None) -> AsyncIterator[T
         listening.close()
 
 
-def test_plain_http_goes_through_the_proxy_with_its_credentials() -> None:
-    async def check() -> None:
-        async with serving(always(http(b'{"by": "proxy"}'))) as proxy:
-            env = {"HTTP_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}"}
-            async with sender("http://api.example.test/v1", env) as sending:
-                answer = await sending.send(b"{}")
+async def test_plain_http_goes_through_the_proxy_with_its_credentials() -> None:
+    async with serving(always(http(b'{"by": "proxy"}'))) as proxy:
+        env = {"HTTP_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}"}
+        async with sender("http://api.example.test/v1", env) as sending:
+            answer = await sending.send(b"{}")
+    assert isinstance(answer, HttpReply)
+    assert answer.body == b'{"by": "proxy"}'
+    [seen] = proxy.seen
+    assert seen.line == "POST http://api.example.test/v1/chat/completions HTTP/1.1"
+    expected = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    assert seen.headers["proxy-authorization"] == f"Basic {expected}"
+    assert seen.headers["authorization"] == "Bearer sk-key-123456"
+
+
+async def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
+    async with serving(always(http()), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
+        env = {"https_proxy": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}", "SSL_CERT_FILE": AUTHORITY}
+        async with sender("https://api.example.test/v1", env) as sending:
+            answer = await sending.send(b"{}")
         assert isinstance(answer, HttpReply)
-        assert answer.body == b'{"by": "proxy"}'
-        [seen] = proxy.seen
-        assert seen.line == "POST http://api.example.test/v1/chat/completions HTTP/1.1"
-        expected = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-        assert seen.headers["proxy-authorization"] == f"Basic {expected}"
-        assert seen.headers["authorization"] == "Bearer sk-key-123456"
-
-    asyncio.run(check())
-
-
-def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
-    async def check() -> None:
-        async with serving(always(http()), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
-            env = {"https_proxy": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}", "SSL_CERT_FILE": AUTHORITY}
-            async with sender("https://api.example.test/v1", env) as sending:
-                answer = await sending.send(b"{}")
-            assert isinstance(answer, HttpReply)
-            [asked] = tunnel.asked
-            assert asked.startswith("CONNECT api.example.test:443 ")
-            assert "Proxy-Authorization: Basic " in asked
-            assert "sk-key" not in asked
-            assert server.seen[0].headers["authorization"] == "Bearer sk-key-123456"
-
-    asyncio.run(check())
+        [asked] = tunnel.asked
+        assert asked.startswith("CONNECT api.example.test:443 ")
+        assert "Proxy-Authorization: Basic " in asked
+        assert "sk-key" not in asked
+        assert server.seen[0].headers["authorization"] == "Bearer sk-key-123456"
 
 
 @pytest.mark.parametrize(
@@ -109,33 +103,27 @@ def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
         ("502 Bad Gateway", FaultKind.RETRY),
     ],
 )
-def test_a_proxy_that_refuses_is_named_without_its_password(refusal: str, kind: FaultKind) -> None:
-    async def check() -> None:
-        async with tunnelling(0, refusal) as tunnel:
-            env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
-            async with sender("https://api.example.test/v1", env) as sending:
-                found = await sending.send(b"{}")
-        assert isinstance(found, Fault)
-        assert (found.kind, found.ambiguous) == (kind, False)
-        assert PASSWORD not in found.message
-        assert "proxy" in found.message
-
-    asyncio.run(check())
-
-
-def test_a_proxy_that_is_not_there_is_named() -> None:
-    async def check() -> None:
-        async with tunnelling(0) as tunnel:
-            pass
+async def test_a_proxy_that_refuses_is_named_without_its_password(refusal: str, kind: FaultKind) -> None:
+    async with tunnelling(0, refusal) as tunnel:
         env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
         async with sender("https://api.example.test/v1", env) as sending:
             found = await sending.send(b"{}")
-        assert isinstance(found, Fault)
-        assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
-        assert found.message.startswith(f"the proxy 127.0.0.1:{tunnel.port} cannot be reached: ")
-        assert PASSWORD not in found.message
+    assert isinstance(found, Fault)
+    assert (found.kind, found.ambiguous) == (kind, False)
+    assert PASSWORD not in found.message
+    assert "proxy" in found.message
 
-    asyncio.run(check())
+
+async def test_a_proxy_that_is_not_there_is_named() -> None:
+    async with tunnelling(0) as tunnel:
+        pass
+    env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
+    async with sender("https://api.example.test/v1", env) as sending:
+        found = await sending.send(b"{}")
+    assert isinstance(found, Fault)
+    assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
+    assert found.message.startswith(f"the proxy 127.0.0.1:{tunnel.port} cannot be reached: ")
+    assert PASSWORD not in found.message
 
 
 PROXY = "http://proxy.test:3128"
@@ -212,22 +200,19 @@ def look(base_url: str) -> Awaitable[Seen | Fault]:
     return asked()
 
 
-def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with serving(always(http(b'{"id": "b"}'))) as proxy:
-            monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}")
-            assert isinstance(await look("http://api.example.test/v1"), Seen)
-        [seen] = proxy.seen
-        assert seen.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
-        assert seen.headers["proxy-authorization"].startswith("Basic ")
-        async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
-            monkeypatch.setenv("https_proxy", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
-            monkeypatch.setenv("SSL_CERT_FILE", AUTHORITY)
-            assert isinstance(await look("https://api.example.test/v1"), Seen)
-            [asked] = tunnel.asked
-            assert "sk-key" not in asked
-
-    asyncio.run(check())
+async def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(always(http(b'{"id": "b"}'))) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}")
+        assert isinstance(await look("http://api.example.test/v1"), Seen)
+    [seen] = proxy.seen
+    assert seen.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
+    assert seen.headers["proxy-authorization"].startswith("Basic ")
+    async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
+        monkeypatch.setenv("https_proxy", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
+        monkeypatch.setenv("SSL_CERT_FILE", AUTHORITY)
+        assert isinstance(await look("https://api.example.test/v1"), Seen)
+        [asked] = tunnel.asked
+        assert "sk-key" not in asked
 
 
 @pytest.mark.parametrize(
@@ -238,28 +223,22 @@ def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
         ("502 Bad Gateway", FaultKind.RETRY),
     ],
 )
-def test_a_proxy_that_refuses_batches_is_named_too(
+async def test_a_proxy_that_refuses_batches_is_named_too(
     refusal: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check() -> None:
-        async with tunnelling(0, refusal) as tunnel:
-            monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
-            found = await look("https://api.example.test/v1")
-        assert isinstance(found, Fault)
-        assert (found.kind, found.ambiguous) == (kind, False)
-        assert PASSWORD not in found.message
-        assert "proxy" in found.message
-
-    asyncio.run(check())
+    async with tunnelling(0, refusal) as tunnel:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
+        found = await look("https://api.example.test/v1")
+    assert isinstance(found, Fault)
+    assert (found.kind, found.ambiguous) == (kind, False)
+    assert PASSWORD not in found.message
+    assert "proxy" in found.message
 
 
-def test_batches_of_a_server_that_is_not_trusted() -> None:
-    async def check() -> None:
-        async with serving(always(http()), tls=server_tls()) as server:
-            found = await look(f"https://127.0.0.1:{server.port}/v1")
-        assert isinstance(found, Fault)
-        assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
-        assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
-        assert "verif" in found.message
-
-    asyncio.run(check())
+async def test_batches_of_a_server_that_is_not_trusted() -> None:
+    async with serving(always(http()), tls=server_tls()) as server:
+        found = await look(f"https://127.0.0.1:{server.port}/v1")
+    assert isinstance(found, Fault)
+    assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
+    assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
+    assert "verif" in found.message

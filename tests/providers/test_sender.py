@@ -45,79 +45,64 @@ async def fault(sending: Sender, timeout: Timeout | None = None) -> Fault:
     return answer
 
 
-def test_a_call_is_one_post_of_the_given_bytes_with_the_key() -> None:
-    async def check() -> None:
-        async with (
-            serving(always(http(b'{"a": 1}', X_Request_Id="r1"))) as server,
-            sender(server, headers={"x-team": "data"}) as sending,
-        ):
-            answer = await sending.send('{"text":"grüße"}'.encode())
-        assert isinstance(answer, HttpReply)
-        assert (answer.status, answer.body, answer.headers["x-request-id"]) == (200, b'{"a": 1}', "r1")
-        assert answer.started <= answer.first_byte <= answer.ended
-        [seen] = server.seen
-        assert seen.line == "POST /v1/chat/completions HTTP/1.1"
-        assert seen.body == '{"text":"grüße"}'.encode()
-        assert seen.headers["authorization"] == f"Bearer {CANARY}"
-        assert seen.headers["content-type"] == "application/json"
-        assert seen.headers["x-team"] == "data"
-        assert seen.headers["user-agent"].startswith("agac/")
-
-    asyncio.run(check())
+async def test_a_call_is_one_post_of_the_given_bytes_with_the_key() -> None:
+    async with (
+        serving(always(http(b'{"a": 1}', X_Request_Id="r1"))) as server,
+        sender(server, headers={"x-team": "data"}) as sending,
+    ):
+        answer = await sending.send('{"text":"grüße"}'.encode())
+    assert isinstance(answer, HttpReply)
+    assert (answer.status, answer.body, answer.headers["x-request-id"]) == (200, b'{"a": 1}', "r1")
+    assert answer.started <= answer.first_byte <= answer.ended
+    [seen] = server.seen
+    assert seen.line == "POST /v1/chat/completions HTTP/1.1"
+    assert seen.body == '{"text":"grüße"}'.encode()
+    assert seen.headers["authorization"] == f"Bearer {CANARY}"
+    assert seen.headers["content-type"] == "application/json"
+    assert seen.headers["x-team"] == "data"
+    assert seen.headers["user-agent"].startswith("agac/")
 
 
-def test_an_error_status_is_an_answer_and_no_fault() -> None:
-    async def check() -> None:
-        async with (
-            serving(always(http(b"{}", "429 Too Many Requests", Retry_After="3"))) as server,
-            sender(server) as sending,
-        ):
-            answer = await sending.send(b"{}")
-        assert isinstance(answer, HttpReply)
-        assert (answer.status, answer.headers["retry-after"]) == (429, "3")
-
-    asyncio.run(check())
+async def test_an_error_status_is_an_answer_and_no_fault() -> None:
+    async with (
+        serving(always(http(b"{}", "429 Too Many Requests", Retry_After="3"))) as server,
+        sender(server) as sending,
+    ):
+        answer = await sending.send(b"{}")
+    assert isinstance(answer, HttpReply)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "3")
 
 
-def test_a_connection_is_used_again() -> None:
-    async def check() -> None:
-        async with serving(always(http())) as server, sender(server) as sending:
-            for _ in range(5):
-                await sending.send(b"{}")
-            assert server.connections == 1
-
-    asyncio.run(check())
+async def test_a_connection_is_used_again() -> None:
+    async with serving(always(http())) as server, sender(server) as sending:
+        for _ in range(5):
+            await sending.send(b"{}")
+        assert server.connections == 1
 
 
-def test_calls_at_once_do_not_wait_for_a_connection() -> None:
-    async def check() -> None:
-        all_here = asyncio.Event()
+async def test_calls_at_once_do_not_wait_for_a_connection() -> None:
+    all_here = asyncio.Event()
 
-        async def when_all_are_here(_seen: Seen, writer: asyncio.StreamWriter) -> bool:
-            if len(server.seen) == 40:
-                all_here.set()
-            await all_here.wait()
-            writer.write(http())
-            return True
+    async def when_all_are_here(_seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if len(server.seen) == 40:
+            all_here.set()
+        await all_here.wait()
+        writer.write(http())
+        return True
 
-        async with serving(when_all_are_here) as server, sender(server, limit=40) as sending:
-            answers = await asyncio.gather(*(sending.send(b"{}") for _ in range(40)))
-        assert all(isinstance(answer, HttpReply) for answer in answers)
-
-    asyncio.run(check())
+    async with serving(when_all_are_here) as server, sender(server, limit=40) as sending:
+        answers = await asyncio.gather(*(sending.send(b"{}") for _ in range(40)))
+    assert all(isinstance(answer, HttpReply) for answer in answers)
 
 
-def test_a_server_that_sends_nothing_is_a_time_out_that_may_have_been_billed() -> None:
-    async def check() -> None:
-        async with serving(never) as server:
-            found = await fault(sender(server), Timeout(first_byte=0.05))
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
-        assert found.message == "local sent nothing for 0.05 s (timeout.first_byte)"
-
-    asyncio.run(check())
+async def test_a_server_that_sends_nothing_is_a_time_out_that_may_have_been_billed() -> None:
+    async with serving(never) as server:
+        found = await fault(sender(server), Timeout(first_byte=0.05))
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
+    assert found.message == "local sent nothing for 0.05 s (timeout.first_byte)"
 
 
-def test_the_total_bounds_a_call_whatever_trickles_in() -> None:
+async def test_the_total_bounds_a_call_whatever_trickles_in() -> None:
     async def trickle(_seen: Seen, writer: asyncio.StreamWriter) -> bool:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
         while not writer.is_closing():
@@ -125,33 +110,23 @@ def test_the_total_bounds_a_call_whatever_trickles_in() -> None:
             await asyncio.sleep(0.01)
         return False
 
-    async def check() -> None:
-        async with serving(trickle) as server:
-            found = await fault(sender(server, timeout=Timeout(total=0.2, first_byte=5)))
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
-        assert found.message == "local did not finish within 0.2 s (timeout.total)"
-
-    asyncio.run(check())
+    async with serving(trickle) as server:
+        found = await fault(sender(server, timeout=Timeout(total=0.2, first_byte=5)))
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
+    assert found.message == "local did not finish within 0.2 s (timeout.total)"
 
 
-def test_a_connection_that_is_not_made_in_time_is_a_time_out_that_cost_nothing() -> None:
-    async def check() -> None:
-        # a TLS handshake with a server that never says a word
-        async with serving(never) as server:
-            found = await fault(sender(server, "https"), Timeout(connect=0.05))
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, False)
-        assert found.message == "no connection to local (127.0.0.1) within 0.05 s (timeout.connect)"
-
-    asyncio.run(check())
+async def test_a_connection_that_is_not_made_in_time_is_a_time_out_that_cost_nothing() -> None:
+    async with serving(never) as server:
+        found = await fault(sender(server, "https"), Timeout(connect=0.05))
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, False)
+    assert found.message == "no connection to local (127.0.0.1) within 0.05 s (timeout.connect)"
 
 
-def test_bounds_that_a_call_does_not_name_are_the_senders() -> None:
-    async def check() -> None:
-        async with serving(never) as server:
-            found = await fault(sender(server, timeout=Timeout(first_byte=0.05)), Timeout(connect=9))
-        assert "timeout.first_byte" in found.message
-
-    asyncio.run(check())
+async def test_bounds_that_a_call_does_not_name_are_the_senders() -> None:
+    async with serving(never) as server:
+        found = await fault(sender(server, timeout=Timeout(first_byte=0.05)), Timeout(connect=9))
+    assert "timeout.first_byte" in found.message
 
 
 def test_bounds_that_nobody_names_are_agacs_own() -> None:
@@ -159,15 +134,12 @@ def test_bounds_that_nobody_names_are_agacs_own() -> None:
     assert filled(Timeout(1, 2, 3), DEFAULT_TIMEOUT) == Timeout(1, 2, 3)
 
 
-def test_a_refused_connection_is_worth_another_try_and_cost_nothing() -> None:
-    async def check() -> None:
-        async with serving(never) as server:
-            pass
-        found = await fault(sender(server))
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, False)
-        assert found.message.startswith("local (127.0.0.1) cannot be reached: ")
-
-    asyncio.run(check())
+async def test_a_refused_connection_is_worth_another_try_and_cost_nothing() -> None:
+    async with serving(never) as server:
+        pass
+    found = await fault(sender(server))
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, False)
+    assert found.message.startswith("local (127.0.0.1) cannot be reached: ")
 
 
 CUTS = {
@@ -186,169 +158,132 @@ CUTS = {
 
 
 @pytest.mark.parametrize("sent", CUTS.values(), ids=CUTS.keys())
-def test_a_broken_answer_is_worth_another_try_and_may_have_been_billed(sent: bytes) -> None:
-    async def check() -> None:
-        async with serving(always(sent, keep=False)) as server:
-            found = await fault(sender(server))
-            assert len(server.seen) == 1, "a call was sent twice"
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
-
-    asyncio.run(check())
+async def test_a_broken_answer_is_worth_another_try_and_may_have_been_billed(sent: bytes) -> None:
+    async with serving(always(sent, keep=False)) as server:
+        found = await fault(sender(server))
+        assert len(server.seen) == 1, "a call was sent twice"
+    assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
 
 
-def test_a_compressed_answer_is_read() -> None:
-    async def check() -> None:
-        body = gzip.compress(b'{"a": 1}')
-        async with serving(always(http(body, Content_Encoding="gzip"))) as server, sender(server) as sending:
-            answer = await sending.send(b"{}")
-        assert isinstance(answer, HttpReply)
-        assert answer.body == b'{"a": 1}'
-
-    asyncio.run(check())
+async def test_a_compressed_answer_is_read() -> None:
+    body = gzip.compress(b'{"a": 1}')
+    async with serving(always(http(body, Content_Encoding="gzip"))) as server, sender(server) as sending:
+        answer = await sending.send(b"{}")
+    assert isinstance(answer, HttpReply)
+    assert answer.body == b'{"a": 1}'
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_a_company_certificate_is_trusted_when_the_environment_names_its_authority(variable: str) -> None:
-    async def check() -> None:
-        async with (
-            serving(always(http()), tls=server_tls()) as server,
-            sender(server, "https", env={variable: AUTHORITY}) as sending,
-        ):
-            answer = await sending.send(b"{}")
-        assert isinstance(answer, HttpReply)
-
-    asyncio.run(check())
+async def test_a_company_certificate_is_trusted_when_the_environment_names_its_authority(variable: str) -> None:
+    async with (
+        serving(always(http()), tls=server_tls()) as server,
+        sender(server, "https", env={variable: AUTHORITY}) as sending,
+    ):
+        answer = await sending.send(b"{}")
+    assert isinstance(answer, HttpReply)
 
 
-def test_a_certificate_that_nobody_vouches_for_stops_the_run() -> None:
-    async def check() -> None:
-        async with serving(always(http()), tls=server_tls()) as server:
-            found = await fault(sender(server, "https"))
-            assert server.seen == [], "the key went out before the certificate was checked"
-        assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
-        assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
-        assert "Set SSL_CERT_FILE" in found.message
-
-    asyncio.run(check())
+async def test_a_certificate_that_nobody_vouches_for_stops_the_run() -> None:
+    async with serving(always(http()), tls=server_tls()) as server:
+        found = await fault(sender(server, "https"))
+        assert server.seen == [], "the key went out before the certificate was checked"
+    assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
+    assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
+    assert "Set SSL_CERT_FILE" in found.message
 
 
-def test_a_server_without_tls_is_named() -> None:
+async def test_a_server_without_tls_is_named() -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    async def check() -> None:
-        listening = await asyncio.start_server(plain, "127.0.0.1", 0)
-        async with listening:
-            found = await fault(sender_at(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"))
-        assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
-        assert found.message.startswith("no TLS connection to local (127.0.0.1): ")
-
-    asyncio.run(check())
+    listening = await asyncio.start_server(plain, "127.0.0.1", 0)
+    async with listening:
+        found = await fault(sender_at(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"))
+    assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
+    assert found.message.startswith("no TLS connection to local (127.0.0.1): ")
 
 
-def test_a_redirect_is_not_followed_and_says_where_it_points() -> None:
-    async def check() -> None:
-        moved = http(b"", "308 Permanent Redirect", Location="https://other.example/v1/chat/completions")
-        async with serving(always(moved)) as server:
-            found = await fault(sender(server))
-            assert len(server.seen) == 1
-        assert (found.kind, found.status) == (FaultKind.FATAL, 308)
-        assert "other.example" in found.message
-        assert "base_url" in found.message
-
-    asyncio.run(check())
+async def test_a_redirect_is_not_followed_and_says_where_it_points() -> None:
+    moved = http(b"", "308 Permanent Redirect", Location="https://other.example/v1/chat/completions")
+    async with serving(always(moved)) as server:
+        found = await fault(sender(server))
+        assert len(server.seen) == 1
+    assert (found.kind, found.status) == (FaultKind.FATAL, 308)
+    assert "other.example" in found.message
+    assert "base_url" in found.message
 
 
 @pytest.mark.parametrize("location", ["", "/elsewhere", "http://[bad"])
-def test_a_redirect_to_nowhere_is_named_too(location: str) -> None:
-    async def check() -> None:
-        async with serving(always(http(b"", "302 Found", Location=location))) as server:
-            found = await fault(sender(server))
-        assert "points to another address" in found.message
-
-    asyncio.run(check())
+async def test_a_redirect_to_nowhere_is_named_too(location: str) -> None:
+    async with serving(always(http(b"", "302 Found", Location=location))) as server:
+        found = await fault(sender(server))
+    assert "points to another address" in found.message
 
 
-def test_cookies_are_not_kept() -> None:
-    async def check() -> None:
-        async with serving(always(http(Set_Cookie="tracking=1"))) as server, sender(server) as sending:
-            await sending.send(b"{}")
-            await sending.send(b"{}")
-        assert "cookie" not in server.seen[1].headers
-
-    asyncio.run(check())
+async def test_cookies_are_not_kept() -> None:
+    async with serving(always(http(Set_Cookie="tracking=1"))) as server, sender(server) as sending:
+        await sending.send(b"{}")
+        await sending.send(b"{}")
+    assert "cookie" not in server.seen[1].headers
 
 
-def test_credentials_of_a_netrc_file_are_never_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_credentials_of_a_netrc_file_are_never_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password other\n")
     monkeypatch.setenv("NETRC", str(netrc))
-
-    async def check() -> None:
-        async with serving(always(http())) as server, sender(server) as sending:
-            await sending.send(b"{}")
-        assert server.seen[0].headers["authorization"] == f"Bearer {CANARY}"
-
-    asyncio.run(check())
+    async with serving(always(http())) as server, sender(server) as sending:
+        await sending.send(b"{}")
+    assert server.seen[0].headers["authorization"] == f"Bearer {CANARY}"
 
 
-def test_bodies_of_many_megabytes_travel_both_ways() -> None:
-    async def check() -> None:
-        large = json.dumps({"text": "x" * 3_000_000}).encode()
-        async with serving(always(http(large))) as server, sender(server) as sending:
-            answer = await sending.send(large)
-        assert isinstance(answer, HttpReply)
-        assert answer.body == large
-        assert server.seen[0].body == large
-
-    asyncio.run(check())
+async def test_bodies_of_many_megabytes_travel_both_ways() -> None:
+    large = json.dumps({"text": "x" * 3_000_000}).encode()
+    async with serving(always(http(large))) as server, sender(server) as sending:
+        answer = await sending.send(large)
+    assert isinstance(answer, HttpReply)
+    assert answer.body == large
+    assert server.seen[0].body == large
 
 
-def test_a_cancelled_call_leaves_the_pool_usable() -> None:
-    async def check() -> None:
-        first = True
+async def test_a_cancelled_call_leaves_the_pool_usable() -> None:
+    first = True
 
-        async def silent_once(_seen: Seen, writer: asyncio.StreamWriter) -> bool:
-            nonlocal first
-            if first:
-                first = False
-                arrived.set()
-                await asyncio.Event().wait()
-            writer.write(http())
-            return True
-
-        arrived = asyncio.Event()
-        async with serving(silent_once) as server, sender(server, limit=1) as sending:
-            call = asyncio.create_task(sending.send(b"{}"))
-            await arrived.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert isinstance(await sending.send(b"{}"), HttpReply)
-
-    asyncio.run(check())
-
-
-def test_closing_ends_calls_that_wait() -> None:
-    async def check() -> None:
-        arrived = asyncio.Event()
-
-        async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> bool:
+    async def silent_once(_seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        nonlocal first
+        if first:
+            first = False
             arrived.set()
             await asyncio.Event().wait()
-            return False
+        writer.write(http())
+        return True
 
-        async with serving(silent) as server, sender(server) as sending:
-            call = asyncio.create_task(sending.send(b"{}"))
-            await arrived.wait()
-            await sending.close()
-            found = await call
-        assert isinstance(found, Fault)
-        assert found.ambiguous
+    arrived = asyncio.Event()
+    async with serving(silent_once) as server, sender(server, limit=1) as sending:
+        call = asyncio.create_task(sending.send(b"{}"))
+        await arrived.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert isinstance(await sending.send(b"{}"), HttpReply)
 
-    asyncio.run(check())
+
+async def test_closing_ends_calls_that_wait() -> None:
+    arrived = asyncio.Event()
+
+    async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> bool:
+        arrived.set()
+        await asyncio.Event().wait()
+        return False
+
+    async with serving(silent) as server, sender(server) as sending:
+        call = asyncio.create_task(sending.send(b"{}"))
+        await arrived.wait()
+        await sending.close()
+        found = await call
+    assert isinstance(found, Fault)
+    assert found.ambiguous
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsk-second", "sk-“typographic”"])

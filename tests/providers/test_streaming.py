@@ -84,15 +84,12 @@ def test_a_stream_is_asked_for_and_put_together_as_one_body() -> None:
     assert 0 <= reply.ttft <= reply.ended - reply.started
 
 
-def test_a_provider_that_refuses_to_be_told_to_count_is_not_told() -> None:
-    async def check() -> None:
-        async with serving(stream(STOP, DONE)) as server:
-            row = replace(SHIPPED["mistral"], base_url=f"http://127.0.0.1:{server.port}/v1")
-            async with Sender(row, Redactor([]), env={}, stream=True) as one:
-                await one.send(WIRE)
-        assert json.loads(server.seen[0].body) == {"model": "m", "stream": True}
-
-    asyncio.run(check())
+async def test_a_provider_that_refuses_to_be_told_to_count_is_not_told() -> None:
+    async with serving(stream(STOP, DONE)) as server:
+        row = replace(SHIPPED["mistral"], base_url=f"http://127.0.0.1:{server.port}/v1")
+        async with Sender(row, Redactor([]), env={}, stream=True) as one:
+            await one.send(WIRE)
+    assert json.loads(server.seen[0].body) == {"model": "m", "stream": True}
 
 
 def test_the_connection_is_kept_for_the_next_stream() -> None:
@@ -221,13 +218,10 @@ def test_items_fill_a_response_whose_last_event_holds_none() -> None:
     assert json.loads(reply.body)["output"] == [item]
 
 
-def test_a_large_body_asks_for_a_stream_too() -> None:
-    async def check() -> None:
-        async with serving(stream(STOP, DONE)) as server, sender(server.port) as one:
-            await one.send(b'{"model":"m","x":"' + b"a" * sending.LARGE_BODY + b'"}')
-        assert json.loads(server.seen[0].body)["stream"] is True
-
-    asyncio.run(check())
+async def test_a_large_body_asks_for_a_stream_too() -> None:
+    async with serving(stream(STOP, DONE)) as server, sender(server.port) as one:
+        await one.send(b'{"model":"m","x":"' + b"a" * sending.LARGE_BODY + b'"}')
+    assert json.loads(server.seen[0].body)["stream"] is True
 
 
 def test_a_redirect_is_not_followed() -> None:

@@ -99,21 +99,18 @@ async def sockets(port: int, *, fallback: bool = False, **options: Any) -> Async
         await sender.close()
 
 
-def test_a_call_is_one_message_and_its_events_one_body() -> None:
-    async def check() -> None:
-        async with server() as seen, sockets(seen.port) as sender:
-            reply = await sender.send(WIRE)
-        assert isinstance(reply, HttpReply)
-        assert (reply.status, json.loads(reply.body)) == (200, COMPLETED["response"])
-        assert seen.upgrades == [f"Bearer {KEY}"]
-        assert seen.messages == [(1, {"type": "response.create", "model": "m"})]
-        assert reply.ttft is not None
-        assert reply.started <= reply.first_byte <= reply.ended
-
-    asyncio.run(check())
+async def test_a_call_is_one_message_and_its_events_one_body() -> None:
+    async with server() as seen, sockets(seen.port) as sender:
+        reply = await sender.send(WIRE)
+    assert isinstance(reply, HttpReply)
+    assert (reply.status, json.loads(reply.body)) == (200, COMPLETED["response"])
+    assert seen.upgrades == [f"Bearer {KEY}"]
+    assert seen.messages == [(1, {"type": "response.create", "model": "m"})]
+    assert reply.ttft is not None
+    assert reply.started <= reply.first_byte <= reply.ended
 
 
-def test_calls_in_turn_share_a_socket_and_calls_at_once_have_their_own() -> None:
+async def test_calls_in_turn_share_a_socket_and_calls_at_once_have_their_own() -> None:
     both = asyncio.Event()
 
     async def together(ws: web.WebSocketResponse, number: int) -> bool:
@@ -123,20 +120,17 @@ def test_calls_in_turn_share_a_socket_and_calls_at_once_have_their_own() -> None
             await both.wait()
         return await well(ws, number)
 
-    async def check() -> None:
-        async with server(together) as seen, sockets(seen.port) as sender:
-            await sender.send(WIRE)
-            await sender.send(WIRE)
-            await asyncio.gather(sender.send(WIRE), sender.send(WIRE))
-            await sender.send(WIRE)
-        assert len(seen.upgrades) == 2
-        assert [number for number, _ in seen.messages[:2]] == [1, 1]
-        assert sorted(number for number, _ in seen.messages[2:4]) == [1, 2]
-
-    asyncio.run(check())
+    async with server(together) as seen, sockets(seen.port) as sender:
+        await sender.send(WIRE)
+        await sender.send(WIRE)
+        await asyncio.gather(sender.send(WIRE), sender.send(WIRE))
+        await sender.send(WIRE)
+    assert len(seen.upgrades) == 2
+    assert [number for number, _ in seen.messages[:2]] == [1, 1]
+    assert sorted(number for number, _ in seen.messages[2:4]) == [1, 2]
 
 
-def test_an_error_is_the_answer_and_the_next_call_has_a_new_socket() -> None:
+async def test_an_error_is_the_answer_and_the_next_call_has_a_new_socket() -> None:
     async def limited(ws: web.WebSocketResponse, number: int) -> bool:
         if number > 1:
             return await well(ws, number)
@@ -144,16 +138,13 @@ def test_an_error_is_the_answer_and_the_next_call_has_a_new_socket() -> None:
         await ws.send_json({"type": "error", "status": 429, "error": error})
         return True
 
-    async def check() -> None:
-        async with server(limited) as seen, sockets(seen.port) as sender:
-            refused = await sender.send(WIRE)
-            reply = await sender.send(WIRE)
-        assert isinstance(refused, HttpReply)
-        assert (refused.status, refused.headers["retry-after"]) == (429, "3")
-        assert isinstance(reply, HttpReply)
-        assert [number for number, _ in seen.messages] == [1, 2]
-
-    asyncio.run(check())
+    async with server(limited) as seen, sockets(seen.port) as sender:
+        refused = await sender.send(WIRE)
+        reply = await sender.send(WIRE)
+    assert isinstance(refused, HttpReply)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "3")
+    assert isinstance(reply, HttpReply)
+    assert [number for number, _ in seen.messages] == [1, 2]
 
 
 async def drop(ws: web.WebSocketResponse, _number: int) -> bool:
@@ -179,37 +170,31 @@ BROKEN: dict[str, tuple[Told, Timeout, str, ErrorType]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_after_sending_may_have_been_billed(name: str) -> None:
+async def test_what_breaks_after_sending_may_have_been_billed(name: str) -> None:
     told, timeout, words, kind = BROKEN[name]
 
     async def once(ws: web.WebSocketResponse, number: int) -> bool:
         return await (told if number == 1 else well)(ws, number)
 
-    async def check() -> None:
-        async with server(once) as seen, sockets(seen.port) as sender:
-            fault = await sender.send(WIRE, timeout)
-            reply = await sender.send(WIRE)
-        assert isinstance(fault, Fault)
-        assert words in fault.message
-        assert (fault.kind, fault.type, fault.ambiguous) == (FaultKind.RETRY, kind, True)
-        assert isinstance(reply, HttpReply)
-        assert len(seen.messages) == 2  # nothing was sent twice by the sender
-        assert len(seen.upgrades) == 2
-
-    asyncio.run(check())
+    async with server(once) as seen, sockets(seen.port) as sender:
+        fault = await sender.send(WIRE, timeout)
+        reply = await sender.send(WIRE)
+    assert isinstance(fault, Fault)
+    assert words in fault.message
+    assert (fault.kind, fault.type, fault.ambiguous) == (FaultKind.RETRY, kind, True)
+    assert isinstance(reply, HttpReply)
+    assert len(seen.messages) == 2  # nothing was sent twice by the sender
+    assert len(seen.upgrades) == 2
 
 
-def test_a_call_is_bound_by_what_its_row_has_left() -> None:
-    async def check() -> None:
-        async with server(keep_silent) as seen, sockets(seen.port) as sender:
-            fault = await sender.send(WIRE, within=0.05)
-        assert isinstance(fault, Fault)
-        assert fault.type is ErrorType.TIMEOUT
-
-    asyncio.run(check())
+async def test_a_call_is_bound_by_what_its_row_has_left() -> None:
+    async with server(keep_silent) as seen, sockets(seen.port) as sender:
+        fault = await sender.send(WIRE, within=0.05)
+    assert isinstance(fault, Fault)
+    assert fault.type is ErrorType.TIMEOUT
 
 
-def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> None:
+async def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> None:
     left = asyncio.Event()
 
     async def say_goodbye(ws: web.WebSocketResponse, number: int) -> bool:
@@ -220,18 +205,15 @@ def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> None:
             return False
         return True
 
-    async def check() -> None:
-        async with server(say_goodbye) as seen, sockets(seen.port) as sender:
-            first = await sender.send(WIRE)
-            await asyncio.sleep(0)
-            leaving = asyncio.create_task(left.wait())
-            second = await sender.send(WIRE)
-            await leaving
-        assert isinstance(first, HttpReply)
-        assert isinstance(second, HttpReply)
-        assert [number for number, _ in seen.messages] == [1, 2]
-
-    asyncio.run(check())
+    async with server(say_goodbye) as seen, sockets(seen.port) as sender:
+        first = await sender.send(WIRE)
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(left.wait())
+        second = await sender.send(WIRE)
+        await leaving
+    assert isinstance(first, HttpReply)
+    assert isinstance(second, HttpReply)
+    assert [number for number, _ in seen.messages] == [1, 2]
 
 
 def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,130 +230,105 @@ def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
-def test_without_websockets_auto_goes_on_by_events_and_asks_no_more(status: int) -> None:
-    async def check() -> None:
-        async with server(refuse=status) as seen, sockets(seen.port, fallback=True) as sender:
-            replies = [await sender.send(WIRE) for _ in range(3)]
-        assert [reply.status for reply in replies if isinstance(reply, HttpReply)] == [200] * 3
-        assert len(seen.upgrades) == 1
-        assert seen.posts == [{"stream": True, "model": "m"}] * 3
-
-    asyncio.run(check())
+async def test_without_websockets_auto_goes_on_by_events_and_asks_no_more(status: int) -> None:
+    async with server(refuse=status) as seen, sockets(seen.port, fallback=True) as sender:
+        replies = [await sender.send(WIRE) for _ in range(3)]
+    assert [reply.status for reply in replies if isinstance(reply, HttpReply)] == [200] * 3
+    assert len(seen.upgrades) == 1
+    assert seen.posts == [{"stream": True, "model": "m"}] * 3
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
-def test_without_websockets_ws_says_what_to_write(status: int) -> None:
-    async def check() -> None:
-        async with server(refuse=status) as seen, sockets(seen.port) as sender:
-            fault = await sender.send(WIRE)
-        assert isinstance(fault, Fault)
-        assert fault.message == (
-            f"local accepts no WebSocket at http://127.0.0.1:{seen.port}/v1 ({status}). "
-            "Write transport=auto or transport=sse in the model."
-        )
-        assert (fault.kind, fault.ambiguous, seen.posts) == (FaultKind.FATAL, False, [])
-
-    asyncio.run(check())
+async def test_without_websockets_ws_says_what_to_write(status: int) -> None:
+    async with server(refuse=status) as seen, sockets(seen.port) as sender:
+        fault = await sender.send(WIRE)
+    assert isinstance(fault, Fault)
+    assert fault.message == (
+        f"local accepts no WebSocket at http://127.0.0.1:{seen.port}/v1 ({status}). "
+        "Write transport=auto or transport=sse in the model."
+    )
+    assert (fault.kind, fault.ambiguous, seen.posts) == (FaultKind.FATAL, False, [])
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(401, FaultKind.FATAL), (429, FaultKind.PAUSE), (503, FaultKind.PAUSE), (502, FaultKind.RETRY)]
 )
-def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_means(status: int, kind: FaultKind) -> None:
-    async def check() -> None:
-        async with server(refuse=status) as seen, sockets(seen.port) as sender:
-            answer = await sender.send(WIRE)
-        assert isinstance(answer, HttpReply)
-        provider = Provider(name="local", dialect="openai-responses", base_url="http://127.0.0.1/v1")
-        fault = DIALECTS["openai-responses"].parse(
-            answer.status, answer.headers, answer.body, provider=provider, model="m", redactor=Redactor([])
-        )
-        assert isinstance(fault, Fault)
-        assert fault.kind is kind
-
-    asyncio.run(check())
-
-
-def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
-    async def check() -> None:
-        async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
-            for _ in range(websocket.STRIKES + 2):
-                assert isinstance(await sender.send(WIRE), HttpReply)
-        assert len(seen.upgrades) == websocket.STRIKES
-        assert len(seen.posts) == websocket.STRIKES + 2
-
-    asyncio.run(check())
+async def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_means(
+    status: int, kind: FaultKind
+) -> None:
+    async with server(refuse=status) as seen, sockets(seen.port) as sender:
+        answer = await sender.send(WIRE)
+    assert isinstance(answer, HttpReply)
+    provider = Provider(name="local", dialect="openai-responses", base_url="http://127.0.0.1/v1")
+    fault = DIALECTS["openai-responses"].parse(
+        answer.status, answer.headers, answer.body, provider=provider, model="m", redactor=Redactor([])
+    )
+    assert isinstance(fault, Fault)
+    assert fault.kind is kind
 
 
-def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
+async def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
+    async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
+        for _ in range(websocket.STRIKES + 2):
+            assert isinstance(await sender.send(WIRE), HttpReply)
+    assert len(seen.upgrades) == websocket.STRIKES
+    assert len(seen.posts) == websocket.STRIKES + 2
+
+
+async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
     async def hang_up(_ws: web.WebSocketResponse, _number: int) -> bool:
         return False
 
-    async def check() -> None:
-        async with server(hang_up) as seen, sockets(seen.port, fallback=True) as sender:
-            faults = [await sender.send(WIRE) for _ in range(websocket.STRIKES)]
-            assert all(isinstance(fault, Fault) and fault.ambiguous for fault in faults)
-            assert isinstance(await sender.send(WIRE), HttpReply)
-        assert len(seen.posts) == 1
-
-    asyncio.run(check())
+    async with server(hang_up) as seen, sockets(seen.port, fallback=True) as sender:
+        faults = [await sender.send(WIRE) for _ in range(websocket.STRIKES)]
+        assert all(isinstance(fault, Fault) and fault.ambiguous for fault in faults)
+        assert isinstance(await sender.send(WIRE), HttpReply)
+    assert len(seen.posts) == 1
 
 
-def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_may() -> None:
-    async def check() -> None:
-        async with serving(never) as silent, sockets(silent.port) as sender:
-            fault = await sender.send(WIRE, Timeout(connect=0.05))
-        assert isinstance(fault, Fault)
-        assert "no connection to local" in fault.message
-        assert (fault.type, fault.ambiguous) == (ErrorType.TIMEOUT, False)
-
-    asyncio.run(check())
+async def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_may() -> None:
+    async with serving(never) as silent, sockets(silent.port) as sender:
+        fault = await sender.send(WIRE, Timeout(connect=0.05))
+    assert isinstance(fault, Fault)
+    assert "no connection to local" in fault.message
+    assert (fault.type, fault.ambiguous) == (ErrorType.TIMEOUT, False)
 
 
-def test_an_upgrade_is_not_followed_to_another_address() -> None:
-    async def check() -> None:
-        async with server() as elsewhere:
-            at = f"http://localhost:{elsewhere.port}/v1/responses"
-            async with server(refuse=307, location=at) as seen, sockets(seen.port) as sender:
-                fault = await sender.send(WIRE)
-        assert isinstance(fault, Fault)
-        assert (fault.kind, fault.status) == (FaultKind.FATAL, 307)
-        assert "points to localhost" in fault.message
-        assert elsewhere.upgrades == []
-
-    asyncio.run(check())
-
-
-def test_nobody_listening_was_never_billed() -> None:
-    async def check() -> None:
-        async with server() as seen:
-            port = seen.port
-        async with sockets(port) as sender:
+async def test_an_upgrade_is_not_followed_to_another_address() -> None:
+    async with server() as elsewhere:
+        at = f"http://localhost:{elsewhere.port}/v1/responses"
+        async with server(refuse=307, location=at) as seen, sockets(seen.port) as sender:
             fault = await sender.send(WIRE)
-        assert isinstance(fault, Fault)
-        assert "cannot be reached" in fault.message
-        assert not fault.ambiguous
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.status) == (FaultKind.FATAL, 307)
+    assert "points to localhost" in fault.message
+    assert elsewhere.upgrades == []
 
-    asyncio.run(check())
+
+async def test_nobody_listening_was_never_billed() -> None:
+    async with server() as seen:
+        port = seen.port
+    async with sockets(port) as sender:
+        fault = await sender.send(WIRE)
+    assert isinstance(fault, Fault)
+    assert "cannot be reached" in fault.message
+    assert not fault.ambiguous
 
 
-def test_a_call_that_is_given_up_leaves_its_socket() -> None:
-    async def check() -> None:
-        begun = asyncio.Event()
+async def test_a_call_that_is_given_up_leaves_its_socket() -> None:
+    begun = asyncio.Event()
 
-        async def wait(ws: web.WebSocketResponse, number: int) -> bool:
-            if number == 1:
-                begun.set()
-                return True
-            return await well(ws, number)
+    async def wait(ws: web.WebSocketResponse, number: int) -> bool:
+        if number == 1:
+            begun.set()
+            return True
+        return await well(ws, number)
 
-        async with server(wait) as seen, sockets(seen.port) as sender:
-            call = asyncio.create_task(sender.send(WIRE))
-            await begun.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert isinstance(await sender.send(WIRE), HttpReply)
-        assert len(seen.upgrades) == 2
-
-    asyncio.run(check())
+    async with server(wait) as seen, sockets(seen.port) as sender:
+        call = asyncio.create_task(sender.send(WIRE))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert isinstance(await sender.send(WIRE), HttpReply)
+    assert len(seen.upgrades) == 2

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
-from agac.simulator.asks import ApiError
-from agac.simulator.chat import PARAMETERS, read_ask
-from agac.simulator.keywords import HINTS
-from agac.simulator.replies import Author
+from agac.simulator.openai import CHAT, CHAT_PARAMETERS
+from agac.simulator.replies import AnswerWriter, ApiError
+from agac.simulator.schema_compiler import HINTS
 
 USER: Any = [{"role": "user", "content": "The lamp broke after two days and the shop was rude about it"}]
 STRICT = {
@@ -40,48 +39,39 @@ def sdk(base_url: str, key: str = "any") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
 
 
-def test_sdk_reads_a_completion(served: Any, with_schema: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client.base_url) as api:
-            form = with_schema(STRICT, strict=True)
-            reply = await api.chat.completions.create(
-                model="small", messages=USER, response_format=form, temperature=0, max_completion_tokens=500
-            )
-            assert reply.choices[0].finish_reason == "stop"
-            assert json.loads(reply.choices[0].message.content or "")["mood"] == "negative"
-            assert reply.usage is not None
-            assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-            assert reply.system_fingerprint == "agac-simulator"
-
-    asyncio.run(scenario())
+async def test_sdk_reads_a_completion(served: Any, with_schema: Any) -> None:
+    async with served() as client, sdk(client.base_url) as api:
+        form = with_schema(STRICT, strict=True)
+        reply = await api.chat.completions.create(
+            model="small", messages=USER, response_format=form, temperature=0, max_completion_tokens=500
+        )
+        assert reply.choices[0].finish_reason == "stop"
+        assert json.loads(reply.choices[0].message.content or "")["mood"] == "negative"
+        assert reply.usage is not None
+        assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+        assert reply.system_fingerprint == "agac-simulator"
 
 
-def test_sdk_reads_a_stream_with_the_same_text(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client.base_url) as api:
-            whole = await api.chat.completions.create(model="small", messages=USER)
-            stream = await api.chat.completions.create(
-                model="small", messages=USER, stream=True, stream_options={"include_usage": True}
-            )
-            chunks = [chunk async for chunk in stream]
-            text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-            assert text == whole.choices[0].message.content
-            assert len(chunks) > 3
-            assert chunks[0].choices[0].delta.role == "assistant"
-            assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-            assert chunks[-1].usage == whole.usage
-
-    asyncio.run(scenario())
+async def test_sdk_reads_a_stream_with_the_same_text(served: Any) -> None:
+    async with served() as client, sdk(client.base_url) as api:
+        whole = await api.chat.completions.create(model="small", messages=USER)
+        stream = await api.chat.completions.create(
+            model="small", messages=USER, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert len(chunks) > 3
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert chunks[-1].usage == whole.usage
 
 
-def test_stream_without_usage_asked_for_has_none(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client.base_url) as api:
-            stream = await api.chat.completions.create(model="small", messages=USER, stream=True)
-            chunks = [chunk async for chunk in stream]
-            assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-
-    asyncio.run(scenario())
+async def test_stream_without_usage_asked_for_has_none(served: Any) -> None:
+    async with served() as client, sdk(client.base_url) as api:
+        stream = await api.chat.completions.create(model="small", messages=USER, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
 @pytest.mark.parametrize(
@@ -95,40 +85,31 @@ def test_stream_without_usage_asked_for_has_none(served: Any) -> None:
         ({"kind": "bad_request"}, openai.BadRequestError, None),
     ],
 )
-def test_sdk_raises_its_own_errors(served: Any, rule: Any, error: type[openai.APIStatusError], code: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[rule]) as client, sdk(client.base_url) as api:
-            with pytest.raises(error) as caught:
+async def test_sdk_raises_its_own_errors(served: Any, rule: Any, error: type[openai.APIStatusError], code: Any) -> None:
+    async with served(faults=[rule]) as client, sdk(client.base_url) as api:
+        with pytest.raises(error) as caught:
+            await api.chat.completions.create(model="small", messages=USER)
+        assert caught.value.code == code
+
+
+async def test_invalid_key_and_missing_model_are_refused(served: Any) -> None:
+    async with served() as client:
+        async with sdk(client.base_url, key="sk-invalid") as api:
+            with pytest.raises(openai.AuthenticationError) as refused:
                 await api.chat.completions.create(model="small", messages=USER)
-            assert caught.value.code == code
-
-    asyncio.run(scenario())
-
-
-def test_invalid_key_and_missing_model_are_refused(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            async with sdk(client.base_url, key="sk-invalid") as api:
-                with pytest.raises(openai.AuthenticationError) as refused:
-                    await api.chat.completions.create(model="small", messages=USER)
-                assert "sk-invalid" not in str(refused.value)
-            async with sdk(client.base_url) as api:
-                with pytest.raises(openai.NotFoundError, match="missing-model"):
-                    await api.chat.completions.create(model="missing-model", messages=USER)
-            assert (await client.account())["refused"] == 2
-
-    asyncio.run(scenario())
+            assert "sk-invalid" not in str(refused.value)
+        async with sdk(client.base_url) as api:
+            with pytest.raises(openai.NotFoundError, match="missing-model"):
+                await api.chat.completions.create(model="missing-model", messages=USER)
+        assert (await client.account())["refused"] == 2
 
 
-def test_sdk_lists_models(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client.base_url) as api:
-            assert [model.id async for model in api.models.list()] == ["small", "large", "echo"]
-            assert (await api.models.retrieve("org/any:free")).id == "org/any:free"
-            with pytest.raises(openai.NotFoundError):
-                await api.models.retrieve("missing")
-
-    asyncio.run(scenario())
+async def test_sdk_lists_models(served: Any) -> None:
+    async with served() as client, sdk(client.base_url) as api:
+        assert [model.id async for model in api.models.list()] == ["small", "large", "echo"]
+        assert (await api.models.retrieve("org/any:free")).id == "org/any:free"
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("missing")
 
 
 def ask_body(**more: Any) -> dict[str, Any]:
@@ -168,21 +149,17 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
+async def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
     body, words, param = MALFORMED[name]
-
-    async def scenario() -> None:
-        async with served() as client:
-            status, headers, raw = await client.post(body)
-            error = json.loads(raw)["error"]
-            assert (status, error["type"]) == (400, "invalid_request_error")
-            assert words in error["message"]
-            assert str(error["param"]).startswith(str(param))
-            assert headers["x-agac-simulated"] == "true"
-            account = await client.account()
-            assert (account["requests"], account["refused"], account["charged"]) == (1, 1, 0)
-
-    asyncio.run(scenario())
+    async with served() as client:
+        status, headers, raw = await client.post(body)
+        error = json.loads(raw)["error"]
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert words in error["message"]
+        assert str(error["param"]).startswith(str(param))
+        assert headers["x-agac-simulated"] == "true"
+        account = await client.account()
+        assert (account["requests"], account["refused"], account["charged"]) == (1, 1, 0)
 
 
 JSON = st.recursive(
@@ -194,13 +171,13 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(CHAT_PARAMETERS)), JSON), JSON, st.booleans(), st.booleans())
+@campaign(test=60, soak=3000)
 def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bool, strict: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "strict": strict, "schema": schema}}
     body = more if whole else {**ask_body(), "response_format": form}
     try:
-        answer = Author().answer(read_ask(json.dumps(body).encode(), 0))
+        answer = AnswerWriter().answer(CHAT.read(json.dumps(body).encode(), 0, {}))
     except ApiError as refusal:
         status = refusal.status
     else:
@@ -209,43 +186,30 @@ def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bo
     assert status in (200, 400)
 
 
-def test_deep_body_is_refused(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
-            assert status == 400
-
-    asyncio.run(scenario())
+async def test_deep_body_is_refused(served: Any) -> None:
+    async with served() as client:
+        status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
+        assert status == 400
 
 
-def test_parameters_that_change_nothing_are_taken(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            more = {"n": 1, "tools": [], "seed": 3, "user": "u", "stop": None, "reasoning_effort": "low"}
-            status, _, data = await client.ask(**more, service_tier="flex", top_p=0.5, stream=False)
-            assert (status, data["service_tier"]) == (200, "flex")
-
-    asyncio.run(scenario())
+async def test_parameters_that_change_nothing_are_taken(served: Any) -> None:
+    async with served() as client:
+        more = {"n": 1, "tools": [], "seed": 3, "user": "u", "stop": None, "reasoning_effort": "low"}
+        status, _, data = await client.ask(**more, service_tier="flex", top_p=0.5, stream=False)
+        assert (status, data["service_tier"]) == (200, "flex")
 
 
-def test_schema_beside_another_format_is_ignored(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            form = {"type": "json_object", "json_schema": {"strict": True}}
-            assert json.loads(await client.content(response_format=form))["answer"]
-
-    asyncio.run(scenario())
+async def test_schema_beside_another_format_is_ignored(served: Any) -> None:
+    async with served() as client:
+        form = {"type": "json_object", "json_schema": {"strict": True}}
+        assert json.loads(await client.content(response_format=form))["answer"]
 
 
-def test_parts_and_quoted_replies_are_read(served: Any) -> None:
+async def test_parts_and_quoted_replies_are_read(served: Any) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     messages = [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]
-
-    async def scenario() -> None:
-        async with served() as client:
-            assert await client.content(model="echo", messages=messages) == "one two"
-
-    asyncio.run(scenario())
+    async with served() as client:
+        assert await client.content(model="echo", messages=messages) == "one two"
 
 
 @pytest.mark.parametrize(
@@ -268,63 +232,48 @@ def test_parts_and_quoted_replies_are_read(served: Any) -> None:
         ),
     ],
 )
-def test_strict_mode_refuses_open_schemas(served: Any, with_schema: Any, schema: Any, words: str) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            status, _, data = await client.ask(response_format=with_schema(schema, strict=True))
-            assert (status, data["error"]["code"]) == (400, "invalid_json_schema")
-            assert words in data["error"]["message"]
-            assert (await client.ask(response_format=with_schema(schema)))[0] == 200
-
-    asyncio.run(scenario())
+async def test_strict_mode_refuses_open_schemas(served: Any, with_schema: Any, schema: Any, words: str) -> None:
+    async with served() as client:
+        status, _, data = await client.ask(response_format=with_schema(schema, strict=True))
+        assert (status, data["error"]["code"]) == (400, "invalid_json_schema")
+        assert words in data["error"]["message"]
+        assert (await client.ask(response_format=with_schema(schema)))[0] == 200
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")])
-def test_what_is_not_simulated_is_said(served: Any, method: str, path: str) -> None:
-    async def scenario() -> None:
-        async with served() as client, client.session.request(method, client.root + path) as response:
-            assert response.status == 404
-            assert path in (await response.json())["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_what_is_not_simulated_is_said(served: Any, method: str, path: str) -> None:
+    async with served() as client, client.session.request(method, client.root + path) as response:
+        assert response.status == 404
+        assert path in (await response.json())["error"]["message"]
 
 
-def test_health_is_answered(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, client.session.get(f"{client.root}/health") as response:
-            assert await response.json() == {"ok": True, "simulated": True}
-
-    asyncio.run(scenario())
+async def test_health_is_answered(served: Any) -> None:
+    async with served() as client, client.session.get(f"{client.root}/health") as response:
+        assert await response.json() == {"ok": True, "simulated": True}
 
 
-def test_account_counts_what_was_charged_and_what_was_asked_twice(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            assert (await client.account())["first_request_at"] is None
-            replies = [(await client.ask(text))[2] for text in ["one", "two", "one", "one"]]
-            await client.post(b"{")
-            account = await client.account()
-            counts = {"requests": 5, "answered": 5, "charged": 4, "refused": 1, "duplicates": 2, "distinct": 2}
-            assert {name: account[name] for name in counts} == counts
-            assert account["prompt_tokens"] == sum(reply["usage"]["prompt_tokens"] for reply in replies)
-            assert account["completion_tokens"] == sum(reply["usage"]["completion_tokens"] for reply in replies)
-            assert 0 < account["first_request_at"] <= account["last_request_at"]
-            async with client.session.get(f"{client.root}/account?contents=1") as response:
-                listed = await response.json()
-            assert sorted(listed["contents"].values()) == [1, 3]
-            assert listed["contents_left_out"] == 0
-
-    asyncio.run(scenario())
+async def test_account_counts_what_was_charged_and_what_was_asked_twice(served: Any) -> None:
+    async with served() as client:
+        assert (await client.account())["first_request_at"] is None
+        replies = [(await client.ask(text))[2] for text in ["one", "two", "one", "one"]]
+        await client.post(b"{")
+        account = await client.account()
+        counts = {"requests": 5, "answered": 5, "charged": 4, "refused": 1, "duplicates": 2, "distinct": 2}
+        assert {name: account[name] for name in counts} == counts
+        assert account["prompt_tokens"] == sum(reply["usage"]["prompt_tokens"] for reply in replies)
+        assert account["completion_tokens"] == sum(reply["usage"]["completion_tokens"] for reply in replies)
+        assert 0 < account["first_request_at"] <= account["last_request_at"]
+        async with client.session.get(f"{client.root}/account?contents=1") as response:
+            listed = await response.json()
+        assert sorted(listed["contents"].values()) == [1, 3]
+        assert listed["contents_left_out"] == 0
 
 
-def test_reset_starts_a_new_account(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            await client.ask()
-            async with client.session.post(f"{client.root}/account/reset") as response:
-                assert (await response.json())["charged"] == 1
-            await client.ask()
-            account = await client.account()
-            assert (account["requests"], account["charged"], account["duplicates"]) == (1, 1, 0)
-
-    asyncio.run(scenario())
+async def test_reset_starts_a_new_account(served: Any) -> None:
+    async with served() as client:
+        await client.ask()
+        async with client.session.post(f"{client.root}/account/reset") as response:
+            assert (await response.json())["charged"] == 1
+        await client.ask()
+        account = await client.account()
+        assert (account["requests"], account["charged"], account["duplicates"]) == (1, 1, 0)

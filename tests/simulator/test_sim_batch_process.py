@@ -19,7 +19,7 @@ import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, rows, statuses
 
-from agac.simulator.embedded import embedded_simulator
+from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings
 
 COMMAND = [sys.executable, "-m", "agac.simulator", "--ready-line"]

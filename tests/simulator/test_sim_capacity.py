@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.simulator.latency import Bucket, RateLimits, clock_text, parse_latency
+from agac.simulator.limits import Bucket, RateLimits, clock_text, parse_latency
 from agac.simulator.settings import Settings, SimulatorError
 
 
@@ -60,73 +60,58 @@ def test_latency_of_a_request_follows_from_seed_and_content(served: Any) -> None
     assert asyncio.run(finished(texts)) == asyncio.run(finished(texts[::-1]))
 
 
-def test_reply_takes_as_long_as_said(served: Any) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with served(latency="0.2") as client:
-            before = loop.time()
-            await asyncio.gather(*(client.ask(f"row {i}") for i in range(5)))
-            assert loop.time() - before >= 0.19
-            assert (await client.account())["max_in_flight"] == 5
-
-    asyncio.run(scenario())
+async def test_reply_takes_as_long_as_said(served: Any) -> None:
+    loop = asyncio.get_running_loop()
+    async with served(latency="0.2") as client:
+        before = loop.time()
+        await asyncio.gather(*(client.ask(f"row {i}") for i in range(5)))
+        assert loop.time() - before >= 0.19
+        assert (await client.account())["max_in_flight"] == 5
 
 
-def test_requests_beyond_the_slots_wait(served: Any) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with served(latency="0.1", slots=2) as client:
-            before = loop.time()
-            await asyncio.gather(*(client.ask(f"row {i}") for i in range(6)))
-            assert loop.time() - before >= 0.29
-
-    asyncio.run(scenario())
+async def test_requests_beyond_the_slots_wait(served: Any) -> None:
+    loop = asyncio.get_running_loop()
+    async with served(latency="0.1", slots=2) as client:
+        before = loop.time()
+        await asyncio.gather(*(client.ask(f"row {i}") for i in range(6)))
+        assert loop.time() - before >= 0.29
 
 
-def test_requests_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(rpm=3) as client:
-            replies = [await client.ask(f"row {i}") for i in range(4)]
-            assert [status for status, _, _ in replies] == [200, 200, 200, 429]
-            _, headers, data = replies[-1]
-            assert data["error"]["type"] == "requests"
-            assert data["error"]["code"] == "rate_limit_exceeded"
-            assert headers["x-ratelimit-limit-requests"] == "3"
-            assert headers["x-ratelimit-remaining-requests"] == "0"
-            assert headers["x-ratelimit-reset-requests"].endswith("s")
-            assert 0 < int(headers["retry-after-ms"]) <= 20_000
-            assert int(headers["retry-after"]) == math.ceil(int(headers["retry-after-ms"]) / 1000)
-            assert replies[0][1]["x-ratelimit-remaining-requests"] == "2"
-            assert "x-ratelimit-limit-tokens" not in headers
-            account = await client.account()
-            assert (account["refused"], account["limited"], account["charged"]) == (1, 1, 3)
-
-    asyncio.run(scenario())
+async def test_requests_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
+    async with served(rpm=3) as client:
+        replies = [await client.ask(f"row {i}") for i in range(4)]
+        assert [status for status, _, _ in replies] == [200, 200, 200, 429]
+        _, headers, data = replies[-1]
+        assert data["error"]["type"] == "requests"
+        assert data["error"]["code"] == "rate_limit_exceeded"
+        assert headers["x-ratelimit-limit-requests"] == "3"
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        assert headers["x-ratelimit-reset-requests"].endswith("s")
+        assert 0 < int(headers["retry-after-ms"]) <= 20_000
+        assert int(headers["retry-after"]) == math.ceil(int(headers["retry-after-ms"]) / 1000)
+        assert replies[0][1]["x-ratelimit-remaining-requests"] == "2"
+        assert "x-ratelimit-limit-tokens" not in headers
+        account = await client.account()
+        assert (account["refused"], account["limited"], account["charged"]) == (1, 1, 3)
 
 
-def test_tokens_over_the_rate_are_refused(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(tpm=100) as client:
-            status, headers, _ = await client.ask("x" * 40, max_tokens=50)
-            assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "40")
-            status, headers, data = await client.ask("x" * 40, max_tokens=50)
-            assert (status, data["error"]["type"]) == (429, "tokens")
-            assert "Please try again in" in data["error"]["message"]
-            status, headers, data = await client.ask("x" * 4000)
-            assert status == 429
-            assert "Request too large" in data["error"]["message"]
-            assert "retry-after" not in headers
-
-    asyncio.run(scenario())
+async def test_tokens_over_the_rate_are_refused(served: Any) -> None:
+    async with served(tpm=100) as client:
+        status, headers, _ = await client.ask("x" * 40, max_tokens=50)
+        assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "40")
+        status, headers, data = await client.ask("x" * 40, max_tokens=50)
+        assert (status, data["error"]["type"]) == (429, "tokens")
+        assert "Please try again in" in data["error"]["message"]
+        status, headers, data = await client.ask("x" * 4000)
+        assert status == 429
+        assert "Request too large" in data["error"]["message"]
+        assert "retry-after" not in headers
 
 
-def test_without_limits_no_header_speaks_of_them(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            _, headers, _ = await client.ask()
-            assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
-
-    asyncio.run(scenario())
+async def test_without_limits_no_header_speaks_of_them(served: Any) -> None:
+    async with served() as client:
+        _, headers, _ = await client.ask()
+        assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
 
 
 @given(st.integers(1, 600), st.lists(st.floats(0, 5), min_size=1, max_size=60))
@@ -169,7 +154,20 @@ def test_settings_that_make_no_sense_are_said_at_once() -> None:
 def test_flags_carry_every_setting(tmp_path: Any) -> None:
     from agac.simulator.__main__ import parse_arguments
 
-    settings = Settings("localhost", 1, -2, "normal:1,2", 3, 4, 5, tmp_path / "f.yml", burst=6)
+    settings = Settings(
+        host="localhost",
+        port=1,
+        seed=-2,
+        latency="normal:1,2",
+        slots=3,
+        rpm=4,
+        tpm=5,
+        burst=6,
+        batch_seconds=0.25,
+        state=tmp_path / "s.db",
+        websocket=False,
+        faults=tmp_path / "f.yml",
+    )
     assert parse_arguments(settings.arguments())[0] == settings
     assert parse_arguments([])[0] == Settings()
     assert json.dumps(settings.arguments())
@@ -199,31 +197,28 @@ def test_headers_say_what_has_come_back_meanwhile() -> None:
     }
 
 
-def test_limits_are_changed_while_it_runs(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(rpm=1) as client:
+async def test_limits_are_changed_while_it_runs(served: Any) -> None:
+    async with served(rpm=1) as client:
 
-            async def limit(body: str) -> tuple[int, Any]:
-                async with client.session.post(f"{client.root}/account/limits", data=body) as response:
-                    return response.status, await response.json()
+        async def limit(body: str) -> tuple[int, Any]:
+            async with client.session.post(f"{client.root}/account/limits", data=body) as response:
+                return response.status, await response.json()
 
-            assert [(await client.ask(f"row {i}"))[0] for i in range(2)] == [200, 429]
-            status, told = await limit('{"rpm": 600, "burst": 3}')
-            assert (status, told["x-ratelimit-limit-requests"], told["x-ratelimit-remaining-requests"]) == (
-                200,
-                "600",
-                "3",
-            )
-            assert [(await client.ask(f"more {i}"))[0] for i in range(3)] == [200] * 3
-            assert await limit("{}") == (200, {})
-            assert [(await client.ask(f"all {i}"))[0] for i in range(20)] == [200] * 20
-            status, told = await limit('{"rpm": 0, "tpm": true, "rps": 3}')
-            assert status == 400
-            assert told["error"]["message"] == (
-                "'rps' is no limit; known: rpm, tpm, burst; rpm is 0; use 1 or more, or leave it out for no limit; "
-                "tpm is True; use 1 or more, or leave it out for no limit"
-            )
-            assert (await limit("20 a second"))[0] == 400
-            assert (await client.ask("still none"))[0] == 200
-
-    asyncio.run(scenario())
+        assert [(await client.ask(f"row {i}"))[0] for i in range(2)] == [200, 429]
+        status, told = await limit('{"rpm": 600, "burst": 3}')
+        assert (status, told["x-ratelimit-limit-requests"], told["x-ratelimit-remaining-requests"]) == (
+            200,
+            "600",
+            "3",
+        )
+        assert [(await client.ask(f"more {i}"))[0] for i in range(3)] == [200] * 3
+        assert await limit("{}") == (200, {})
+        assert [(await client.ask(f"all {i}"))[0] for i in range(20)] == [200] * 20
+        status, told = await limit('{"rpm": 0, "tpm": true, "rps": 3}')
+        assert status == 400
+        assert told["error"]["message"] == (
+            "'rps' is no limit; known: rpm, tpm, burst; rpm is 0; use 1 or more, or leave it out for no limit; "
+            "tpm is True; use 1 or more, or leave it out for no limit"
+        )
+        assert (await limit("20 a second"))[0] == 400
+        assert (await client.ask("still none"))[0] == 200

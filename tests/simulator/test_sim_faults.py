@@ -11,9 +11,8 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
-from agac.simulator.asks import Ask
-from agac.simulator.faults import ERROR_KINDS, FaultPlan, Rule
-from agac.simulator.rulesfile import ALL_KINDS, load_rules, parse_rules
+from agac.simulator.faults import FAULTS, FaultPlan, FaultRule, load_rules, parse_rules
+from agac.simulator.replies import ModelCall
 from agac.simulator.settings import SimulatorError
 
 OPEN_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -38,24 +37,23 @@ STATUSES = [
 
 
 @pytest.mark.parametrize(("rule", "status", "kind", "code"), STATUSES)
-def test_error_faults_answer_in_the_providers_form(served: Any, rule: Any, status: int, kind: str, code: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[rule]) as client:
-            got, headers, data = await client.ask()
-            assert got == status
-            assert (data["error"]["type"], data["error"]["code"]) == (kind, code)
-            assert data["error"]["message"]
-            assert headers["x-agac-simulated"] == "true"
-            assert "retry-after" not in headers
-            account = await client.account()
-            assert account["faults"] == {rule["kind"]: 1}
-            assert (account["charged"], account["refused"], account["answered"]) == (0, 1, 1)
-
-    asyncio.run(scenario())
+async def test_error_faults_answer_in_the_providers_form(
+    served: Any, rule: Any, status: int, kind: str, code: Any
+) -> None:
+    async with served(faults=[rule]) as client:
+        got, headers, data = await client.ask()
+        assert got == status
+        assert (data["error"]["type"], data["error"]["code"]) == (kind, code)
+        assert data["error"]["message"]
+        assert headers["x-agac-simulated"] == "true"
+        assert "retry-after" not in headers
+        account = await client.account()
+        assert account["faults"] == {rule["kind"]: 1}
+        assert (account["charged"], account["refused"], account["answered"]) == (0, 1, 1)
 
 
 def test_every_error_kind_is_covered() -> None:
-    assert {rule["kind"] for rule, *_ in STATUSES} == ERROR_KINDS
+    assert {rule["kind"] for rule, *_ in STATUSES} == {kind for kind, spec in FAULTS.items() if spec.phase == "error"}
 
 
 @pytest.mark.parametrize(
@@ -68,104 +66,79 @@ def test_every_error_kind_is_covered() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error"])
-def test_retry_after_is_told_as_the_rule_says(served: Any, kind: str, more: Any, expected: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": kind, **more}]) as client:
-            _, headers, _ = await client.ask()
-            assert {name.lower(): value for name, value in headers.items() if "retry" in name.lower()} == expected
+async def test_retry_after_is_told_as_the_rule_says(
+    served: Any, kind: str, more: Any, expected: dict[str, str]
+) -> None:
+    async with served(faults=[{"kind": kind, **more}]) as client:
+        _, headers, _ = await client.ask()
+        assert {name.lower(): value for name, value in headers.items() if "retry" in name.lower()} == expected
 
-    asyncio.run(scenario())
 
-
-def test_message_of_a_rule_is_the_errors_message(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "quota", "message": "no money"}]) as client:
-            _, _, data = await client.ask()
-            assert data["error"]["message"] == "no money"
-
-    asyncio.run(scenario())
+async def test_message_of_a_rule_is_the_errors_message(served: Any) -> None:
+    async with served(faults=[{"kind": "quota", "message": "no money"}]) as client:
+        _, _, data = await client.ask()
+        assert data["error"]["message"] == "no money"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after_bytes", [None, 0, 40])
-def test_cut_drops_the_connection_and_is_charged(served: Any, stream: bool, after_bytes: int | None) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "cut", "after_bytes": after_bytes}]) as client:
-            with pytest.raises(aiohttp.ClientError) as caught:
-                await client.ask(stream=stream)
-            assert isinstance(caught.value, aiohttp.ServerDisconnectedError) == (after_bytes is None)
-            account = await client.account()
-            assert (account["charged"], account["answered"], account["in_flight"]) == (1, 0, 0)
-
-    asyncio.run(scenario())
+async def test_cut_drops_the_connection_and_is_charged(served: Any, stream: bool, after_bytes: int | None) -> None:
+    async with served(faults=[{"kind": "cut", "after_bytes": after_bytes}]) as client:
+        with pytest.raises(aiohttp.ClientError) as caught:
+            await client.ask(stream=stream)
+        assert isinstance(caught.value, aiohttp.ServerDisconnectedError) == (after_bytes is None)
+        account = await client.account()
+        assert (account["charged"], account["answered"], account["in_flight"]) == (1, 0, 0)
 
 
-def test_cut_after_bytes_sends_just_these(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "cut", "after_bytes": 12}]) as client:
-            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
-            host, port = client.root.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            raw = await reader.read()
-            writer.close()
-            assert raw.partition(b"\r\n\r\n")[2] == b'{"id": "chat'
-
-    asyncio.run(scenario())
+async def test_cut_after_bytes_sends_just_these(served: Any) -> None:
+    async with served(faults=[{"kind": "cut", "after_bytes": 12}]) as client:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+        host, port = client.root.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        raw = await reader.read()
+        writer.close()
+        assert raw.partition(b"\r\n\r\n")[2] == b'{"id": "chat'
 
 
-def test_invalid_body_is_no_json(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "invalid_body"}]) as client:
-            status, headers, raw = await client.post({"model": "m", "messages": [{"role": "user", "content": "x"}]})
-            assert (status, headers.getall("content-type")) == (200, ["application/json"])
-            with pytest.raises(ValueError):
-                json.loads(raw)
-            assert (await client.account())["charged"] == 1
-
-    asyncio.run(scenario())
+async def test_invalid_body_is_no_json(served: Any) -> None:
+    async with served(faults=[{"kind": "invalid_body"}]) as client:
+        status, headers, raw = await client.post({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+        assert (status, headers.getall("content-type")) == (200, ["application/json"])
+        with pytest.raises(ValueError):
+            json.loads(raw)
+        assert (await client.account())["charged"] == 1
 
 
 @pytest.mark.parametrize("schema", [None, OPEN_SCHEMA, {"type": "integer"}, {"type": "string"}, {"type": "array"}])
-def test_malformed_json_is_no_json(served: Any, with_schema: Any, schema: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "malformed_json"}]) as client:
-            more = {} if schema is None else {"response_format": with_schema(schema)}
-            with pytest.raises(ValueError):
-                json.loads(await client.content(**more))
-
-    asyncio.run(scenario())
+async def test_malformed_json_is_no_json(served: Any, with_schema: Any, schema: Any) -> None:
+    async with served(faults=[{"kind": "malformed_json"}]) as client:
+        more = {} if schema is None else {"response_format": with_schema(schema)}
+        with pytest.raises(ValueError):
+            json.loads(await client.content(**more))
 
 
 @pytest.mark.parametrize(
     "schema",
     [OPEN_SCHEMA, CLOSED_SCHEMA, {"type": "integer"}, {"type": ["string", "null"]}, {"type": "array", "minItems": 1}],
 )
-def test_wrong_schema_is_json_that_the_schema_refuses(served: Any, with_schema: Any, schema: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "wrong_schema"}]) as client:
-            value = json.loads(await client.content(response_format=with_schema(schema)))
-            assert not Draft202012Validator(schema).is_valid(value)
-
-    asyncio.run(scenario())
+async def test_wrong_schema_is_json_that_the_schema_refuses(served: Any, with_schema: Any, schema: Any) -> None:
+    async with served(faults=[{"kind": "wrong_schema"}]) as client:
+        value = json.loads(await client.content(response_format=with_schema(schema)))
+        assert not Draft202012Validator(schema).is_valid(value)
 
 
-def test_wrong_schema_of_a_cut_answer_is_still_json(served: Any, with_schema: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "wrong_schema"}]) as client:
-            value = json.loads(await client.content(response_format=with_schema(CLOSED_SCHEMA), max_tokens=1))
-            assert not Draft202012Validator(CLOSED_SCHEMA).is_valid(value)
-
-    asyncio.run(scenario())
+async def test_wrong_schema_of_a_cut_answer_is_still_json(served: Any, with_schema: Any) -> None:
+    async with served(faults=[{"kind": "wrong_schema"}]) as client:
+        value = json.loads(await client.content(response_format=with_schema(CLOSED_SCHEMA), max_tokens=1))
+        assert not Draft202012Validator(CLOSED_SCHEMA).is_valid(value)
 
 
-def test_wrong_schema_without_a_schema_is_some_object(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "wrong_schema"}]) as client:
-            assert json.loads(await client.content()) == {"unexpected": True}
-
-    asyncio.run(scenario())
+async def test_wrong_schema_without_a_schema_is_some_object(served: Any) -> None:
+    async with served(faults=[{"kind": "wrong_schema"}]) as client:
+        assert json.loads(await client.content()) == {"unexpected": True}
 
 
 @pytest.mark.parametrize(
@@ -178,18 +151,15 @@ def test_wrong_schema_without_a_schema_is_some_object(served: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_answer_faults_end_in_their_own_way(
+async def test_answer_faults_end_in_their_own_way(
     served: Any, kind: str, finish: str, content: Any, refusal: Any, stream: bool
 ) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": kind}]) as client:
-            body = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}], "stream": stream}
-            status, _, raw = await client.post(body)
-            message, ended = streamed(raw) if stream else plain(raw)
-            assert (status, ended, message.get("content"), message.get("refusal")) == (200, finish, content, refusal)
-            assert (await client.account())["charged"] == 1
-
-    asyncio.run(scenario())
+    async with served(faults=[{"kind": kind}]) as client:
+        body = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}], "stream": stream}
+        status, _, raw = await client.post(body)
+        message, ended = streamed(raw) if stream else plain(raw)
+        assert (status, ended, message.get("content"), message.get("refusal")) == (200, finish, content, refusal)
+        assert (await client.account())["charged"] == 1
 
 
 def plain(raw: bytes) -> tuple[dict[str, Any], str]:
@@ -205,57 +175,45 @@ def streamed(raw: bytes) -> tuple[dict[str, Any], str]:
     return {"content": None if refusal else content, "refusal": refusal}, choices[-1]["finish_reason"]
 
 
-def test_slow_first_byte_holds_back_the_whole_response(served: Any) -> None:
-    async def scenario() -> None:
-        rules = [{"kind": "slow_first_byte", "seconds": 3600, "match": "slow"}]
-        async with served(faults=rules) as client:
-            slow = asyncio.create_task(client.ask("slow one"))
-            await client.ask("quick one")
-            assert not slow.done()
-            slow.cancel()
-            account = await client.account()
-            assert account["faults"] == {"slow_first_byte": 1}
-
-    asyncio.run(scenario())
+async def test_slow_first_byte_holds_back_the_whole_response(served: Any) -> None:
+    rules = [{"kind": "slow_first_byte", "seconds": 3600, "match": "slow"}]
+    async with served(faults=rules) as client:
+        slow = asyncio.create_task(client.ask("slow one"))
+        await client.ask("quick one")
+        assert not slow.done()
+        slow.cancel()
+        account = await client.account()
+        assert account["faults"] == {"slow_first_byte": 1}
 
 
-def test_slow_first_byte_answers_in_the_end(served: Any) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with served(faults=[{"kind": "slow_first_byte", "seconds": 0.2}]) as client:
-            before = loop.time()
-            assert await client.content()
-            assert loop.time() - before >= 0.19
-
-    asyncio.run(scenario())
+async def test_slow_first_byte_answers_in_the_end(served: Any) -> None:
+    loop = asyncio.get_running_loop()
+    async with served(faults=[{"kind": "slow_first_byte", "seconds": 0.2}]) as client:
+        before = loop.time()
+        assert await client.content()
+        assert loop.time() - before >= 0.19
 
 
-def test_hang_never_answers_until_the_client_leaves(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "hang", "at": 1}]) as client:
-            hanging = asyncio.create_task(client.ask("one"))
-            while not (await client.account())["faults"]:
-                assert not hanging.done()
-            await client.ask("two")
-            hanging.cancel()
-            while (await client.account())["in_flight"]:
-                pass
-            account = await client.account()
-            assert (account["requests"], account["answered"], account["charged"]) == (2, 1, 1)
-
-    asyncio.run(scenario())
+async def test_hang_never_answers_until_the_client_leaves(served: Any) -> None:
+    async with served(faults=[{"kind": "hang", "at": 1}]) as client:
+        hanging = asyncio.create_task(client.ask("one"))
+        while not (await client.account())["faults"]:
+            assert not hanging.done()
+        await client.ask("two")
+        hanging.cancel()
+        while (await client.account())["in_flight"]:
+            pass
+        account = await client.account()
+        assert (account["requests"], account["answered"], account["charged"]) == (2, 1, 1)
 
 
-def test_server_stops_although_a_client_hangs(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "hang"}]) as client:
-            hanging = asyncio.create_task(client.ask())
-            while not (await client.account())["faults"]:
-                assert not hanging.done()
-        with pytest.raises((aiohttp.ClientError, ValueError, asyncio.CancelledError, RuntimeError)):
-            await hanging
-
-    asyncio.run(scenario())
+async def test_server_stops_although_a_client_hangs(served: Any) -> None:
+    async with served(faults=[{"kind": "hang"}]) as client:
+        hanging = asyncio.create_task(client.ask())
+        while not (await client.account())["faults"]:
+            assert not hanging.done()
+    with pytest.raises((aiohttp.ClientError, ValueError, asyncio.CancelledError, RuntimeError)):
+        await hanging
 
 
 def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: int = 0) -> list[int]:
@@ -301,47 +259,41 @@ def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
 
 
 def test_rate_is_drawn_anew_for_each_attempt() -> None:
-    plan = FaultPlan([Rule("server_error", rate=0.5)])
-    ask = Ask(model="m", messages=(("user", "same"),), digest=b"", prompt_tokens=1)
+    plan = FaultPlan([FaultRule("server_error", rate=0.5)])
+    ask = ModelCall(model="m", messages=(("user", "same"),), digest=b"", prompt_tokens=1)
     drawn = [plan.pick(number, ask) is None for number in range(200)]
     assert 60 < sum(drawn) < 140
 
 
-def test_re_ask_that_quotes_the_answer_is_the_same_question(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "malformed_json", "first": 1}]) as client:
-            messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-            form = {"type": "json_object"}
-            bad = await client.content(messages=messages, response_format=form)
-            again = [*messages, {"role": "assistant", "content": bad}, {"role": "user", "content": "That is no JSON."}]
-            assert json.loads(await client.content(messages=again, response_format=form))
-            account = await client.account()
-            assert (account["faults"], account["duplicates"]) == ({"malformed_json": 1}, 0)
-
-    asyncio.run(scenario())
+async def test_re_ask_that_quotes_the_answer_is_the_same_question(served: Any) -> None:
+    async with served(faults=[{"kind": "malformed_json", "first": 1}]) as client:
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        form = {"type": "json_object"}
+        bad = await client.content(messages=messages, response_format=form)
+        again = [*messages, {"role": "assistant", "content": bad}, {"role": "user", "content": "That is no JSON."}]
+        assert json.loads(await client.content(messages=again, response_format=form))
+        account = await client.account()
+        assert (account["faults"], account["duplicates"]) == ({"malformed_json": 1}, 0)
 
 
-def test_reset_forgets_what_was_asked(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "server_error", "first": 1}]) as client:
-            assert [(await client.ask("a"))[0] for _ in range(2)] == [500, 200]
-            async with client.session.post(f"{client.root}/account/reset") as response:
-                assert (await response.json())["requests"] == 2
-            assert (await client.ask("a"))[0] == 500
-
-    asyncio.run(scenario())
+async def test_reset_forgets_what_was_asked(served: Any) -> None:
+    async with served(faults=[{"kind": "server_error", "first": 1}]) as client:
+        assert [(await client.ask("a"))[0] for _ in range(2)] == [500, 200]
+        async with client.session.post(f"{client.root}/account/reset") as response:
+            assert (await response.json())["requests"] == 2
+        assert (await client.ask("a"))[0] == 500
 
 
 def test_rules_are_read_from_yaml_and_json(tmp_path: Path) -> None:
     yaml_file = tmp_path / "faults.yml"
     yaml_file.write_text("faults:\n  - {kind: rate_limit, rate: 0.05, retry_after: 1.5}\n  - kind: cut\n    at: 3\n")
     assert load_rules(yaml_file) == [
-        Rule("rate_limit", rate=0.05, retry_after=1.5),
-        Rule("cut", at=frozenset({3})),
+        FaultRule("rate_limit", rate=0.05, values={"retry_after": 1.5}),
+        FaultRule("cut", at=frozenset({3})),
     ]
     json_file = tmp_path / "faults.json"
     json_file.write_text('\ufeff[{"kind": "hang", "first": 1}]')
-    assert load_rules(json_file) == [Rule("hang", first=1)]
+    assert load_rules(json_file) == [FaultRule("hang", first=1)]
     (tmp_path / "empty.yml").write_text("")
     assert load_rules(tmp_path / "empty.yml") == []
 
@@ -362,7 +314,7 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
     ]
     with pytest.raises(SimulatorError) as caught:
         parse_rules(rules, "f.yml")
-    known, selectors = ", ".join(ALL_KINDS), "rate, at, match, first, attempts, always"
+    known, selectors = ", ".join(FAULTS), "rate, at, match, first, attempts, always"
     assert caught.value.problems == [
         f"f.yml: faults[0]: unknown kind 'rate_limt'; did you mean 'rate_limit'?; known: {known}",
         f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +10,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from agac.simulator.batches import messagesapi
-from agac.simulator.batches.messagerequests import split
+from agac.simulator import batch_uploads
+from agac.simulator.batch_uploads import split_requests
 
 HEADERS = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 
@@ -53,41 +52,38 @@ async def kinds(client: Any, batch_id: str) -> dict[str, str]:
     return {one["custom_id"]: one["result"]["type"] for one in await raw_results(client, batch_id)}
 
 
-def test_the_sdk_creates_follows_reads_and_deletes(served: Any) -> None:
-    async def scenario() -> None:
-        async with opened(served) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=requests(3))
-            assert (batch.processing_status, batch.results_url, batch.ended_at) == ("in_progress", None, None)
-            assert batch.request_counts.to_dict() == {
-                "processing": 3,
-                "succeeded": 0,
-                "errored": 0,
-                "canceled": 0,
-                "expired": 0,
-            }
-            assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
-            batch = await sdk.messages.batches.retrieve(batch.id)
-            assert (batch.processing_status, batch.request_counts.succeeded) == ("ended", 3)
-            found = [line async for line in await sdk.messages.batches.results(batch.id)]
-            assert [line.custom_id for line in found] == ["r-1", "r-2", "r-3"]
-            assert all(line.result.type == "succeeded" for line in found)
-            single = await sdk.messages.create(**params("What about r-1?"))
-            assert found[0].result.type == "succeeded"
-            assert found[0].result.message.content == single.content
-            assert found[0].result.message.usage.service_tier == "batch"
-            account = await client.account()
-            assert (account["charged"], account["duplicates"]) == (1, 1)
-            assert account["batches"]["charged"] == account["batches"]["requests"] == 3
-            assert [one.id async for one in sdk.messages.batches.list()] == [batch.id]
-            assert (await sdk.messages.batches.delete(batch.id)).type == "message_batch_deleted"
-            with pytest.raises(anthropic.NotFoundError):
-                await sdk.messages.batches.retrieve(batch.id)
-            assert [one.id async for one in sdk.messages.batches.list()] == []
-
-    asyncio.run(scenario())
+async def test_the_sdk_creates_follows_reads_and_deletes(served: Any) -> None:
+    async with opened(served) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=requests(3))
+        assert (batch.processing_status, batch.results_url, batch.ended_at) == ("in_progress", None, None)
+        assert batch.request_counts.to_dict() == {
+            "processing": 3,
+            "succeeded": 0,
+            "errored": 0,
+            "canceled": 0,
+            "expired": 0,
+        }
+        assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
+        batch = await sdk.messages.batches.retrieve(batch.id)
+        assert (batch.processing_status, batch.request_counts.succeeded) == ("ended", 3)
+        found = [line async for line in await sdk.messages.batches.results(batch.id)]
+        assert [line.custom_id for line in found] == ["r-1", "r-2", "r-3"]
+        assert all(line.result.type == "succeeded" for line in found)
+        single = await sdk.messages.create(**params("What about r-1?"))
+        assert found[0].result.type == "succeeded"
+        assert found[0].result.message.content == single.content
+        assert found[0].result.message.usage.service_tier == "batch"
+        account = await client.account()
+        assert (account["charged"], account["duplicates"]) == (1, 1)
+        assert account["batches"]["charged"] == account["batches"]["requests"] == 3
+        assert [one.id async for one in sdk.messages.batches.list()] == [batch.id]
+        assert (await sdk.messages.batches.delete(batch.id)).type == "message_batch_deleted"
+        with pytest.raises(anthropic.NotFoundError):
+            await sdk.messages.batches.retrieve(batch.id)
+        assert [one.id async for one in sdk.messages.batches.list()] == []
 
 
-def test_every_request_ends_for_itself(served: Any) -> None:
+async def test_every_request_ends_for_itself(served: Any) -> None:
     asked = [
         {"custom_id": "good", "params": params("x")},
         {"custom_id": "hot", "params": params("x", temperature=9)},
@@ -95,96 +91,83 @@ def test_every_request_ends_for_itself(served: Any) -> None:
         {"custom_id": "streamed", "params": params("x", stream=True)},
         {"custom_id": "absent", "params": params("x", model="missing")},
     ]
-
-    async def scenario() -> None:
-        async with opened(served) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=asked)
-            batch = await sdk.messages.batches.retrieve(batch.id)
-            assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 4)
-            lines = {one["custom_id"]: one["result"] for one in await raw_results(client, batch.id)}
-            assert lines["good"]["message"]["content"][0]["type"] == "text"
-            found = {name: line["error"]["error"]["type"] for name, line in lines.items() if line["type"] == "errored"}
-            assert found == {
-                "hot": "invalid_request_error",
-                "nothing": "invalid_request_error",
-                "streamed": "invalid_request_error",
-                "absent": "not_found_error",
-            }
-            assert lines["hot"]["error"]["type"] == "error"
-            assert lines["hot"]["error"]["request_id"].startswith("req_")
-            assert (await client.account())["batches"]["charged"] == 1
-
-    asyncio.run(scenario())
+    async with opened(served) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=asked)
+        batch = await sdk.messages.batches.retrieve(batch.id)
+        assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 4)
+        lines = {one["custom_id"]: one["result"] for one in await raw_results(client, batch.id)}
+        assert lines["good"]["message"]["content"][0]["type"] == "text"
+        found = {name: line["error"]["error"]["type"] for name, line in lines.items() if line["type"] == "errored"}
+        assert found == {
+            "hot": "invalid_request_error",
+            "nothing": "invalid_request_error",
+            "streamed": "invalid_request_error",
+            "absent": "not_found_error",
+        }
+        assert lines["hot"]["error"]["type"] == "error"
+        assert lines["hot"]["error"]["request_id"].startswith("req_")
+        assert (await client.account())["batches"]["charged"] == 1
 
 
-def test_counts_stay_zero_until_all_has_ended(served: Any) -> None:
-    async def scenario() -> None:
-        async with opened(served, batch_seconds=100) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=requests(10))
-            await client.batches.advance(45)
-            seen = await sdk.messages.batches.retrieve(batch.id)
-            assert (seen.request_counts.processing, seen.request_counts.succeeded) == (10, 0)
-            assert (await client.account())["batches"]["charged"] == 4
-            with pytest.raises(anthropic.BadRequestError):
-                await raw_or_raise(sdk, batch.id)
-            with pytest.raises(anthropic.BadRequestError):
-                await sdk.messages.batches.delete(batch.id)
-            canceling = await sdk.messages.batches.cancel(batch.id)
-            assert canceling.processing_status == "canceling"
-            assert canceling.cancel_initiated_at is not None
-            ended = await sdk.messages.batches.retrieve(batch.id)
-            assert ended.processing_status == "ended"
-            assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (4, 6)
-            assert sorted((await kinds(client, batch.id)).values()) == ["canceled"] * 6 + ["succeeded"] * 4
-            with pytest.raises(anthropic.BadRequestError):
-                await sdk.messages.batches.cancel(batch.id)
-
-    asyncio.run(scenario())
+async def test_counts_stay_zero_until_all_has_ended(served: Any) -> None:
+    async with opened(served, batch_seconds=100) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=requests(10))
+        await client.batches.advance(45)
+        seen = await sdk.messages.batches.retrieve(batch.id)
+        assert (seen.request_counts.processing, seen.request_counts.succeeded) == (10, 0)
+        assert (await client.account())["batches"]["charged"] == 4
+        with pytest.raises(anthropic.BadRequestError):
+            await raw_or_raise(sdk, batch.id)
+        with pytest.raises(anthropic.BadRequestError):
+            await sdk.messages.batches.delete(batch.id)
+        canceling = await sdk.messages.batches.cancel(batch.id)
+        assert canceling.processing_status == "canceling"
+        assert canceling.cancel_initiated_at is not None
+        ended = await sdk.messages.batches.retrieve(batch.id)
+        assert ended.processing_status == "ended"
+        assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (4, 6)
+        assert sorted((await kinds(client, batch.id)).values()) == ["canceled"] * 6 + ["succeeded"] * 4
+        with pytest.raises(anthropic.BadRequestError):
+            await sdk.messages.batches.cancel(batch.id)
 
 
 async def raw_or_raise(sdk: anthropic.AsyncAnthropic, batch_id: str) -> Any:
     return await sdk.get(f"/v1/messages/batches/{batch_id}/results", cast_to=object)
 
 
-def test_what_is_not_done_in_a_day_expires_and_results_are_kept_for_29(served: Any) -> None:
-    async def scenario() -> None:
-        async with opened(served, batch_seconds=2 * 86_400) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=requests(4))
-            await client.batches.advance(86_401)
-            ended = await sdk.messages.batches.retrieve(batch.id)
-            assert (ended.request_counts.succeeded, ended.request_counts.expired) == (2, 2)
-            assert ended.ended_at == ended.expires_at
-            assert sorted((await kinds(client, batch.id)).values()) == ["expired", "expired", "succeeded", "succeeded"]
-            await client.batches.advance(28 * 86_400)
-            ended = await sdk.messages.batches.retrieve(batch.id)
-            assert ended.results_url is None
-            assert ended.archived_at is not None
-            assert (ended.archived_at - ended.created_at).days == 29
-            with pytest.raises(anthropic.NotFoundError):
-                await raw_or_raise(sdk, batch.id)
-
-    asyncio.run(scenario())
+async def test_what_is_not_done_in_a_day_expires_and_results_are_kept_for_29(served: Any) -> None:
+    async with opened(served, batch_seconds=2 * 86_400) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=requests(4))
+        await client.batches.advance(86_401)
+        ended = await sdk.messages.batches.retrieve(batch.id)
+        assert (ended.request_counts.succeeded, ended.request_counts.expired) == (2, 2)
+        assert ended.ended_at == ended.expires_at
+        assert sorted((await kinds(client, batch.id)).values()) == ["expired", "expired", "succeeded", "succeeded"]
+        await client.batches.advance(28 * 86_400)
+        ended = await sdk.messages.batches.retrieve(batch.id)
+        assert ended.results_url is None
+        assert ended.archived_at is not None
+        assert (ended.archived_at - ended.created_at).days == 29
+        with pytest.raises(anthropic.NotFoundError):
+            await raw_or_raise(sdk, batch.id)
 
 
-def test_lists_have_pages_in_both_directions(served: Any) -> None:
-    async def scenario() -> None:
-        async with opened(served) as (_, sdk):
-            batches = sdk.messages.batches
-            made = [(await batches.create(requests=requests(1))).id for _ in range(5)][::-1]
-            page = await batches.list(limit=2)
-            assert [one.id for one in page.data] == made[:2]
-            assert (page.has_more, page.first_id, page.last_id) == (True, made[0], made[1])
-            page = await batches.list(limit=3, after_id=made[1])
-            assert ([one.id for one in page.data], page.has_more) == (made[2:], False)
-            page = await batches.list(limit=2, before_id=made[3])
-            assert ([one.id for one in page.data], page.has_more) == (made[1:3], True)
-            assert [one.id async for one in batches.list(limit=2)] == made
-            with pytest.raises(anthropic.BadRequestError):
-                await batches.list(limit=1001)
-            with pytest.raises(anthropic.NotFoundError):
-                await batches.list(after_id="msgbatch_none")
-
-    asyncio.run(scenario())
+async def test_lists_have_pages_in_both_directions(served: Any) -> None:
+    async with opened(served) as (_, sdk):
+        batches = sdk.messages.batches
+        made = [(await batches.create(requests=requests(1))).id for _ in range(5)][::-1]
+        page = await batches.list(limit=2)
+        assert [one.id for one in page.data] == made[:2]
+        assert (page.has_more, page.first_id, page.last_id) == (True, made[0], made[1])
+        page = await batches.list(limit=3, after_id=made[1])
+        assert ([one.id for one in page.data], page.has_more) == (made[2:], False)
+        page = await batches.list(limit=2, before_id=made[3])
+        assert ([one.id for one in page.data], page.has_more) == (made[1:3], True)
+        assert [one.id async for one in batches.list(limit=2)] == made
+        with pytest.raises(anthropic.BadRequestError):
+            await batches.list(limit=1001)
+        with pytest.raises(anthropic.NotFoundError):
+            await batches.list(after_id="msgbatch_none")
 
 
 WRONG = [
@@ -211,40 +194,30 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "words"), WRONG)
-def test_bodies_that_anthropic_refuses_are_refused_at_once(served: Any, body: bytes, words: str) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            status, data = await post(client, body)
-            assert (status, data["type"], data["error"]["type"]) == (400, "error", "invalid_request_error")
-            assert words in data["error"]["message"]
-            counted = (await client.account())["batches"]
-            assert (counted["posts"], counted["created"]) == (1, 0)
-
-    asyncio.run(scenario())
+async def test_bodies_that_anthropic_refuses_are_refused_at_once(served: Any, body: bytes, words: str) -> None:
+    async with served() as client:
+        status, data = await post(client, body)
+        assert (status, data["type"], data["error"]["type"]) == (400, "error", "invalid_request_error")
+        assert words in data["error"]["message"]
+        counted = (await client.account())["batches"]
+        assert (counted["posts"], counted["created"]) == (1, 0)
 
 
-def test_too_large_a_body_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messagesapi, "LARGEST", 1000)
-
-    async def scenario() -> None:
-        async with served() as client:
-            status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
-            assert (status, data["error"]["type"]) == (413, "request_too_large")
-
-    asyncio.run(scenario())
+async def test_too_large_a_body_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_uploads, "MAX_BODY_BYTES", 1000)
+    async with served() as client:
+        status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
+        assert (status, data["error"]["type"]) == (413, "request_too_large")
 
 
-def test_key_and_version_are_asked_for(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            url = f"{client.root}/v1/messages/batches"
-            async with client.session.get(url, headers=HEADERS | {"x-api-key": "sk-invalid"}) as response:
-                assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
-            async with client.session.get(url, headers={"x-api-key": "k"}) as response:
-                assert response.status == 400
-                assert "anthropic-version" in (await response.json())["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_key_and_version_are_asked_for(served: Any) -> None:
+    async with served() as client:
+        url = f"{client.root}/v1/messages/batches"
+        async with client.session.get(url, headers=HEADERS | {"x-api-key": "sk-invalid"}) as response:
+            assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
+        async with client.session.get(url, headers={"x-api-key": "k"}) as response:
+            assert response.status == 400
+            assert "anthropic-version" in (await response.json())["error"]["message"]
 
 
 def test_a_body_is_taken_apart_however_it_is_written(tmp_path: Any) -> None:
@@ -258,7 +231,7 @@ def test_a_body_is_taken_apart_however_it_is_written(tmp_path: Any) -> None:
         json.dumps({"before": "requests", "requests": asked}, indent=1, ensure_ascii=False),
     ):
         body.write_text(written, encoding="utf-8")
-        assert split(body, lines) == 5000
+        assert split_requests(body, lines) == 5000
         assert [json.loads(one) for one in lines.read_bytes().split(b"\n")[:-1]] == asked
 
 
@@ -266,7 +239,7 @@ def test_one_long_request_is_read_whole(tmp_path: Any) -> None:
     asked = [{"custom_id": "a", "params": {"text": "x" * 5_000_000}}, {"custom_id": "b", "params": {"n": 1.5}}]
     body, lines = tmp_path / "body", tmp_path / "lines"
     body.write_text(json.dumps({"requests": asked}))
-    assert split(body, lines) == 2
+    assert split_requests(body, lines) == 2
     assert [json.loads(one) for one in lines.read_bytes().splitlines()] == asked
 
 
@@ -288,24 +261,21 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("rules", "count", "expected"), FAULTS)
-def test_faults_of_results_are_told_in_its_words(served: Any, rules: Any, count: int, expected: Any) -> None:
-    async def scenario() -> None:
-        async with opened(served, faults=rules) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=requests(count))
-            assert (await sdk.messages.batches.retrieve(batch.id)).processing_status == "ended"
-            url = f"{client.root}/v1/messages/batches/{batch.id}/results"
-            async with client.session.get(url, headers=HEADERS) as response:
-                text = (await response.read()).decode()
-            found: dict[str, int] = {}
-            for line in text.removeprefix("\ufeff").split("\n"):
-                if line:
-                    result = json.loads(line)["result"]
-                    word = result["error"]["error"]["type"] if result["type"] == "errored" else result["type"]
-                    found[word] = found.get(word, 0) + 1
-            assert found == expected
-            assert (await client.account())["batches"]["faults"] == {rule["kind"]: 1 for rule in rules}
-
-    asyncio.run(scenario())
+async def test_faults_of_results_are_told_in_its_words(served: Any, rules: Any, count: int, expected: Any) -> None:
+    async with opened(served, faults=rules) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=requests(count))
+        assert (await sdk.messages.batches.retrieve(batch.id)).processing_status == "ended"
+        url = f"{client.root}/v1/messages/batches/{batch.id}/results"
+        async with client.session.get(url, headers=HEADERS) as response:
+            text = (await response.read()).decode()
+        found: dict[str, int] = {}
+        for line in text.removeprefix("\ufeff").split("\n"):
+            if line:
+                result = json.loads(line)["result"]
+                word = result["error"]["error"]["type"] if result["type"] == "errored" else result["type"]
+                found[word] = found.get(word, 0) + 1
+        assert found == expected
+        assert (await client.account())["batches"]["faults"] == {rule["kind"]: 1 for rule in rules}
 
 
 @pytest.mark.parametrize(
@@ -316,23 +286,20 @@ def test_faults_of_results_are_told_in_its_words(served: Any, rules: Any, count:
         ({"kind": "batch_gone"}, None, True),
     ],
 )
-def test_a_batch_that_has_ended_names_no_results(served: Any, rule: Any, url: str | None, archived: bool) -> None:
-    async def scenario() -> None:
-        async with opened(served, faults=[rule]) as (client, sdk):
-            batch = await sdk.messages.batches.create(requests=requests(2))
-            batch = await sdk.messages.batches.retrieve(batch.id)
-            assert (batch.processing_status, batch.results_url, batch.archived_at is not None) == (
-                "ended",
-                url,
-                archived,
-            )
-            assert batch.request_counts.succeeded == 2
-            assert (await client.account())["batches"]["charged"] == 2
-
-    asyncio.run(scenario())
+async def test_a_batch_that_has_ended_names_no_results(served: Any, rule: Any, url: str | None, archived: bool) -> None:
+    async with opened(served, faults=[rule]) as (client, sdk):
+        batch = await sdk.messages.batches.create(requests=requests(2))
+        batch = await sdk.messages.batches.retrieve(batch.id)
+        assert (batch.processing_status, batch.results_url, batch.archived_at is not None) == (
+            "ended",
+            url,
+            archived,
+        )
+        assert batch.request_counts.succeeded == 2
+        assert (await client.account())["batches"]["charged"] == 2
 
 
-def test_faults_of_calls_and_of_batches(served: Any) -> None:
+async def test_faults_of_calls_and_of_batches(served: Any) -> None:
     rules = [
         {"kind": "batch_drop_after", "op": "create", "at": 1},
         {"kind": "batch_reject", "at": 2, "message": "No."},
@@ -343,28 +310,24 @@ def test_faults_of_calls_and_of_batches(served: Any) -> None:
         {"kind": "batch_list_lag", "at": 4, "seconds": 10},
         {"kind": "batch_paged", "size": 1},
     ]
-
-    async def scenario() -> None:
-        async with opened(served, faults=rules) as (client, sdk):
-            batches = sdk.messages.batches
-            with pytest.raises(anthropic.APIConnectionError):
-                await batches.create(requests=requests(2))
-            (lost,) = [one async for one in batches.list(limit=100)]
-            assert lost.request_counts.succeeded == 2
-            with pytest.raises(anthropic.BadRequestError, match=r"No\."):
-                await batches.create(requests=requests(2))
-            with pytest.raises(anthropic.RateLimitError):
-                await batches.create(requests=requests(2))
-            paused = await batches.create(requests=requests(2))
-            assert (paused.processing_status, paused.results_url) == ("pausing", None)
-            stuck = await batches.create(requests=requests(2))
-            with pytest.raises(anthropic.APIStatusError) as caught:
-                await batches.retrieve(stuck.id)
-            assert caught.value.status_code == 529
-            assert (await batches.retrieve(stuck.id)).processing_status == "in_progress"
-            assert [one.id async for one in batches.list()] == [stuck.id, lost.id]
-            counted = (await client.account())["batches"]
-            assert (counted["posts"], counted["created"], counted["rejected"], counted["charged"]) == (5, 3, 2, 6)
-            assert counted["faults"] == {rule["kind"]: 1 for rule in rules if rule["kind"] != "batch_paged"}
-
-    asyncio.run(scenario())
+    async with opened(served, faults=rules) as (client, sdk):
+        batches = sdk.messages.batches
+        with pytest.raises(anthropic.APIConnectionError):
+            await batches.create(requests=requests(2))
+        (lost,) = [one async for one in batches.list(limit=100)]
+        assert lost.request_counts.succeeded == 2
+        with pytest.raises(anthropic.BadRequestError, match=r"No\."):
+            await batches.create(requests=requests(2))
+        with pytest.raises(anthropic.RateLimitError):
+            await batches.create(requests=requests(2))
+        paused = await batches.create(requests=requests(2))
+        assert (paused.processing_status, paused.results_url) == ("pausing", None)
+        stuck = await batches.create(requests=requests(2))
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await batches.retrieve(stuck.id)
+        assert caught.value.status_code == 529
+        assert (await batches.retrieve(stuck.id)).processing_status == "in_progress"
+        assert [one.id async for one in batches.list()] == [stuck.id, lost.id]
+        counted = (await client.account())["batches"]
+        assert (counted["posts"], counted["created"], counted["rejected"], counted["charged"]) == (5, 3, 2, 6)
+        assert counted["faults"] == {rule["kind"]: 1 for rule in rules if rule["kind"] != "batch_paged"}

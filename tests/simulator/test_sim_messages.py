@@ -13,9 +13,8 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from agac.simulator.anthropicwire import error_object
-from agac.simulator.asks import ApiError
-from agac.simulator.messages import ask_of
+from agac.simulator.anthropic import message_error, read_message_request
+from agac.simulator.replies import ApiError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 OLD = {"anthropic-version": "2023-06-01"}
@@ -146,15 +145,12 @@ def test_the_sdk_knows_each_error(served: Any, rule: dict[str, Any], kind: type,
     with_sdk(served, scenario, faults=[{**rule, "always": True}])
 
 
-def test_a_key_is_taken_in_both_headers(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
-                status, _, data = await post(client, body(), **OLD, **headers)
-                assert (status, data["error"]["type"]) == (401, "authentication_error")
-            assert (await post(client, body(), **OLD))[0] == 200
-
-    asyncio.run(scenario())
+async def test_a_key_is_taken_in_both_headers(served: Any) -> None:
+    async with served() as client:
+        for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
+            status, _, data = await post(client, body(), **OLD, **headers)
+            assert (status, data["error"]["type"]) == (401, "authentication_error")
+        assert (await post(client, body(), **OLD))[0] == 200
 
 
 def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
@@ -185,20 +181,17 @@ def test_why_the_model_stopped(served: Any, fault: dict[str, Any], expected: tup
     with_sdk(served, scenario, faults=[{**fault, "always": True}])
 
 
-def test_the_limits_are_told_with_the_moment_of_their_reset(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(rpm=60, burst=2) as client:
-            _, headers, _ = await post(client, body())
-            assert headers["anthropic-ratelimit-requests-limit"] == "60"
-            assert headers["anthropic-ratelimit-requests-remaining"] == "1"
-            assert datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"]).tzinfo is not None
-            assert "x-ratelimit-limit-requests" not in headers
-            await post(client, body())
-            status, headers, data = await post(client, body())
-            assert (status, data["error"]["type"]) == (429, "rate_limit_error")
-            assert float(headers["retry-after"]) > 0
-
-    asyncio.run(scenario())
+async def test_the_limits_are_told_with_the_moment_of_their_reset(served: Any) -> None:
+    async with served(rpm=60, burst=2) as client:
+        _, headers, _ = await post(client, body())
+        assert headers["anthropic-ratelimit-requests-limit"] == "60"
+        assert headers["anthropic-ratelimit-requests-remaining"] == "1"
+        assert datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"]).tzinfo is not None
+        assert "x-ratelimit-limit-requests" not in headers
+        await post(client, body())
+        status, headers, data = await post(client, body())
+        assert (status, data["error"]["type"]) == (429, "rate_limit_error")
+        assert float(headers["retry-after"]) > 0
 
 
 OPEN = {"type": "object", "properties": {}}
@@ -238,9 +231,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> None:
     asked = {name: value for name, value in {**body(), **change}.items() if value is not None}
     with pytest.raises(ApiError) as caught:
-        ask_of(asked, 0)
+        read_message_request(asked, 0)
     assert caught.value.message.startswith(words)
-    told = error_object(caught.value)
+    told = message_error(caught.value)
     assert (told["type"], told["error"]["type"], caught.value.status) == ("error", "invalid_request_error", 400)
 
 
@@ -258,19 +251,16 @@ def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> No
 def test_which_schemas_are_refused(node: dict[str, Any], words: str) -> None:
     schema = {"type": "object", "properties": {"a": node}, "required": ["a"], "additionalProperties": False}
     with pytest.raises(ApiError) as caught:
-        ask_of(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
+        read_message_request(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
     assert words in caught.value.message
 
 
-def test_the_version_is_wanted_and_decides_what_may_be_asked(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client:
-            status, _, data = await post(client, body(), **{"x-api-key": "k"})
-            assert (status, data["error"]["message"]) == (400, "anthropic-version: header is required")
-            sampled = body(temperature=1.0)
-            assert (await post(client, sampled, **OLD))[0] == 200
-            status, _, data = await post(client, sampled, **{"anthropic-version": "2026-10-21"})
-            assert (status, data["error"]["message"]) == (400, "temperature: Extra inputs are not permitted")
-            assert (await post(client, body(), **{"anthropic-version": "2026-10-21"}))[0] == 200
-
-    asyncio.run(scenario())
+async def test_the_version_is_wanted_and_decides_what_may_be_asked(served: Any) -> None:
+    async with served() as client:
+        status, _, data = await post(client, body(), **{"x-api-key": "k"})
+        assert (status, data["error"]["message"]) == (400, "anthropic-version: header is required")
+        sampled = body(temperature=1.0)
+        assert (await post(client, sampled, **OLD))[0] == 200
+        status, _, data = await post(client, sampled, **{"anthropic-version": "2026-10-21"})
+        assert (status, data["error"]["message"]) == (400, "temperature: Extra inputs are not permitted")
+        assert (await post(client, body(), **{"anthropic-version": "2026-10-21"}))[0] == 200

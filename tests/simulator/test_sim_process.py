@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from agac.simulator import embedded
-from agac.simulator.embedded import embedded_simulator
+from agac.simulator import server
+from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 
 COMMAND = [sys.executable, "-m", "agac.simulator"]
@@ -93,8 +93,9 @@ def test_without_the_flag_standard_input_is_left_alone() -> None:
 
 PARENT = """
 import asyncio, sys
-from agac.simulator import embedded
-from agac.simulator.embedded import embedded_simulator
+from agac.simulator import server
+from agac.simulator import server
+from agac.simulator.server import embedded_simulator
 
 async def main():
     async with embedded_simulator() as base_url:
@@ -200,27 +201,23 @@ def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "none.yml" in caught.value.problems[1]
 
 
-def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
+async def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
     faults = tmp_path / "faults.json"
     faults.write_text('[{"kind": "hang"}]')
     request = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
-
-    async def scenario() -> None:
-        async with embedded_simulator(Settings(faults=faults)) as base_url:
-            host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
-            writer.write(head.encode() + request)
-            while not (await asyncio.to_thread(account, base_url))["faults"]:
-                pass
-        await reader.read()
-        writer.close()
-
-    asyncio.run(scenario())
+    async with embedded_simulator(Settings(faults=faults)) as base_url:
+        host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
+        writer.write(head.encode() + request)
+        while not (await asyncio.to_thread(account, base_url))["faults"]:
+            pass
+    await reader.read()
+    writer.close()
 
 
 def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
 
     others = children_of(os.getpid())
 
@@ -234,7 +231,7 @@ def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.Monkey
 
 
 def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "START_SECONDS", 0.001)
+    monkeypatch.setattr(server, "START_SECONDS", 0.001)
 
     async def scenario() -> None:
         async with embedded_simulator():
@@ -247,18 +244,14 @@ def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyP
 
 def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:
     script = (
-        "import sys, agac.simulator.embedded; print([m for m in ('aiohttp', 'yaml', 'jsonschema') if m in sys.modules])"
+        "import sys, agac.simulator.server; print([m for m in ('aiohttp', 'yaml', 'jsonschema') if m in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
 
 
-def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "aiohttp.py").write_text("raise RuntimeError('the wrong one')")
     monkeypatch.chdir(tmp_path)
-
-    async def scenario() -> None:
-        async with embedded_simulator() as base_url:
-            assert (await asyncio.to_thread(account, base_url))["requests"] == 0
-
-    asyncio.run(scenario())
+    async with embedded_simulator() as base_url:
+        assert (await asyncio.to_thread(account, base_url))["requests"] == 0

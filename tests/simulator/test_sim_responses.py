@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,123 +62,101 @@ def texts(response: Any) -> list[tuple[str, str]]:
     return [(item["status"], item["content"][0]["text"]) for item in response["output"]]
 
 
-def test_the_sdk_reads_a_response(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client) as api:
-            response = await api.responses.create(
-                model="small",
-                instructions="You judge.",
-                input="Great!",
-                text={"format": FORMAT},
-                store=False,
-                max_output_tokens=200,
-                reasoning={"effort": "low"},
-                service_tier="flex",
-            )
-        Response.model_validate(response.to_dict())
-        assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
-        assert json.loads(response.output_text)["sentiment"] in ("good", "bad")
-        assert (response.service_tier, response.store) == ("flex", False)
-        assert response.usage is not None
-        assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-        assert response.to_dict()["system_fingerprint"] == "agac-simulator"
-
-    asyncio.run(scenario())
+async def test_the_sdk_reads_a_response(served: Any) -> None:
+    async with served() as client, sdk(client) as api:
+        response = await api.responses.create(
+            model="small",
+            instructions="You judge.",
+            input="Great!",
+            text={"format": FORMAT},
+            store=False,
+            max_output_tokens=200,
+            reasoning={"effort": "low"},
+            service_tier="flex",
+        )
+    Response.model_validate(response.to_dict())
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    assert json.loads(response.output_text)["sentiment"] in ("good", "bad")
+    assert (response.service_tier, response.store) == ("flex", False)
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert response.to_dict()["system_fingerprint"] == "agac-simulator"
 
 
-def test_the_sdk_reads_a_stream(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client) as api:
-            whole = await api.responses.create(**body("Tell me more."))
-            events = [event async for event in await api.responses.create(**body("Tell me more."), stream=True)]
-        kinds = [event.type for event in events]
-        assert kinds[:4] == [
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-            "response.content_part.added",
-        ]
-        assert kinds[-4:] == [
-            "response.output_text.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.completed",
-        ]
-        assert [event.sequence_number for event in events] == list(range(len(events)))
-        for event in events:
-            STREAM_EVENT.validate_python(event.to_dict())
-        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-        assert "".join(deltas) == whole.output_text
-        last = events[-1]
-        assert last.type == "response.completed"
-        assert last.response == whole
-
-    asyncio.run(scenario())
+async def test_the_sdk_reads_a_stream(served: Any) -> None:
+    async with served() as client, sdk(client) as api:
+        whole = await api.responses.create(**body("Tell me more."))
+        events = [event async for event in await api.responses.create(**body("Tell me more."), stream=True)]
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        STREAM_EVENT.validate_python(event.to_dict())
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response == whole
 
 
-def test_the_sdks_stream_helper_reads_it_too(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, sdk(client) as api:
-            async with api.responses.stream(**body()) as stream:
-                final = await stream.get_final_response()
-            assert final.output_text == (await api.responses.create(**body())).output_text
-
-    asyncio.run(scenario())
+async def test_the_sdks_stream_helper_reads_it_too(served: Any) -> None:
+    async with served() as client, sdk(client) as api:
+        async with api.responses.stream(**body()) as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == (await api.responses.create(**body())).output_text
 
 
-def test_a_socket_takes_one_request_after_the_other_and_says_what_http_says(served: Any) -> None:
+async def test_a_socket_takes_one_request_after_the_other_and_says_what_http_says(served: Any) -> None:
     CLIENT_EVENT.validate_python({"type": "response.create", **body(store=False)})
-
-    async def scenario() -> None:
-        async with served() as client:
-            _, whole = await post(client, body())
-            async with socket(client) as ws:
-                first = await told(ws, body())
-                second = await told(ws, body("Another one."))
-            assert first[-1]["response"] == whole
-            assert second[-1]["response"] != whole
-            account = await client.account()
-            assert (account["requests"], account["charged"], account["duplicates"]) == (3, 3, 1)
-
-    asyncio.run(scenario())
+    async with served() as client:
+        _, whole = await post(client, body())
+        async with socket(client) as ws:
+            first = await told(ws, body())
+            second = await told(ws, body("Another one."))
+        assert first[-1]["response"] == whole
+        assert second[-1]["response"] != whole
+        account = await client.account()
+        assert (account["requests"], account["charged"], account["duplicates"]) == (3, 3, 1)
 
 
-def test_the_message_of_a_socket_is_refused_as_an_event(served: Any) -> None:
-    async def scenario() -> None:
-        async with served() as client, socket(client) as ws:
-            [wrong] = await told(ws, {}, "response.steer")
-            assert (wrong["status"], wrong["error"]["param"]) == (400, "type")
-            [missing] = await told(ws, body(model="missing"))
-            assert (missing["status"], missing["error"]["code"]) == (404, "model_not_found")
-            await ws.send_str("no json")
-            assert (await ws.receive_json())["status"] == 400
-            assert (await told(ws, body()))[-1]["type"] == "response.completed"  # it lives on
-
-    asyncio.run(scenario())
+async def test_the_message_of_a_socket_is_refused_as_an_event(served: Any) -> None:
+    async with served() as client, socket(client) as ws:
+        [wrong] = await told(ws, {}, "response.steer")
+        assert (wrong["status"], wrong["error"]["param"]) == (400, "type")
+        [missing] = await told(ws, body(model="missing"))
+        assert (missing["status"], missing["error"]["code"]) == (404, "model_not_found")
+        await ws.send_str("no json")
+        assert (await ws.receive_json())["status"] == 400
+        assert (await told(ws, body()))[-1]["type"] == "response.completed"  # it lives on
 
 
 @pytest.mark.parametrize(("flags", "key", "status"), [({"websocket": False}, "any", 404), ({}, "sk-invalid", 401)])
-def test_an_upgrade_can_be_refused(served: Any, flags: dict[str, Any], key: str, status: int) -> None:
-    async def scenario() -> None:
-        async with served(**flags) as client:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                async with socket(client, key):
-                    pass
-            assert refused.value.status == status
-            assert (await post(client, body()))[0] == 200
-
-    asyncio.run(scenario())
+async def test_an_upgrade_can_be_refused(served: Any, flags: dict[str, Any], key: str, status: int) -> None:
+    async with served(**flags) as client:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            async with socket(client, key):
+                pass
+        assert refused.value.status == status
+        assert (await post(client, body()))[0] == 200
 
 
-def test_rate_limits_are_told_over_a_socket_with_their_headers(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(rpm=1) as client, socket(client) as ws:
-            await told(ws, body())
-            [refused] = await told(ws, body())
-            assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
-            assert int(refused["error"]["headers"]["retry-after"]) >= 1
-
-    asyncio.run(scenario())
+async def test_rate_limits_are_told_over_a_socket_with_their_headers(served: Any) -> None:
+    async with served(rpm=1) as client, socket(client) as ws:
+        await told(ws, body())
+        [refused] = await told(ws, body())
+        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused["error"]["headers"]["retry-after"]) >= 1
 
 
 MALFORMED: dict[str, tuple[Any, str, str | None]] = {
@@ -214,18 +191,14 @@ MALFORMED: dict[str, tuple[Any, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
+async def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
     data, param, code = MALFORMED[name]
-
-    async def scenario() -> None:
-        async with served() as client:
-            status, answer = await post(client, data)
-            assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-            assert str(answer["error"]["param"]).startswith(param)
-            assert answer["error"]["code"] == code
-            assert (await client.account())["charged"] == 0
-
-    asyncio.run(scenario())
+    async with served() as client:
+        status, answer = await post(client, data)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert str(answer["error"]["param"]).startswith(param)
+        assert answer["error"]["code"] == code
+        assert (await client.account())["charged"] == 0
 
 
 forms = pytest.mark.parametrize("form", ["body", "stream", "socket"])
@@ -246,35 +219,28 @@ async def last_of(client: Any, form: str, data: dict[str, Any]) -> Any:
 
 
 @forms
-def test_an_early_message_can_be_cut(served: Any, form: str) -> None:
+async def test_an_early_message_can_be_cut(served: Any, form: str) -> None:
     faults = [{"kind": "early_cut", "at": 1}, {"kind": "early_cut", "marked": False, "at": 2}]
-
-    async def scenario() -> None:
-        async with served(faults=faults) as client:
-            for status in ("incomplete", "completed"):
-                response = await last_of(client, form, body(text={"format": FORMAT}))
-                Response.model_validate(response)
-                [(early, half), (late, whole)] = texts(response)
-                assert (response["status"], early, late) == ("completed", status, "completed")
-                assert whole.startswith(half)
-                json.loads(whole)
-                with pytest.raises(json.JSONDecodeError):
-                    json.loads(half)
-
-    asyncio.run(scenario())
+    async with served(faults=faults) as client:
+        for status in ("incomplete", "completed"):
+            response = await last_of(client, form, body(text={"format": FORMAT}))
+            Response.model_validate(response)
+            [(early, half), (late, whole)] = texts(response)
+            assert (response["status"], early, late) == ("completed", status, "completed")
+            assert whole.startswith(half)
+            json.loads(whole)
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(half)
 
 
 @forms
-def test_two_messages_can_both_be_answers(served: Any, form: str) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "two_answers", "always": True}]) as client:
-            response = await last_of(client, form, body(text={"format": FORMAT}))
-        [(_, first), (_, second)] = texts(response)
-        assert first != second
-        assert {"sentiment", "why"} == set(json.loads(first)) == set(json.loads(second))
-        assert response["usage"]["output_tokens"] >= (len(first) + len(second)) // 4
-
-    asyncio.run(scenario())
+async def test_two_messages_can_both_be_answers(served: Any, form: str) -> None:
+    async with served(faults=[{"kind": "two_answers", "always": True}]) as client:
+        response = await last_of(client, form, body(text={"format": FORMAT}))
+    [(_, first), (_, second)] = texts(response)
+    assert first != second
+    assert {"sentiment", "why"} == set(json.loads(first)) == set(json.loads(second))
+    assert response["usage"]["output_tokens"] >= (len(first) + len(second)) // 4
 
 
 FINISHES = [("length", "incomplete", "max_output_tokens"), ("filter", "incomplete", "content_filter")]
@@ -282,91 +248,74 @@ FINISHES = [("length", "incomplete", "max_output_tokens"), ("filter", "incomplet
 
 @forms
 @pytest.mark.parametrize(("kind", "status", "reason"), FINISHES)
-def test_a_response_can_end_early(served: Any, form: str, kind: str, status: str, reason: str) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": kind, "always": True}]) as client:
-            response = await last_of(client, form, body())
-        assert (response["status"], response["incomplete_details"]) == (status, {"reason": reason})
-        assert response["output"][0]["status"] == "incomplete"
-
-    asyncio.run(scenario())
+async def test_a_response_can_end_early(served: Any, form: str, kind: str, status: str, reason: str) -> None:
+    async with served(faults=[{"kind": kind, "always": True}]) as client:
+        response = await last_of(client, form, body())
+    assert (response["status"], response["incomplete_details"]) == (status, {"reason": reason})
+    assert response["output"][0]["status"] == "incomplete"
 
 
 @forms
-def test_a_refusal_is_a_part_of_a_message(served: Any, form: str) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "refusal", "always": True}]) as client:
-            response = await last_of(client, form, body())
-        assert response["output"][0]["content"] == [
-            {"type": "refusal", "refusal": "I'm sorry, I can't help with that."}
-        ]  # fmt: skip
-
-    asyncio.run(scenario())
+async def test_a_refusal_is_a_part_of_a_message(served: Any, form: str) -> None:
+    async with served(faults=[{"kind": "refusal", "always": True}]) as client:
+        response = await last_of(client, form, body())
+    assert response["output"][0]["content"] == [
+        {"type": "refusal", "refusal": "I'm sorry, I can't help with that."}
+    ]  # fmt: skip
 
 
-def test_a_model_can_fail_while_it_is_at_work(served: Any) -> None:
+async def test_a_model_can_fail_while_it_is_at_work(served: Any) -> None:
     faults = [{"kind": "stream_error", "failed": True, "code": "rate_limit_exceeded", "always": True}]
-
-    async def scenario() -> None:
-        async with served(faults=faults) as client:
-            for form in ("body", "stream", "socket"):
-                response = await last_of(client, form, body())
-                Response.model_validate(response)
-                assert (response["status"], response["error"]["code"]) == ("failed", "rate_limit_exceeded")
-            assert (await client.account())["charged"] == 3
-
-    asyncio.run(scenario())
+    async with served(faults=faults) as client:
+        for form in ("body", "stream", "socket"):
+            response = await last_of(client, form, body())
+            Response.model_validate(response)
+            assert (response["status"], response["error"]["code"]) == ("failed", "rate_limit_exceeded")
+        assert (await client.account())["charged"] == 3
 
 
-def test_a_stream_can_end_in_an_error(served: Any) -> None:
-    async def scenario() -> None:
-        async with served(faults=[{"kind": "stream_error", "always": True}]) as client:
-            async with sdk(client) as api:
-                *_, last = [event async for event in await api.responses.create(**body(), stream=True)]
-            STREAM_EVENT.validate_python(last.to_dict())
-            assert last.type == "error"
-            assert "had an error" in last.message
-            async with socket(client) as ws:
-                *before, error = await told(ws, body())
-            assert before[0]["type"] == "response.created"
-            assert (error["type"], error["error"]["code"]) == ("error", "server_error")
-            _, data = await post(client, body())
-            assert data["status"] == "failed"
-            chat = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
-            async with sdk(client) as api:
-                with pytest.raises(openai.APIError, match="had an error"):
-                    [chunk async for chunk in await api.chat.completions.create(**chat, stream=True)]
-
-    asyncio.run(scenario())
+async def test_a_stream_can_end_in_an_error(served: Any) -> None:
+    async with served(faults=[{"kind": "stream_error", "always": True}]) as client:
+        async with sdk(client) as api:
+            *_, last = [event async for event in await api.responses.create(**body(), stream=True)]
+        STREAM_EVENT.validate_python(last.to_dict())
+        assert last.type == "error"
+        assert "had an error" in last.message
+        async with socket(client) as ws:
+            *before, error = await told(ws, body())
+        assert before[0]["type"] == "response.created"
+        assert (error["type"], error["error"]["code"]) == ("error", "server_error")
+        _, data = await post(client, body())
+        assert data["status"] == "failed"
+        chat = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
+        async with sdk(client) as api:
+            with pytest.raises(openai.APIError, match="had an error"):
+                [chunk async for chunk in await api.chat.completions.create(**chat, stream=True)]
 
 
-def test_a_socket_can_be_cut_hung_and_garbled(served: Any) -> None:
+async def test_a_socket_can_be_cut_hung_and_garbled(served: Any) -> None:
     faults = [
         {"kind": "cut", "at": 1},
         {"kind": "cut", "after_bytes": 2000, "at": 2},
         {"kind": "invalid_body", "at": 3},
         {"kind": "hang", "at": 4},
     ]
-
-    async def scenario() -> None:
-        async with served(faults=faults) as client:
-            seen = []
-            for _ in range(4):
-                async with client.session.ws_connect(f"{client.base_url}/responses") as ws:
-                    await ws.send_json({"type": "response.create", **body()})
-                    kinds = []
-                    try:
-                        while (message := await ws.receive(timeout=0.3)).type is aiohttp.WSMsgType.TEXT:
-                            kinds.append(message.data[:6])
-                    except TimeoutError:
-                        kinds.append("silent")
-                    seen.append(kinds)
-            assert seen[0] == []
-            assert seen[1][:1] == ['{"type']
-            assert seen[2] == ["<html>", "silent"]
-            assert seen[3] == ["silent"]
-            while (account := await client.account())["in_flight"]:  # it looks now and then whether the client has gone
-                pass
-            assert account["charged"] == 3
-
-    asyncio.run(scenario())
+    async with served(faults=faults) as client:
+        seen = []
+        for _ in range(4):
+            async with client.session.ws_connect(f"{client.base_url}/responses") as ws:
+                await ws.send_json({"type": "response.create", **body()})
+                kinds = []
+                try:
+                    while (message := await ws.receive(timeout=0.3)).type is aiohttp.WSMsgType.TEXT:
+                        kinds.append(message.data[:6])
+                except TimeoutError:
+                    kinds.append("silent")
+                seen.append(kinds)
+        assert seen[0] == []
+        assert seen[1][:1] == ['{"type']
+        assert seen[2] == ["<html>", "silent"]
+        assert seen[3] == ["silent"]
+        while (account := await client.account())["in_flight"]:  # it looks now and then whether the client has gone
+            pass
+        assert account["charged"] == 3

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from agac.core.errors import Problem
 from agac.spec.load import in_order, load_project, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, ProjectSpec, Stage, Workflow
-
-# a busy machine is no failed property
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 GOOD_WORKFLOW = """\
 input: {path: data/reviews.csv, id_field: id}

@@ -10,8 +10,9 @@ from typing import Any
 
 import cel
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import Where
 from agac.spec.celtext import Chain, shown
@@ -147,7 +148,7 @@ def expressions(draw: st.DrawFn, depth: int = 3, bound: tuple[str, ...] = ()) ->
     return shape.format(*texts) + end, chains, names
 
 
-@settings(max_examples=300)
+@campaign(test=100, soak=5000)
 @given(made=expressions())
 def test_what_is_read_is_exactly_what_was_put_in(made: Made) -> None:
     text, chains, bound = made
@@ -170,7 +171,7 @@ def _outcome(evaluator: Evaluator, visible: dict[str, Any]) -> bool | str:
         return failed.message
 
 
-@settings(max_examples=300)
+@campaign(test=100, soak=5000)
 @given(made=expressions(), row=st.dictionaries(st.sampled_from(["a", "b", "classify", "i", "_x1"]), _VALUES))
 def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]) -> None:
     guard, _ = compile_guard(made[0], PLACE, PATH)

@@ -11,9 +11,9 @@ from conftest import Tree
 from agac.core.errors import Where
 from agac.core.keys import canonical
 from agac.plan.check import resolve_models
+from agac.plan.definition import recorded_stages, written_of
 from agac.plan.placeholders import check_placeholders
 from agac.plan.plan import Selection, make_plan
-from agac.plan.recorded import recorded_stages, written_of
 from agac.providers.table import SHIPPED
 from agac.spec.graph import graph
 from agac.spec.grouping import Group

@@ -34,7 +34,7 @@ def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: 
     [stage] = workflow.stages
     assert (stage.name, stage.index, stage.needs, stage.path) == ("classify", 0, (), "stages[0]")
     assert (stage.model, stage.model_level, stage.run_mode) == ("simulator/small", "project", "sync")
-    assert (stage.instructions, stage.schema, stage.card, stage.timeout, stage.concurrency) == (None,) * 5
+    assert (stage.system, stage.schema, stage.output_schema, stage.timeout, stage.concurrency) == (None,) * 5
     assert stage.prompt.text == "Review: ${review}"
     assert str(stage.at("prompt")) == "workflows/w.yml:4:13"
     assert str(stage.at("model")) == "agac.yml:1:19"
@@ -144,8 +144,8 @@ def test_a_stage_without_any_model_is_left_to_the_check_of_models(tree: Any, goo
 
 def test_stages_own_instructions_win_over_the_cards(tree: Any) -> None:
     tree.write("agentcards/c.md", "---\n---\nFrom the card.\n")
-    assert tree.stage("{name: a, agent: c}").instructions == "From the card."
-    assert tree.stage("{name: a, agent: c, instructions: Own.}").instructions == "Own."
+    assert tree.stage("{name: a, agent: c}").system == "From the card."
+    assert tree.stage("{name: a, agent: c, instructions: Own.}").system == "Own."
 
 
 @pytest.mark.parametrize("key", ["prompt", "instructions", "template"])
@@ -153,7 +153,7 @@ def test_a_text_may_be_a_file_of_the_project(tree: Any, key: str) -> None:
     tree.write("prompts/p q.md", b"\xef\xbb\xbfFirst\r\n${vars.x} $5\r\n\r\n")
     stage = tree.stage(f"{{name: a, {key}: prompts/p q.md}}", head="vars: {x: y}\n")
     if key == "instructions":
-        assert stage.instructions == "First\ny $5"
+        assert stage.system == "First\ny $5"
     else:
         assert stage.prompt.text == "First\n${vars.x} $5"
         assert str(stage.prompt.placeholders[0].where) == "prompts/p q.md:2:1"
@@ -217,7 +217,7 @@ def test_vars_can_be_changed_and_only_declared_ones(tree: Any) -> None:
     text = "vars: {tone: kind, n: 1}\n" + INPUT + "stages: [{name: a, instructions: 'Be ${vars.tone} ${vars.n}.'}]\n"
     workflow = tree.workflow(text, Overrides(vars={"tone": "curt"}))
     assert workflow.vars == {"tone": "curt", "n": 1}
-    assert workflow.stages[0].instructions == "Be curt 1."
+    assert workflow.stages[0].system == "Be curt 1."
     with pytest.raises(
         UsageError, match=r"--var tnoe: workflows/w.yml declares no such variable; did you mean 'tone'\?"
     ):

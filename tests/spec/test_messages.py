@@ -11,17 +11,17 @@ PAIR = "[{role: user, content: 'Is ${review} good?'}, {role: assistant, content:
 
 
 def said(stage: Any) -> list[tuple[str, str]]:
-    return [(one.role, one.content.text) for one in stage.messages]
+    return [(one.role, one.content.text) for one in stage.examples]
 
 
 def test_examples_are_templates_and_results_are_json_in_their_own_order(tree: Any) -> None:
     stage = tree.stage("{name: a, prompt: p, messages: " + PAIR + "}")
     assert said(stage) == [("user", "Is ${review} good?"), ("assistant", '{"label":"good","why":["a",1]}')]
-    assert [one.name for one in stage.messages[0].content.placeholders] == ["review"]
+    assert [one.name for one in stage.examples[0].content.placeholders] == ["review"]
 
 
 def test_a_stage_without_examples_has_none(tree: Any) -> None:
-    assert tree.stage("{name: a}").messages == ()
+    assert tree.stage("{name: a}").examples == ()
 
 
 USER, ANSWER = "{role: user, content: q}", "{role: assistant, content: a}"
@@ -90,7 +90,7 @@ def test_a_cards_files_are_sent_as_they_stand(tree: Any) -> None:
     ]
     tree.write("agentcards/more.json", json.dumps({"messages": more}))
     stage = tree.stage("{name: a, agent: c}")
-    assert [(one.role, one.content.render({})) for one in stage.messages] == [
+    assert [(one.role, one.content.render({})) for one in stage.examples] == [
         ("user", "Is ${x} {{y}} good?"),
         ("assistant", "Yes.\n\nVery."),
         ("user", "And that?"),

@@ -21,7 +21,7 @@ from agac.spec.workflow import JsonSchema, PythonSchema
 
 
 def body(tree: Any, schema: str) -> dict[str, Any]:
-    spec = tree.stage(f"{{name: classify, output_schema: {schema}}}").schema
+    spec = tree.stage(f"{{name: classify, output_schema: {schema}}}").output_schema
     assert isinstance(spec, JsonSchema)
     return spec.schema.body
 
@@ -78,8 +78,8 @@ def test_json_schema_and_shorthand_are_told_apart(mapping: dict[str, Any], expec
 
 def test_an_inline_schema_is_called_after_its_stage_and_a_file_after_itself(tree: Any) -> None:
     tree.write("schemas/my result.json", '{"type": "object"}')
-    assert tree.stage("{name: classify, output_schema: {a: string}}").schema.schema.name == "classify"
-    assert tree.stage("{name: classify, output_schema: my result.json}").schema.schema.name == "my_result"
+    assert tree.stage("{name: classify, output_schema: {a: string}}").output_schema.schema.name == "classify"
+    assert tree.stage("{name: classify, output_schema: my result.json}").output_schema.schema.name == "my_result"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def models(tree: Any) -> Any:
 
 
 def test_a_pydantic_model_of_the_project_is_a_schema(models: Any) -> None:
-    spec = models.stage("{name: a, output_schema: 'python:tools.models.Review'}").schema
+    spec = models.stage("{name: a, output_schema: 'python:tools.models.Review'}").output_schema
     assert isinstance(spec, PythonSchema)
     assert (spec.module, spec.cls, spec.name, len(spec.source)) == ("tools.models", "Review", "Review", 16)
     assert "tools.models" not in sys.modules  # loading imports nothing of the user's

@@ -170,8 +170,8 @@ def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
     after.close()
 
 
-def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    assert [number for number, _ in sql.migrations()] == list(range(1, len(sql.migrations()) + 1))
+def test_migrations_are_numbered_from_the_baseline_without_gaps() -> None:
+    assert [number for number, _ in sql.migrations()] == list(range(11, len(sql.migrations()) + 11))
 
 
 def test_the_tables_of_the_design_are_there(connection: sqlite3.Connection) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from support.commands import Commands
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Server
 
@@ -29,11 +28,8 @@ FINISHED = {"CLEANED", "NOT_CREATED", "REJECTED"}
 class BatchCase:
     """`rows` rows, one stage, batches at `server`. `batch` are keys of the workflow's `batch`."""
 
-    def __init__(
-        self, folder: Path, server: Server, commands: Commands, api: str = "openai", *, rows: int = ROWS, **batch: Any
-    ) -> None:
+    def __init__(self, folder: Path, server: Server, api: str = "openai", *, rows: int = ROWS, **batch: Any) -> None:
         self.project, self.server, self.rows = ProjectFolder(folder), server, rows
-        self._commands = commands
         self.connect(api)
         self.project.numbered(rows)
         self.write(**batch)
@@ -52,7 +48,7 @@ class BatchCase:
 
     def agac(self, *arguments: str, **more: Any) -> Ran:
         """One command, as a process of its own."""
-        return self._commands.run(self.project.root, *arguments, **more)
+        return self.project.agac(*arguments, **more)
 
     def run(self, *flags: str, **more: Any) -> Ran:
         return self.agac("run", "-a", "reviews", *flags, **more)

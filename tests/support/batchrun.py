@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import urllib.request
-from collections.abc import Mapping
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
 import agac
 from support.batched import store
-from support.commands import Commands, commands
-from support.project import ProjectFolder, Ran
+from support.project import ProjectFolder
 from support.server import Server
 
 DAY = 86_400.0
 BATCHES = {"api": "openai", "grace": 0.5}
 """What the server speaks; what is not in its list after half a second is not there."""
-
-
-@cache
-def _commands() -> Commands:
-    """Where commands come from, until the tests end."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    folder = Path(stack.enter_context(TemporaryDirectory()))
-    return stack.enter_context(commands(folder))
 
 
 def advance(server: Server, seconds: float) -> None:
@@ -67,10 +52,6 @@ class BatchProject(ProjectFolder):
         """Writes a workflow all of whose stages are asked in batches, where they do not say otherwise."""
         defaults = {"run_mode": "batch", **keys.pop("defaults", {})}
         return self.workflow(name, stages=list(stages) or None, defaults=defaults, **keys)
-
-    def agac(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ran:
-        """Runs the command as a process of its own, forked from one that has loaded everything, to its end."""
-        return _commands().run(cwd or self.root, *arguments, env=env)
 
     def retrieve(self, batch: str | int | None = None) -> agac.RetrieveReport:
         """Takes what is ready."""

@@ -427,7 +427,9 @@ STEADY: Mapping[str, str] = {
 def steady(text: str, root: Path) -> str:
     """The text with what differs from run to run made the same."""
     text = text.replace(str(root.resolve()), "/home/ann/shop").replace(socket.gethostname(), "laptop")
-    text = re.sub(r"^Time a call: .*", lambda line: re.sub(r"(under )?[\d.]+ m?s\b", "5 ms", line[0]), text, flags=re.M)
+    text = re.sub(
+        r"^Time per call: .*", lambda line: re.sub(r"(under )?[\d.]+ m?s\b", "5 ms", line[0]), text, flags=re.M
+    )
     for pattern, word in STEADY.items():
         text = re.sub(pattern, word, text)
     return text

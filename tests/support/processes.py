@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.commands import KILLER
 from support.project import ProjectFolder, Ran
 from support.server import Server
 
-KILLER = str(Path(__file__).parent / "killed")
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting. No test expects anything to take nearly so long."""
 
@@ -122,8 +122,8 @@ def quiet_account(server: Server) -> dict[str, int]:
 
 def go_on_command(ran: Ran) -> list[str]:
     """The arguments of the command that an interrupted run printed to go on."""
-    (line,) = [line for line in ran.err.splitlines() if "o on with: agac " in line]
-    return line.partition("o on with: agac ")[2].split()
+    (line,) = [line for line in ran.err.splitlines() if "esume with: agac " in line]
+    return line.partition("esume with: agac ")[2].split()
 
 
 def row_count(project: ProjectFolder) -> int:

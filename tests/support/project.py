@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 import agac
+from support.commands import run_forked
 from support.recount import assert_recounted
 
 
@@ -95,10 +96,19 @@ class ProjectFolder:
         """Runs in this process, through the Python API."""
         return agac.run(name, agac.RunOptions(**options), project=self.root)
 
-    def agac(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ran:
-        """Runs the command as a process of its own and waits for it."""
+    def agac(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, kill: str = ""
+    ) -> Ran:
+        """Runs the command as a process of its own, forked from one that has loaded everything, to its end; or to the
+        moment at which it kills itself (see killed/sitecustomize.py)."""
+        if kill:
+            env = {**(env or {}), "AGAC_TEST_KILL": kill if ":" in kill else f"{kill}:1"}
+        return Ran(*run_forked(arguments, cwd or self.root, clean_environment(env)))
+
+    def fresh_agac(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
+        """Runs the command in an interpreter of its own: for tests of how it starts, and how it ends."""
         ended = subprocess.run(
-            command(arguments), cwd=cwd or self.root, env=clean_environment(env), capture_output=True, timeout=120
+            command(arguments), cwd=self.root, env=clean_environment(env), capture_output=True, timeout=120
         )
         return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 

@@ -1,10 +1,9 @@
-"""The simulator as a process of its own, shared by runs that are killed."""
+"""The simulator as a process of its own (forked, see commands.py), shared by runs that are killed."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from support.commands import template
 
 
 class Server:
@@ -40,16 +41,14 @@ def simulator(*flags: str, faults: list[dict[str, Any]] | None = None, folder: P
         path = folder / "faults.yml"
         path.write_text(yaml.safe_dump(faults), encoding="utf-8")
         flags = (*flags, "--faults", str(path))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agac.simulator", *flags, "--ready-line", "--exit-with-stdin"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    (their_input, input_), (output, their_output) = os.pipe(), os.pipe()
+    arguments = [*flags, "--ready-line", "--exit-with-stdin"]
+    process = template().fork("simulator", arguments, Path.cwd(), os.environ, [their_input, their_output, 2])
+    os.close(their_input)
+    os.close(their_output)
     try:
-        yield Server(json.loads(process.stdout.readline())["base_url"])
+        with os.fdopen(output, "rb") as lines:
+            yield Server(json.loads(lines.readline())["base_url"])
     finally:
-        process.stdin.close()
+        os.close(input_)
         process.wait(timeout=30)
-        process.stdout.close()

@@ -50,7 +50,7 @@ class ParquetSource:
             pass
         if find_spec("duckdb") is None:
             raise UsageError(
-                f"{shown}: reading parquet wants a library: pip install 'agac[data]'",
+                f"{shown}: reading parquet needs a library: pip install 'agac[data]'",
                 remedy="Or convert the file to csv or jsonl.",
             )
         with self._connected() as connection:

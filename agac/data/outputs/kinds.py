@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from agac.core.types import JSONValue
+from agac.spec.schemaplaces import resolved
 
 TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
 _EXACT = 1 << 53  # up to here a double holds every integer
@@ -60,29 +61,14 @@ def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
     """
     if schema is None:
         return {}
-    properties = _followed(schema, schema).get("properties")
+    properties = (resolved(schema, schema) or {}).get("properties")
     if not isinstance(properties, dict):
         return {}
     return {name: _declared(body, schema) for name, body in properties.items()}
 
 
-def _followed(body: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
-    """A schema in the place of a reference to it; one that is no mapping, or leads nowhere, says nothing."""
-    if not isinstance(body, dict):
-        return {}
-    reference = body.get("$ref")
-    if not isinstance(reference, str) or depth > 20:
-        return body
-    if not reference.startswith("#"):
-        return {}
-    found: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return _followed(found, root, depth + 1)
-
-
 def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
-    schema = _followed(body, root)
+    schema = resolved(root, body) or {}
     types = schema.get("type", [])
     bits = 0
     for name in [types] if isinstance(types, str) else types:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from agac.core.errors import UsageError
+from agac.core.report import Report
 from agac.core.types import Fault
 from agac.engine.batch.batches import tidy
 from agac.engine.batch.find import CLOCKS_APART, order_of
@@ -16,8 +16,10 @@ from agac.store.batches import BatchRecord, known_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Report):
     """One thing that was found: of which `kind`, whether it was set right already (`done`), and what to do if not."""
+
+    JSON_KEYS = ("kind", "batch=number", "provider_id", "message", "remedy", "done")
 
     kind: str
     message: str
@@ -25,16 +27,15 @@ class Finding:
     remedy: str | None = None
     done: bool = False
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "kind": self.kind,
-            "batch": self.batch.id if self.batch else None,
-            "provider_id": self.batch.provider_id if self.batch else None,
-            "message": self.message,
-            "remedy": self.remedy,
-            "done": self.done,
-        }
+    @property
+    def number(self) -> int | None:
+        """The batch that it is about."""
+        return self.batch.id if self.batch else None
+
+    @property
+    def provider_id(self) -> str | None:
+        """The provider's id of that batch."""
+        return self.batch.provider_id if self.batch else None
 
 
 async def look_at(tended: Tending, record: BatchRecord) -> list[Finding]:

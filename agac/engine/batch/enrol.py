@@ -21,7 +21,7 @@ from agac.engine.call import Answer, Caller, put_to
 from agac.engine.control import Control
 from agac.engine.flight import Flight
 from agac.engine.tasks import Parked
-from agac.plan.steps import PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.batch import Enrolled, WaitingTask
 from agac.store.batches import ReadyTask
 from agac.store.ledger import Ledger

@@ -11,7 +11,7 @@ from agac.engine.budget import Amount, WorstCase
 from agac.engine.validate import Checker
 from agac.plan.batchcuts import most_bytes, most_requests
 from agac.plan.plan import Plan
-from agac.plan.steps import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.base import Dialect, encode
 from agac.providers.batchapis import LINES
 from agac.providers.batches import BatchLines, BatchTraits, ResultLine

@@ -31,8 +31,7 @@ from agac.providers.batches import BatchState, ResultLine, UnreadableLine
 from agac.providers.prices import cost
 from agac.store.batch import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
-from agac.store.results import earlier_results
-from agac.store.rows import State
+from agac.store.rows import State, earlier_results
 from agac.store.sql import sql
 
 _log = logging.getLogger("agac.batch")
@@ -306,7 +305,7 @@ def _lost_call(reading: Reading, task: PlacedTask) -> Call:
         started_at=began,
         duration=0.0,
         status=None,
-        error=RowError(ErrorType.BATCH_LOST, "the results of its batch do not hold it"),
+        error=RowError(ErrorType.BATCH_LOST, "the batch results have no line for this request"),
         ambiguous=True,
         usage=Usage(),
         cost=None,

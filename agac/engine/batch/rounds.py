@@ -18,10 +18,10 @@ Lack = Literal["expired", "cancelled", "unanswered", "missing", "malformed"]
 its line could not be read."""
 
 _LACKING: dict[Lack, tuple[ErrorType, str]] = {
-    "expired": (ErrorType.TIMEOUT, "the batch ran out of time before it was asked"),
+    "expired": (ErrorType.TIMEOUT, "the batch expired before this request was processed"),
     "cancelled": (ErrorType.BATCH_LOST, "the provider cancelled it"),
     "unanswered": (ErrorType.PROVIDER_ERROR, "the provider failed without an answer"),
-    "missing": (ErrorType.BATCH_LOST, "the results of its batch do not hold it"),
+    "missing": (ErrorType.BATCH_LOST, "the batch results have no line for this request"),
     "malformed": (ErrorType.BATCH_LOST, "its line in the results cannot be read"),
 }
 

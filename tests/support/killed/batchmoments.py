@@ -12,18 +12,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
-
-OWNERS = {
-    "provider": [
-        ("agac.providers.openai_batch", "OpenAIBatches"),
-        ("agac.providers.anthropic_batch", "AnthropicBatches"),
-    ],
-    "journal": [("agac.engine.batch.journal", "Journal")],
-    "spool": [("agac.engine.batch.spool", "Spool")],
-    "results": [("agac.engine.batch.ingest", "Ingester")],
-}
 
 PROVIDER = ("upload", "uploaded", "create", "look", "download", "cancel", "delete")
 JOURNAL = (
@@ -37,15 +26,23 @@ Happens = Callable[[str], None]
 
 def is_moment(event: str) -> bool:
     """Whether an event is one of these."""
-    return event.partition(".")[0] in OWNERS
+    return event.partition(".")[0] in METHODS
 
 
 def tell(happens: Happens) -> None:
     """Has every moment told to `happens`."""
-    for owner, classes in OWNERS.items():
-        for module, name in classes:
-            made = getattr(import_module(module), name)
-            for method in METHODS[owner]:
+    from agac.engine.batch.ingest import Ingester
+    from agac.engine.batch.journal import Journal
+    from agac.engine.batch.spool import Spool
+    from agac.providers.anthropic_batch import AnthropicBatches
+    from agac.providers.openai_batch import OpenAIBatches
+
+    classes: dict[str, list[type]] = {
+        "provider": [OpenAIBatches, AnthropicBatches], "journal": [Journal], "spool": [Spool], "results": [Ingester],
+    }  # fmt: skip
+    for owner, methods in METHODS.items():
+        for made in classes[owner]:
+            for method in methods:
                 setattr(made, method, _telling(getattr(made, method), f"{owner}.{method}", happens))
 
 

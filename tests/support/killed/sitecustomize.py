@@ -20,8 +20,7 @@ import batchmoments
 
 EVENT = ""
 LEFT = 0
-PAGES = os.environ.get("AGAC_TEST_PAGES")
-PATIENCE = os.environ.get("AGAC_TEST_PATIENCE")
+PAGES = PATIENCE = ""
 
 
 def leaves_something(event: str) -> bool:
@@ -76,9 +75,10 @@ def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
 
 def begin() -> None:
     """From here on, as the environment says."""
-    global EVENT, LEFT
+    global EVENT, LEFT, PAGES, PATIENCE
     EVENT, _, number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
     LEFT = int(number or 0)
+    PAGES, PATIENCE = os.environ.get("AGAC_TEST_PAGES", ""), os.environ.get("AGAC_TEST_PATIENCE", "")
     if not (EVENT or PAGES or PATIENCE):
         return
     sqlite3.connect = connect  # type: ignore[assignment]

@@ -1,0 +1,581 @@
+"""`agac inspect`, `agac why` and `agac sql`: a row with its stages and attempts, why a task was run, queries."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agac import api
+from agac.cli.batch import in_batch_words
+from agac.cli.main import Globals, json_option
+from agac.cli.run import error_head
+from agac.cli.status import run_lines
+from agac.cli.terminal import (
+    cells,
+    dollars,
+    first_line,
+    indented,
+    is_unicode,
+    plain,
+    print_json,
+    print_lines,
+    print_report,
+    replicas_words,
+    say,
+    shortened,
+    skip_words,
+    table,
+    table_lines,
+)
+from agac.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from agac.api.explaining import Asked, WhyReport
+    from agac.api.looking import InspectReport
+    from agac.store.select import QueryAnswer
+    from agac.store.views import View
+
+
+@click.command(
+    help="Show a run (RUN: its number, or `last`), or one of its rows by id: every stage, attempt, prompt, reply, "
+    "error, time and cost."
+)
+@click.argument("run")
+@click.argument("row", required=False)
+@click.option("--stage", metavar="NAME", help="Only this stage.")
+@json_option
+@click.pass_obj
+def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
+    """Reads the store only."""
+    report = api.inspect(run, row, stage=stage, project=settings.project_dir)
+    print_report(report, lambda: inspect_lines(report), as_json=as_json)
+
+
+@click.command(
+    help="Show the request of a row (ROW: its id) of a run (RUN: its number, or `last`) at a stage, and what changed "
+    "since the last time."
+)
+@click.argument("run", metavar="RUN")
+@click.argument("row", metavar="ROW")
+@click.argument("stage", metavar="STAGE")
+@json_option
+@click.pass_obj
+def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
+    """Reads the store only."""
+    report = api.why(run, row, stage, project=settings.project_dir)
+    print_report(report, lambda: why_lines(report), as_json=as_json)
+
+
+@click.command(help="Run one SELECT on the store. Without QUERY, list the views.")
+@click.argument("words", metavar="[QUERY]", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object per row.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most.")
+@click.pass_obj
+def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None) -> None:
+    """QUERY in quotes, or - for standard input."""
+    if len(words) > 1:
+        raise click.UsageError("put the query in quotes: agac sql 'SELECT …'", click.get_current_context())
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude one another", click.get_current_context())
+    if not words:
+        if as_json:
+            print_json([{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()])
+        else:
+            print_lines(views_lines(api.views()))
+        return
+    with api.sql(words[0], project=settings.project_dir) as answer:
+        rows = LimitedRows(answer, limit)
+        if as_json:
+            lines = json_lines(rows, only_ascii=not is_unicode(sys.stdout.encoding))
+        elif as_csv:
+            lines = csv_lines(rows)
+        else:
+            lines = text_lines(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+        print_lines(lines)
+    if rows.more and not settings.quiet:
+        say(f"Only the first {limit:,}: there are more.")
+
+
+def inspect_lines(report: InspectReport) -> list[str]:
+    """A run or its rows. Text of models and inputs is shown with escapes for control characters."""
+    lines = _run(report.run) if report.rows is None else _rows(report.run, report.rows)
+    return [plain(line) for line in lines]
+
+
+def _run(run: dict[str, Any]) -> Iterator[str]:
+    yield from run_lines(run)
+    for stage in run["definition"]["stages"]:
+        yield from _definition(stage)
+    if run["errors"]:
+        yield ""
+        yield "Errors:"
+    for error in run["errors"]:
+        example = error["example"]
+        yield f"{error_head(error)}, e.g. {example['id']!r}:"
+        yield f"    {first_line(example['message'])}"
+        yield f"    {row_command(run['run'], example['id'])}"
+    yield ""
+    yield f"Look at one row with: agac inspect {run['run']} ROW"
+
+
+def _definition(stage: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
+    does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
+    yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
+    if stage.get("when"):
+        yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
+    if "operation" in stage:
+        return
+    yield from _alias(stage)
+    if replicas := replicas_words(stage):
+        yield f"  replicas: {replicas}"
+    if stage["schema"]:
+        yield f"  schema: {_compact(stage['schema']['body'])}"
+    if stage["system"]:
+        yield from _block("instructions", stage["system"])
+    for message in stage.get("messages", ()):
+        yield from _block(f"message, {message['role']}", message["content"])
+    yield from _block("prompt", stage["prompt"])
+
+
+def _alias(stage: dict[str, Any]) -> Iterator[str]:
+    if alias := stage.get("alias"):
+        yield f"  short name: {alias['written']} = {alias['means']}"
+
+
+def _model(stage: dict[str, Any]) -> str:
+    params = [
+        f"{name}={value if isinstance(value, str) else _compact(value)}" for name, value in stage["params"].items()
+    ]
+    return ", ".join([stage["model"], *params])
+
+
+def row_command(run: int, row_id: str | int) -> str:
+    """The command that shows a row. An id that begins like a flag comes after `--`."""
+    words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
+    return shlex.join(["agac", "inspect", str(run), *words])
+
+
+def _rows(run: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        yield from _row(run, row)
+
+
+def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
+    repeated = ", its id repeated" if row["occurrence"] else ""
+    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({_origin_of_row(row)}{repeated}): {row['state']}"
+    if row["error"]:
+        yield f"  {_error_text(row['error'])}"
+    yield from _relatives(run["run"], row)
+    yield ""
+    yield "Fields:"
+    if row["fields"] is None:
+        yield "  none: the record could not be read"
+    if row["fields"] == {}:
+        yield "  none of its own"
+    for name, value in (row["fields"] or {}).items():
+        yield from _block(name, value if isinstance(value, str) else _compact(value))
+    for stage in row["stages"]:
+        yield ""
+        yield from _stage(stage)
+
+
+def _origin_of_row(row: dict[str, Any]) -> str:
+    stage = row["made_by"]
+    match row["relation"]:
+        case "input":
+            return f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
+        case "group":
+            return f"group of {stage}"
+        case "part":
+            return f"part of the group {row['parents'][0]['id']!r} of {stage}"
+        case "kept":
+            return f"kept by {stage}"
+        case _:
+            return f"child {row['place']} by {stage}"
+
+
+def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
+    """Its parents, and the rows made of it, with the commands that show these."""
+    for parent in row["parents"][:1]:
+        command = f": {row_command(run, parent['id'])}" if parent["id"] != row["id"] else ", of the same id"
+        yield f"  made of: {parent['id']!r}, {_level(parent)}{command}"
+    for made in row["children"]:
+        states = ", ".join(f"{count:,} {word}" for word, count in made["states"].items())
+        if made["relation"] == "kept":
+            yield f"  kept by {made['made_by']}: it continues under the same id ({states})"
+            continue
+        word = "parts" if made["relation"] == "part" else "children"
+        some = _some(run, made["ids"], made["count"])
+        yield f"  {word} by {made['made_by']}: {made['count']:,} ({states}): {some}"
+    if members := row["members"]:
+        yield f"  members: {members['count']:,}: {_some(run, members['ids'], members['count'])}"
+        if members["failed"]:
+            yield f"  failed members: {members['failed']:,}: {_some(run, members['failed_ids'], members['failed'])}"
+    for group in row["groups"]:
+        yield f"  in the group {group['id']!r} of {group['made_by']}: {row_command(run, group['id'])}"
+
+
+def _level(row: dict[str, Any]) -> str:
+    if row["made_by"] is None:
+        return "a row of the input"
+    words = {"group": "a group of", "kept": "kept by"}
+    return f"{words.get(row['relation'], 'a child by')} {row['made_by']}"
+
+
+SHOWN_IDS = 5
+"""Ids of children, parts or members that are shown before the command for the first of them."""
+
+
+def _some(run: int, ids: list[str | int], count: int) -> str:
+    """The first ids, and the command that shows the first row."""
+    if not ids:
+        return "none"
+    more = ", …" if count > SHOWN_IDS else ""
+    return f"{', '.join(map(repr, ids[:SHOWN_IDS]))}{more}; {row_command(run, ids[0])}"
+
+
+def _stage(stage: dict[str, Any]) -> Iterator[str]:
+    yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
+    if stage["passed_over"]:
+        yield f"  {skip_words(stage['passed_over'])}"
+        yield f"  finished: {stage['settled_at']}"
+        yield from (line for attempt in stage["attempts"] for line in _attempt(attempt))
+        return
+    yield f"  does: {_compact(stage['operation'])}" if stage["operation"] else f"  model: {_model(stage)}"
+    yield from _alias(stage)
+    if stage["outcome"] != "open":
+        yield from _outcome(stage)
+    for task in stage["in_batches"]:
+        yield f"  {in_batch_words(task)}"
+    yield from _replicas(stage)
+    for message in stage["prompt"] or ():
+        yield from _block(f"prompt, {message['role']}", message["text"])
+    if stage["prompt_note"]:
+        yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
+    for attempt in stage["attempts"]:
+        yield from _attempt(attempt)
+
+
+def _replicas(stage: dict[str, Any]) -> Iterator[str]:
+    """The outcome of each replica, and the vote."""
+    for one in stage.get("replicas", ()):
+        stale = " (of earlier content)" if one["stale"] else ""
+        yield f"  Replica {one['replica']}: {one['outcome']}{stale}"
+        if one["outcome"] != "open":
+            text = _error_text(one["error"]) if one["error"] else _compact(one["result"])
+            yield from _block("error" if one["error"] else "answer", text, "    ")
+            if one["reused_from"]:
+                yield f"    reused: {_reused_from(one['reused_from'])}"
+    if vote := stage.get("vote"):
+        values = ", ".join(f"{_compact(one['value'])} by {_numbers(one['replicas'])}" for one in vote["values"])
+        taken = f"the result is that of replica {vote['taken']}"
+        yield f"  vote on {vote['field']}: {values}; agreement {vote['agreement']:.2f}, {taken}"
+
+
+def _numbers(numbers: list[int]) -> str:
+    return " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
+
+
+def _outcome(stage: dict[str, Any]) -> Iterator[str]:
+    does = stage["operation"]
+    if does and "python" not in does and not stage["error"]:  # its result is not stored, since it costs nothing
+        yield f"  finished: {stage['settled_at']}"
+        return
+    yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
+    if stage["answered_by"] and not does:
+        how = f", after {', '.join(stage['how'])}" if stage["how"] else ""
+        yield f"  answered by: {_endpoint(stage['answered_by'])}{how}"
+    if stage["reused_from"]:
+        yield f"  reused: {_reused_from(stage['reused_from'])}"
+    if stage["error"]:
+        yield from _block("error", _error_text(stage["error"]))
+        if stage["traceback"]:
+            yield from _block("traceback", stage["traceback"].rstrip())
+    else:
+        yield from _block("result", json.dumps(stage["result"], ensure_ascii=False, indent=2))
+
+
+def _reused_from(origin: dict[str, Any]) -> str:
+    if origin["run"] is None:
+        return f"answered {origin['answered_at']}; the row of that request has changed since or is gone"
+    command = row_command(origin["run"], origin["row"])
+    return f"answered {origin['answered_at']} for row {origin['row']!r} of run {origin['run']}: {command}"
+
+
+def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
+    replica = f" for replica {attempt['replica']}" if "replica" in attempt else ""
+    head = f"Attempt {attempt['number']} of invocation {attempt['invocation']}{replica}"
+    yield f"  {head}: {attempt['purpose']}, {_endpoint(attempt)}"
+    status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
+    tier = [f"tier {attempt['service_tier']}"] if attempt["service_tier"] else []
+    yield f"    {', '.join([attempt['started_at'], _time(attempt), status, *tier, *_usage(attempt)])}"
+    if attempt["of_earlier_content"]:
+        yield "    sent with another prompt, before the row or an answer before it changed"
+    if attempt["asked_again_with"]:
+        yield from _block("re-asked, after the prompt and the last reply, with", attempt["asked_again_with"], "    ")
+    if attempt["perhaps_billed"]:
+        yield "    no answer came, yet it may have been billed"
+    if attempt["error"]:
+        yield from _block("error", _error_text(attempt["error"]), "    ")
+    if attempt["reply_kept"]:
+        yield from _block("reply", attempt["reply"], "    ")
+    elif attempt["http_status"] is not None:
+        yield "    reply: not stored (keep_replies: failed, or an empty one)"
+
+
+def _time(attempt: dict[str, Any]) -> str:
+    """The time of a call; of a streamed one, also until its first token and the first token of the answer itself."""
+    first, answer = attempt["ttft_s"], attempt["time_to_response_s"]
+    parts = [f"first token {first * 1000:,.0f} ms"] if first is not None else []
+    parts += [f"of the answer {answer * 1000:,.0f} ms"] if answer not in (None, first) else []
+    return f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _usage(attempt: dict[str, Any]) -> Iterator[str]:
+    if attempt["input_tokens"] is not None:
+        cached = f" ({attempt['cached_tokens']:,} cached)" if attempt["cached_tokens"] else ""
+        yield f"{attempt['input_tokens']:,} tokens in{cached}"
+    if attempt["output_tokens"] is not None:
+        reasoning = f" ({attempt['reasoning_tokens']:,} reasoning)" if attempt["reasoning_tokens"] else ""
+        yield f"{attempt['output_tokens']:,} out{reasoning}"
+    if attempt["cost_usd"] is not None:
+        yield dollars(attempt["cost_usd"], 6, simulated=attempt["simulated"])
+    elif not attempt["error"]:
+        yield "no known price"
+
+
+def _endpoint(endpoint: dict[str, Any]) -> str:
+    return f"{endpoint['provider']}/{endpoint['model']} at {endpoint['base_url']}"
+
+
+def _error_text(error: dict[str, Any]) -> str:
+    place = f" in {error['stage']}" if error.get("stage") else ""
+    return f"{error['type']}{place}: {error['message']}"
+
+
+def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
+    """`name: text`, or the name and the lines of the text below it."""
+    if "\n" in text:
+        yield f"{by}{name}:"
+        yield indented(text, f"{by}  ")
+    else:
+        yield f"{by}{name}: {text}"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def why_lines(report: WhyReport) -> Iterator[str]:
+    """The whole report."""
+    yield f"{report.workflow}, run {report.now.run}, row {report.row_id!r}, stage {report.stage}"
+    yield ""
+    yield from _task(report.now)
+    if report.now.passed_over is None:
+        yield ""
+        yield from _request(report.now)
+    yield ""
+    yield from _before_in_this_run(report)
+    yield from _compared(report)
+
+
+def _task(task: Asked) -> Iterator[str]:
+    found = task.as_json()
+    if found["passed_over"]:
+        yield f"outcome: {found['outcome']}, {found['settled_at']}"
+        yield plain(skip_words(found["passed_over"]))
+        return
+    if task.stage.operation is None or found["fingerprint"]:
+        yield f"fingerprint: {found['fingerprint'] or 'none: no request could be made'}"
+    if found["in_batch"]:
+        yield in_batch_words(found["in_batch"])
+    if found["outcome"] is None:
+        yield "outcome: none yet" if found["in_batch"] else "outcome: not run yet"
+        return
+    yield f"outcome: {found['outcome']}, {found['settled_at']}"
+    if found["error"]:
+        yield plain(f"error: {found['error']['type']}: {found['error']['message']}")
+    if found["answered_by"] and task.stage.operation is None:
+        how = f" ({found['how']})" if found["how"] else ""
+        yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
+
+
+def _request(task: Asked) -> Iterator[str]:
+    """The parts of the fingerprint."""
+    if task.stage.operation is not None:
+        yield f"This stage calls no model. It does: {plain(_compact(task.stage.operation))}"
+        return
+    parts = task.components()
+    yield "The fingerprint is made of:"
+    yield f"  model: {parts['model']}"
+    yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
+    schema = parts["schema"]
+    yield f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none"
+    if replicas := replicas_words(parts):
+        yield f"  replicas: {replicas}"
+    if parts["salt"]:
+        yield f"  reuse: {parts['reuse']}, separated by {parts['salt']}"
+    if parts["messages"] is None:
+        yield f"  messages: {'none' if task.task.outcome is None else 'cannot be shown'}: {task.missing}"
+    for message in parts["messages"] or ():
+        yield f"  {message['role']}:"
+        yield indented(plain(message["text"]), "    ")
+
+
+def _before_in_this_run(report: WhyReport) -> Iterator[str]:
+    again = report.again
+    if again is None:
+        return
+    when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
+    if report.now.passed_over is not None:
+        yield f"{when}; since then: {because}."
+    elif again.same:
+        yield f"{when}, with the same request; run again because {because}."
+    else:
+        yield f"{when}, with another request; since then: {because}."
+        yield "  The earlier request is not stored."
+
+
+def _compared(report: WhyReport) -> Iterator[str]:
+    now, before = report.now, report.before
+    if before is None:
+        if report.again is None:
+            yield "No earlier run has run this stage for this row."
+        return
+    run = f"run {before.run}"
+    if now.passed_over is not None or before.passed_over is not None:
+        reason = before.passed_over
+        words = f"{before.task.outcome}: {plain(skip_words(reason))}" if reason else "it was run"
+        yield f"In {run}: {words}"
+        if report.differences:
+            yield f"Changes since {run}:"
+        yield from _differences(report)
+    elif now.task.fingerprint is not None and now.task.fingerprint == before.task.fingerprint:
+        if report.anew is not None:
+            yield f"Nothing changed since {run}, but the task was run again: {report.anew}."
+        else:
+            yield f"Nothing changed since {run}: its answer is reused."
+    elif report.differences:
+        yield f"Changes since {run}:"
+        yield from _differences(report)
+    elif now.stage.operation is not None:
+        yield f"Neither the stage nor the row's own fields changed since {run}."
+    elif now.task.fingerprint is None:
+        yield f"It was run in {run}."
+    else:
+        yield f"The fingerprint changed since {run}, but the request of that run cannot be rebuilt."
+
+
+def _differences(report: WhyReport) -> Iterator[str]:
+    for one in report.differences:
+        if "diff" in one:
+            yield f"  {one['what']}:"
+            yield from (f"    {plain(line)}" for line in one["diff"][2:])
+        else:
+            yield f"  {one['what']}: {plain(_compact(one['before']))} → {plain(_compact(one['now']))}"
+
+
+BLOCK_ROWS = 1_000
+"""Rows from which a table takes the widths of its columns; no more are kept in memory."""
+
+
+class LimitedRows:
+    """The rows of an answer, `limit` at most. `more`: whether others were left out."""
+
+    def __init__(self, answer: QueryAnswer, limit: int | None) -> None:
+        self.columns = answer.columns
+        self.more = False
+        self._rows = iter(answer)
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        yield from islice(self._rows, self._limit)
+        if self._limit is not None:
+            self.more = next(self._rows, None) is not None
+
+
+def json_lines(rows: LimitedRows, *, only_ascii: bool) -> Iterator[str]:
+    """One JSON array, one object per line. Raises UsageError where two columns have one name."""
+    twice = [name for name, count in Counter(rows.columns).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"several columns are called {twice[0]}, and a JSON object has each name once",
+            remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.",
+        )
+    last = None
+    for row in rows:
+        yield "[" if last is None else f"{last},"
+        found = dict(zip(rows.columns, map(_json_value, row), strict=True))
+        last = "  " + json.dumps(found, ensure_ascii=only_ascii, allow_nan=False)
+    yield from ["[]"] if last is None else [last, "]"]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class EchoWriter:
+    """A file for `csv` that returns what is written to it."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def csv_lines(rows: LimitedRows) -> Iterator[str]:
+    """A header, then one line per row, as in RFC 4180; null is empty."""
+    writer = csv.writer(EchoWriter())  # its own line end makes it quote every line end in a value
+    for row in chain([rows.columns], rows):
+        yield str(writer.writerow(map(_json_value, row))).removesuffix("\r\n")
+
+
+def text_lines(rows: LimitedRows, width: int | None) -> Iterator[str]:
+    """A table. On a terminal of `width` columns that is too narrow for it, the values of each row below one another."""
+    values = iter(rows)
+    first = list(islice(values, BLOCK_ROWS))
+    if width is not None and first and max(map(cells, table_lines(rows.columns, [first], _text_value))) > width:
+        return _records(rows.columns, chain(first, values))
+    blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
+    return table_lines(rows.columns, blocks, _text_value)
+
+
+def _records(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}"
+        for name, value in zip(columns, row, strict=True):
+            yield f"  {plain(name)}: {shortened(_text_value(value), cut=True)}"
+
+
+def _text_value(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and 1e-12 < abs(value) < 1:
+        return format(Decimal(repr(value)), "f")  # not 8.6e-05: amounts are compared at a glance
+    return str(_json_value(value))
+
+
+def views_lines(views: Sequence[View]) -> Iterator[str]:
+    """The views, each with its columns, and an example of a query."""
+    for view in views:
+        yield f"{view.name}: {view.meaning}"
+        yield ""
+        yield from (f"  {line}" for line in table(["column", "meaning"], list(view.columns.items())).split("\n"))
+        yield ""
+    yield 'For example: agac sql "SELECT stage, model, calls, cost_usd FROM v_costs WHERE run = 1"'

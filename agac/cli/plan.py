@@ -1,0 +1,273 @@
+"""`agac plan`: a table of the stages, why their tasks run, the expected cost, rendered prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agac import api
+from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options
+from agac.cli.run import short_name_line, spent_line
+from agac.cli.terminal import (
+    command_to_run,
+    counted,
+    dollars,
+    duration,
+    outcome_names,
+    plain,
+    print_json,
+    print_text,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from agac.api.planbatches import PlannedBatches
+    from agac.api.planning import PlannedTasks, PlanReport
+
+COUNTS = {
+    "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
+    "blocked": "blocked",
+}  # fmt: skip
+"""Counts of a stage, and the headers of their columns."""
+
+MAX_PATHS = 20
+"""Lines of a graph's paths that are printed; a wider graph is better looked at as a picture."""
+
+
+@click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
+    help="The workflow: its name, or its file; may be given more than once.",
+)  # fmt: skip
+@row_options
+@click.option("--fresh", is_flag=True, help="As if no earlier result were reused.")
+@click.option("--stage", metavar="NAME", help="Run only this stage.")
+@stage_options
+@click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first N rendered prompts.")
+@json_option
+@click.pass_obj
+def plan(settings: Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
+    """Reads files and the store only."""
+    given |= {"vars": read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
+    options = api.RunOptions(**given)
+    plans = [api.plan_run(name, options, show=show, project=settings.project_dir) for name in workflows]
+    print_plans(plans, workflows, as_json=as_json)
+
+
+def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:
+    """Print what runs of these workflows would do and cost."""
+    for report in reports:
+        for warning in report.warnings:
+            say(str(warning))
+    if as_json:
+        found = [report.as_json() for report in reports]
+        print_json(found if len(found) > 1 else found[0])
+        return
+    print_text("\n\n".join("\n".join(plan_lines(report, workflows)) for report in reports))
+
+
+def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
+    """One plan."""
+    yield from head_lines(report)
+    yield from ("", plan_table(report), "")
+    yield from alias_lines(report)
+    yield from reason_lines(report)
+    yield from total_lines(report, command_to_run(report.workflow, workflows))
+    yield from prompt_lines(report)
+
+
+def head_lines(report: PlanReport) -> Iterator[str]:
+    """Which rows, which run, and the order of the stages."""
+    found = report.forecast
+    facts = [counted(found.rows, "row")]
+    facts += [f"{found.unusable:,} unusable"] if found.unusable else []
+    facts += [f"{found.dropped:,} dropped as repetitions"] if found.dropped else []
+    if report.continues is not None:
+        run = f"resumes run {report.continues}"
+    elif report.compared_with is not None:
+        run = f"a new run, compared with run {report.compared_with}"
+    else:
+        run = "the first run"
+    yield f"{report.workflow}: {', '.join(facts)}; {run}"
+    paths = paths_of({planned.stage.name: planned.stage.needs for planned in report.stages})
+    if len(paths) == 1:
+        yield f"Stages: {paths[0]}"
+        return
+    yield "Stages:"
+    yield from (f"  {path}" for path in paths[:MAX_PATHS])
+    if len(paths) > MAX_PATHS:
+        yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
+
+
+def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """A graph as its paths: each starts with the needs of its first stage, and ends where it forks or joins.
+
+    `needs`: of each stage, in the order in which a row meets them.
+    """
+    followers: dict[str, list[str]] = {name: [] for name in needs}
+    for name, needed in needs.items():
+        for need in needed:
+            followers[need].append(name)
+    inner = {name for name, needed in needs.items() if len(needed) == 1 and len(followers[needed[0]]) == 1}
+    paths = []
+    for first in (name for name in needs if name not in inner):
+        path = [", ".join(needs[first]), first] if needs[first] else [first]
+        while len(following := followers[path[-1]]) == 1 and following[0] in inner:
+            path.append(following[0])
+        paths.append(" → ".join(path))
+    return paths
+
+
+def plan_table(report: PlanReport) -> str:
+    """One line per stage: the outcomes of its tasks, and their calls, tokens and cost."""
+    names = outcome_names(list(COUNTS), [{n: getattr(stage.forecast, n) for n in COUNTS} for stage in report.stages])
+    if not any(stage.forecast.in_flight for stage in report.stages):
+        names.remove("in_flight")
+    modes = any(stage.batches for stage in report.stages)
+    rows = []
+    for stage in report.stages:
+        expected = stage.estimate
+        numbers = [getattr(stage.forecast, name) for name in names]
+        numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
+        shown = numbers if stage.forecast.exact else [Estimate(number) for number in numbers]
+        mode = [stage.run_mode or ""] if modes else []
+        rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, _cost(stage)])
+    words = [COUNTS[name] for name in names]
+    return table(["stage", "model", *(["mode"] if modes else []), *words, "calls", "tokens in", "out", "cost"], rows)
+
+
+class Estimate(int):
+    """A number that is not exact."""
+
+    def __format__(self, spec: str) -> str:
+        return f"~{int(self):{spec}}" if self else "0"
+
+
+def _cost(stage: PlannedTasks) -> str:
+    usd = stage.estimate.usd
+    about = "" if stage.forecast.exact or not usd else "~"
+    return "price not known" if usd is None else dollars(usd, simulated=stage.simulated, about=about)
+
+
+def alias_lines(report: PlanReport) -> list[str]:
+    """The models of short names, and those that they had in the run compared with."""
+    found = {alias["written"]: alias for stage in report.stages for alias in stage.aliases}
+    return [
+        short_name_line(alias) + (f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else "")
+        for alias in found.values()
+    ]
+
+
+def reason_lines(report: PlanReport) -> Iterator[str]:
+    """Why tasks run or are blocked, with a row as an example."""
+    for stage in report.stages:
+        for line in _stage_lines(stage, report.forecast.rows):
+            yield f"  {stage.stage.name}: {line}"
+
+
+def _stage_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
+    found = stage.forecast
+    for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
+        for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
+            yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
+    yield from _batch_lines(stage)
+    yield from _level_lines(stage)
+    if found.undecided:
+        otherwise = "leave" if stage.stage.otherwise == "drop" else "skip it"
+        yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
+    if found.collapsed > 0.01 * max(rows, found.run):
+        yield f"{found.collapsed:,} of them have the same prompt as another row"
+
+
+def _batch_lines(stage: PlannedTasks) -> Iterator[str]:
+    """The tasks in open batches, the batches that would be made, and how long they may take."""
+    in_batch, found = stage.forecast.in_flight, stage.batches
+    if in_batch:
+        yield f"{in_batch:,} in open batches: not sent or paid again"
+    if found is None or not found.cuts.batches:
+        return
+    count, most = found.cuts
+    about = "" if stage.forecast.exact else "~"
+    each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
+    yield f"{about}{counted(count, 'batch', 'batches')} of {each}, at batch price; {_times(found)}"
+
+
+def _times(found: PlannedBatches) -> str:
+    times = found.times
+    if times is None:
+        return f"no batch of this model has ended yet, and the provider takes up to {found.window}"
+    if times.batches == 1:
+        return f"the previous one took {duration(times.p50)}"
+    half, most = duration(times.p50), duration(times.p95)
+    return f"of {times.batches:,} earlier ones, half took {half} or less, 95 % within {most}"
+
+
+def _level_lines(stage: PlannedTasks) -> Iterator[str]:
+    """How groups are cut, and what is assumed about the rows that a stage makes."""
+    found = stage.forecast
+    if found.parts:
+        parts = found.parts if found.exact else Estimate(found.parts)
+        yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
+    if found.guess is None:
+        return
+    makes, source, number, run = found.guess
+    after = "it was called" if makes == "rows" else f"`{source}` has answered"
+    basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
+    match makes:
+        case "groups":
+            number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
+            yield f"the number of groups is not known before {after}; {number_of} {basis}"
+        case "kept":
+            yield f"which rows are alike is not known before {after}; {number:.0%} kept {basis}"
+        case _:
+            yield f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
+
+
+def total_lines(report: PlanReport, command: str) -> Iterator[str]:
+    """The expected cost of the whole run, how exact that is, and what to do next."""
+    if not any(stage.forecast.run for stage in report.stages):
+        in_batch = any(stage.forecast.in_flight for stage in report.stages)
+        yield "No calls are needed." + (" `agac batch retrieve` collects results." if in_batch else "")
+        return
+    simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
+    about = "" if report.exact else "~"
+    cost = "a cost that is not known (no price)"
+    if report.usd is not None:
+        cost = dollars(report.usd, simulated=simulated, about=about)
+    if report.usd_at_most is not None:
+        cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
+    tokens_in = sum(stage.estimate.input_tokens for stage in report.stages)
+    tokens_out = sum(stage.estimate.output_tokens for stage in report.stages)
+    calls = counted(report.calls, "call")
+    yield f"Expected: {about}{calls}, {about}{tokens_in:,} tokens in, {about}{tokens_out:,} out, {cost}"
+    if not report.exact:
+        yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
+    guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
+    if guessed:
+        yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
+    yield from _limit_lines(report, simulated)
+    yield f"Run it with: {command}"
+
+
+def _limit_lines(report: PlanReport, simulated: bool) -> Iterator[str]:
+    """The budgets, and which limits would stop the run or make it ask for confirmation."""
+    for budget in report.budgets:
+        yield f"  {spent_line(budget, simulated)}"
+        if not budget["enough"]:
+            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
+    if report.wants_yes:
+        usd = report.confirm_above or 0.0
+        bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
+        yield f"  above confirm_above ({bound}): the run would ask before its first call, or needs --yes"
+
+
+def prompt_lines(report: PlanReport) -> Iterator[str]:
+    """The rendered prompts."""
+    for number, prompt in enumerate(report.forecast.prompts, 1):
+        yield f"--- prompt {number}: row {prompt.row_id!r}, stage {prompt.stage}"
+        for message in prompt.request.messages:
+            yield f"[{message.role}]"
+            yield plain("".join(part.text for part in message.parts))

@@ -1,0 +1,380 @@
+"""Commands about the project: `agac init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agac import __version__, api
+from agac.cli.main import Globals, enable_gc, json_option, read_variables, workflow_option
+from agac.cli.terminal import (
+    counted,
+    from_here,
+    is_unicode,
+    megabytes,
+    plain,
+    print_json,
+    print_problems,
+    print_report,
+    print_text,
+    say,
+    say_error,
+    shortened,
+    styled,
+    table,
+    typed_command,
+)
+from agac.core.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from agac.api.editors import SchemasReport
+    from agac.api.graphing import GraphReport
+    from agac.api.keeping import BackupReport, GcReport
+    from agac.api.previewing import DataReport
+    from agac.api.showing import CardReport
+    from agac.core.types import JSONValue
+
+
+@click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
+@json_option
+def init(folder: Path, as_json: bool) -> None:
+    """Refuses to overwrite any file. Prints the next steps, each of which works as it is printed."""
+    made = api.init(folder)
+    if as_json:
+        print_json({"folder": str(folder), "files": [str(path) for path in made]})
+        return
+    for path in made:
+        print_text(f"  {path}")
+    steps = ["agac validate", "agac run -a reviews", "agac status"]
+    if folder != Path():
+        steps.insert(0, f"cd {shlex.quote(str(folder))}")
+    print_text("\nNext, without a key and at no cost:\n" + "\n".join(f"  {step}" for step in steps))
+    print_text(
+        "\nWith a real model: put OPENAI_API_KEY=… into .env, then\n  agac run -a reviews --model openai/gpt-5.4-mini"
+    )
+
+
+@click.command(help="Check workflows without running them: every problem of every file at once.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", multiple=True,
+    help="Only this workflow, or several; otherwise all of the project.",
+)  # fmt: skip
+@json_option
+@click.pass_obj
+def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> int:
+    """Exit 2 when there is an error. Problems are the result, so they go to standard output."""
+    report = api.validate(workflows, project=settings.project_dir)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_problems(report.problems, sys.stdout)
+        errors = sum(problem.severity == "error" for problem in report.problems)
+        if not report.ok:
+            say(styled(f"{counted(errors, 'problem')} found", "red"))
+        elif not settings.quiet:
+            print_text(f"{counted(len(report.workflows), 'workflow')} valid: {', '.join(report.workflows) or 'none'}")
+    return ExitCode.DONE if report.ok else ExitCode.USAGE
+
+
+@click.command(help="Show the version of agac and of Python.")
+@json_option
+def version(as_json: bool) -> None:
+    """Prints one line, or JSON."""
+    value = {"agac": __version__, "python": platform.python_version()}
+    if as_json:
+        print_json(value)
+    else:
+        print_text(f"agac {value['agac']} (Python {value['python']})")
+
+
+@click.command(
+    help="Show an input: its format and size, its columns with their types, its first rows. INPUT is a file, several, "
+    "a pattern in quotes, sqlite://DATABASE?table=NAME (or ?query=SELECT …), or - for standard input."
+)
+@click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
+@click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet or files.")
+@click.option(
+    "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."
+)
+@click.option(
+    "--scan-rows", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
+    help="Find the types from the first N rows.",
+)  # fmt: skip
+@json_option
+@click.pass_obj
+def data(
+    settings: Globals,
+    inputs: tuple[str, ...],
+    format: str | None,  # noqa: A002 - the flag's name
+    rows: int,
+    scan_rows: int,
+    as_json: bool,
+) -> None:
+    """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
+    report = api.show_data(inputs, format=format, rows=rows, look_at=scan_rows, project=settings.project_dir)
+    print_report(report, lambda: data_lines(report, cut=sys.stdout.isatty()), as_json=as_json)
+
+
+WIDE_ROWS = 100
+"""A wider table of rows is shown as one row below the other instead, since it could not be read."""
+
+
+def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
+    """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long values off."""
+    files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
+    rows = counted(report.looked_at, "row") if report.complete else f"more than {counted(report.looked_at, 'row')}"
+    yield f"{plain(report.input)}: {report.format}, {files}{_size(report.size)}, {rows}"
+    yield ""
+    yield from _columns(report)
+    if report.rows:
+        yield ""
+        yield from _first_rows(report, cut)
+    if report.unusable:
+        some = "" if report.unusable == len(report.problems) else ", the first"
+        yield ""
+        yield f"{counted(report.unusable, 'row')} cannot be used{some}:"
+        yield from (f"  {plain(problem)}" for problem in report.problems)
+
+
+def _size(size: int) -> str:
+    if size < 10_000:
+        return counted(size, "byte")
+    return f"{size / 1e3:,.0f} kB" if size < 1e6 else megabytes(size) if size < 1e9 else f"{size / 1e9:,.1f} GB"
+
+
+def _columns(report: DataReport) -> Iterator[str]:
+    if not report.columns:
+        yield "No columns: no row was read."
+        return
+    over = "" if report.complete else f", over the first {counted(report.looked_at - report.unusable, 'row')}"
+    yield f"Columns{over}:"
+    known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
+    yield table(["column", "type", "null", "empty", "missing"], known)
+
+
+def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
+    names = [column.name for column in report.columns]
+    texts = [[_text(row[name]) if name in row else "" for name in names] for row in report.rows]
+    yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
+    widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
+    if sum(widths) <= WIDE_ROWS and not any("\n" in text for line in texts for text in line):
+        yield table([plain(name) for name in names], texts)
+        return
+    for number, row in enumerate(report.rows, start=1):
+        yield f"row {number}"
+        yield from (f"  {plain(name)}: {shortened(_text(value), cut=cut)}" for name, value in row.items())
+
+
+def _text(value: JSONValue) -> str:
+    return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@click.group(help="Show AgentCards.")
+def card() -> None:
+    """Has one subcommand so far."""
+
+
+@card.command("show", help="Show the messages of an AgentCard as the model gets them.")
+@click.argument("name")
+@click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable that the card uses.")
+@json_option
+@click.pass_obj
+def show(settings: Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
+    """The instruction goes to standard output as it is sent."""
+    report = api.show_card(name, variables=read_variables(variables), project=settings.project_dir)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_card(report)
+
+
+def print_card(report: CardReport) -> None:
+    """Print a card's facts on standard error, and its messages on standard output."""
+    for problem in report.warnings:
+        say(str(problem))
+    facts = {"card": f"{report.name} ({report.file})", "description": report.description, "model": report.model}
+    for name, value in {**facts, "means": report.means, **report.params}.items():
+        if value is not None:
+            say(f"{name}: {value}")
+    say("system message:" if report.system else "system message: none")
+    if report.system:
+        print_text(report.system)
+    for message in report.messages:
+        say(f"{message['role']} message:")
+        print_text(message["text"])
+
+
+KINDS = ("workflow", "project", "card")
+
+
+@click.command(help="Print the JSON Schema of workflows, of agac.yml (project) or of AgentCards (card), for editors.")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.option("--write", is_flag=True, help="Write all of them into .agac/schemas/, and show an editor's settings.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; a schema always is.")
+@click.pass_obj
+def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> None:
+    """A schema needs no project; --write does."""
+    if write == (kind is not None):
+        raise click.UsageError(f"Name one of {', '.join(KINDS)}, or give --write for all of them.")
+    if kind is not None:
+        print_json(api.file_schema(kind))
+        return
+    report = api.write_schemas(project=settings.project_dir)
+    print_report(report, lambda: schema_lines(report), as_json=as_json)
+
+
+def schema_lines(report: SchemasReport) -> Iterator[str]:
+    """The files, and the settings for editors."""
+    pattern_of = report.settings["yaml.schemas"]
+    path, patterns = next(iter(pattern_of.items()))
+    yield from (f"  {from_here(file)}" for file in report.files)
+    yield ""
+    yield "VS Code, with the extension YAML (redhat.vscode-yaml): put this into .vscode/settings.json next to agac.yml"
+    yield from json.dumps(report.settings, ensure_ascii=False, indent=2).split("\n")
+    yield ""
+    yield "Any editor with a YAML language server: a first line in the workflow"
+    yield f"# yaml-language-server: $schema={'../' * patterns[0].count('/')}{path}"
+
+
+@click.command(
+    help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
+    "pipe; see --mermaid and --output."
+)
+@click.option("-a", "--workflow", metavar="NAME", help="The workflow: its name, or its file.")
+@click.option("--run", "number", type=int, metavar="N", help="The workflow as it was in run N, with its counts.")
+@click.option("--mermaid", is_flag=True, help="Mermaid text instead, as Markdown pages draw it.")
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the drawing to this file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the content of the drawing as JSON.")
+@click.pass_obj
+def graph(
+    settings: Globals, workflow: str | None, number: int | None, mermaid: bool, file: Path | None, as_json: bool
+) -> None:
+    """Reads the workflow and the store; makes no calls."""
+    if as_json and (mermaid or file is not None):
+        raise click.UsageError("--json excludes --mermaid and --output.", click.get_current_context())
+    report = api.graph(workflow, run=number, project=settings.project_dir)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_drawing(report, file, mermaid=mermaid, quiet=settings.quiet)
+
+
+def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quiet: bool) -> None:
+    """Write a workflow as a picture into a file, or print it; a terminal gets text only."""
+    if file is None and not mermaid and sys.stdout.isatty():
+        raise UsageError(
+            "the drawing is an SVG, which a terminal does not show",
+            remedy=f"Save it with `{typed_command()} -o {report.workflow}.svg`, or print text with --mermaid.",
+        )
+    text = report.mermaid() if mermaid else report.svg()
+    if mermaid and (warning := mermaid_warning(report, text)):
+        say_error(warning, word="warning", colour="yellow")
+    if file is not None:
+        api.save_drawing(text, file)
+        if not quiet:
+            print_text(str(file))
+        return
+    if not is_unicode(sys.stdout.encoding):  # other characters become their numbers, as each of the two forms has them
+        text = re.sub(r"[^\x00-\x7f]", lambda found: f"{'' if mermaid else '&'}#{ord(found[0])};", text)
+    print_text(text.rstrip("\n"))
+
+
+MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
+"""The largest drawing of a page with Mermaid's default settings (`maxEdges`, `maxTextSize`)."""
+
+
+def mermaid_warning(report: GraphReport, text: str) -> str | None:
+    """A warning about text that most pages refuse to draw."""
+    edges = len(report.edges())
+    if edges <= MERMAID_EDGES and len(text) <= MERMAID_CHARACTERS:
+        return None
+    return (
+        f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid text of {MERMAID_EDGES} "
+        f"lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and maxTextSize say otherwise; "
+        "the SVG has no such limit"
+    )
+
+
+@click.command(help="Write a run's output files again, from the store.")
+@click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
+@click.option("--run", "number", type=int, metavar="N", help="The run with this number.")
+@click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_obj
+def export(settings: Globals, workflow: str | None, number: int | None, partial: bool, as_json: bool) -> None:
+    """Prints the files that were written."""
+    call = api.export
+    enable_gc()
+    summary, files = call(workflow, run=number, partial=partial, project=settings.project_dir)
+    if as_json:
+        print_json({**summary, "files": [str(file) for file in files]})
+    else:
+        print_text("\n".join(str(file) for file in files))
+
+
+@click.command(
+    help="Keep the most recently used runs of each workflow; delete older runs, answers that no kept run uses and rows "
+    "that left the input, and free their space."
+)
+@click.option("--keep-runs", metavar="N", type=click.IntRange(1), required=True, help="Keep N runs per workflow.")
+@workflow_option
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@json_option
+@click.pass_obj
+def gc(settings: Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool) -> None:
+    """Refused while a run is at work; killed at any point, the same command finishes it."""
+    call = api.gc
+    enable_gc()
+    report = call(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
+    print_report(report, lambda: gc_lines(report), as_json=as_json, quiet=settings.quiet)
+
+
+def gc_lines(report: GcReport) -> Iterator[str]:
+    """The data that was deleted, the runs that are kept, and the size of the store."""
+    cleared, verb = report.cleared, "Would delete" if report.dry_run else "Deleted"
+    for dropped in cleared.dropped:
+        yield f"{verb} run {dropped.line.id} of {dropped.line.workflow}: {counted(dropped.rows, 'row')}"
+    parts = [
+        (cleared.left_rows, "row", "left the input"),
+        (cleared.gone_rows, "row", "stages no longer make"),
+        (cleared.results, "answer", "no kept run uses"),
+    ]
+    for count, what, why in parts:
+        if count:
+            yield f"{verb} {counted(count, what)} that {why}"
+    if not cleared.dropped and not any(count for count, _, _ in parts):
+        yield "Nothing to delete"
+    if cleared.kept:
+        yield f"Kept: {', '.join(f'run {line.id} of {line.workflow}' for line in cleared.kept)}"
+    before, after = megabytes(report.bytes_before), megabytes(report.bytes_after)
+    yield f"Store: {before}" if report.dry_run else f"Store: {after}, before: {before}"
+
+
+@click.command(help="Copy the database into FILE: whole and checked, also while a run is at work.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@json_option
+@click.pass_obj
+def backup(settings: Globals, file: Path, force: bool, as_json: bool) -> None:
+    """Prints the size of the copy, and how to restore it."""
+    report = api.backup(file, force=force, project=settings.project_dir)
+    print_report(report, lambda: backup_lines(report), as_json=as_json, quiet=settings.quiet)
+
+
+def backup_lines(report: BackupReport) -> list[str]:
+    """The copy, and the command that restores it."""
+    copy, database = from_here(report.file), from_here(report.database)
+    old = shlex.join([f"{database}-wal", f"{database}-shm"])
+    restore = f"rm -f {old} && {shlex.join(['cp', copy, database])}"
+    return [f"{copy}: {megabytes(report.bytes)}", f"Restore it, while no run is at work, with: {restore}"]

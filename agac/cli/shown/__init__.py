@@ -1,1 +1,0 @@
-"""What commands print, composed as lines of text: one module a command."""

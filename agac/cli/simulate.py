@@ -1,0 +1,74 @@
+"""`agac simulate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agac.cli.main import enable_gc
+from agac.cli.terminal import print_text
+from agac.core.errors import AgacError, UsageError
+from agac.simulator.settings import Flag, Settings, SimulatorError, setting_flags
+
+PORT = 8088
+"""The port without `--port`."""
+
+
+class WithKinds(click.Command):
+    """A command whose help names every kind of fault."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The kinds, from where they are read."""
+        from agac.simulator.faults import FAULTS
+
+        with formatter.section("Kinds of faults (what each does: the guide's page on the simulator)"):
+            formatter.write_text(text=", ".join(FAULTS))
+
+
+def setting_options(function: Callable[..., None]) -> Callable[..., None]:
+    """An option for each setting of the simulator, as it is declared there."""
+    for name, flag, default in reversed([*setting_flags()]):
+        if flag.public:
+            default = PORT if name == "port" else default
+            function = _option(name, flag, default)(function)
+    return function
+
+
+def _option(name: str, flag: Flag, default: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    if flag.kind is bool:
+        return click.option(f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help)
+    kind: Any = flag.kind
+    if kind is Path:
+        kind = click.Path(path_type=Path, dir_okay=False)
+    elif flag.least is not None:
+        kind = (click.IntRange if kind is int else click.FloatRange)(flag.least, flag.most)
+    shown = default is not None
+    return click.option(
+        f"--{flag.name}", name, type=kind, metavar=flag.metavar, default=default, show_default=shown, help=flag.help
+    )
+
+
+@click.command(
+    cls=WithKinds,
+    help="Serve a simulated provider on this machine, until Ctrl-C. GET /account reports its requests and charges.",
+)
+@setting_options
+@click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
+def simulate(as_json: bool, **settings: Any) -> None:
+    """Loopback only."""
+    from agac.simulator.server import run_simulator
+
+    def ready(base_url: str) -> None:
+        text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
+        print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+
+    enable_gc()
+    try:
+        run_simulator(Settings(**settings), ready)
+    except SimulatorError as error:
+        kind = UsageError if error.exit_code == 2 else AgacError
+        raise kind("; ".join(error.problems)) from error

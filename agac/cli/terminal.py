@@ -1,0 +1,434 @@
+"""What is printed and how: results on standard output, everything else on standard error, in text, tables and JSON.
+
+Here is also the text that all commands share: counts, sizes, times, money, and the command line as it was typed.
+Text of models and inputs is shown with escapes for every character that would control a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+from unicodedata import combining, east_asian_width
+
+import click
+
+from agac.core.errors import Problem
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
+    "\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"  # hidden line ends, and characters that turn the direction
+    "\ud800-\udfff]"  # lone surrogates
+)
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def plain(text: str) -> str:
+    """`text` with an escape such as `\\x1b` for each character that would move, hide or recolour what is shown."""
+    return _UNSAFE.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def harmless(text: str) -> str:
+    """The same for text that agac may have coloured itself: colours stay."""
+    if not _UNSAFE.search(text):
+        return text
+    pieces = _COLOUR.split(text)
+    pieces[::2] = map(plain, pieces[::2])
+    return "".join(pieces)
+
+
+def on_one_line(text: str, encoding: str | None) -> str:
+    """The text on one line, in characters that a stream of this encoding has."""
+    line = plain(text).replace("\t", "\\t").replace("\n", "\\n")
+    try:
+        return line.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
+    except LookupError:
+        return ascii(line)[1:-1]
+
+
+def is_unicode(encoding: str | None) -> bool:
+    """Whether a stream of this encoding has every character."""
+    return (encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def cropped(text: str, width: int, mark: str = "…") -> str:
+    """The text in at most `width` cells; `mark` stands for the missing part."""
+    if cells(text) <= width:
+        return text
+    kept, used = [], len(mark)
+    for sign in text:
+        used += cells(sign)
+        if used > width:
+            break
+        kept.append(sign)
+    return ("".join(kept) + mark)[:width] if width > 0 else ""
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """The text filled with blanks to `width` cells, after it or, with `right`, before it."""
+    blanks = " " * (width - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def first_line(text: str, limit: int = 300) -> str:
+    """A message on one line, of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[:limit]}…"
+
+
+LONG = 400
+"""Characters of one value on a terminal, where it may be cut; in a file or a pipe nothing is."""
+
+
+def shortened(text: str, *, cut: bool) -> str:
+    """A value in a list of values: further lines of it are indented; with `cut`, only the beginning of a long one."""
+    shown = text if not cut or len(text) <= LONG else f"{text[:LONG]}… ({len(text):,} characters)"
+    return shown.rstrip("\n").replace("\n", "\n    ")
+
+
+def indented(text: str, by: str = "  ") -> str:
+    """Every line of `text` further to the right."""
+    return "\n".join(f"{by}{line}".rstrip() for line in text.split("\n"))
+
+
+def sentence(text: str) -> str:
+    """A message with a capital letter, on a line of its own."""
+    return plain(text[:1].upper() + text[1:])
+
+
+ROW_OUTCOMES = ("done", "skipped", "failed", "dropped", "open")
+TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
+BY_GUARDS = ("skipped", "dropped")
+"""Outcomes that most workflows do not have."""
+
+
+def counted(count: int, what: str, plural: str = "") -> str:
+    """`1 row`, `2 rows`; `plural` where an `s` is not enough."""
+    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+
+
+def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The outcomes that a table has columns for: those of guards only where there are any."""
+    return [name for name in names if name not in BY_GUARDS or any(one[name] for one in counts)]
+
+
+def row_words(rows: Mapping[str, int]) -> str:
+    """`58 done, 2 dropped`: the outcomes of rows, without those that no row has."""
+    return ", ".join(f"{rows[name]:,} {name}" for name in ROW_OUTCOMES if rows[name] or name == "done")
+
+
+def selection_words(selection: dict[str, Any]) -> str:
+    """The rows of the input that take part; empty for all."""
+    if not selection:
+        return ""
+    limit, offset, sample = selection.get("limit"), selection.get("offset", 0), selection.get("sample")
+    many = counted(limit, "row") if limit is not None else "all rows"
+    if sample is not None:
+        drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
+        many = drawn if limit is None else f"{many} of {drawn}"
+    return f"{many} from row {offset + 1:,}" if offset else many
+
+
+def skip_words(reason: dict[str, Any]) -> str:
+    """Why a stage skipped or dropped a row, on one line: its guard with the values, or its function."""
+    if "python" in reason:
+        return f"{reason['python']} gave None"
+    guard = " ".join(reason["when"].splitlines())
+    values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
+    return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
+
+
+def replicas_words(stage: Mapping[str, Any]) -> str:
+    """`3, vote on label`: how many times a stage runs each row; empty for once."""
+    if stage.get("replicas", 1) == 1:
+        return ""
+    return f"{stage['replicas']}, vote on {stage['vote']}" if stage.get("vote") else f"{stage['replicas']}"
+
+
+def megabytes(size: int) -> str:
+    """A size on disk."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def call_time(milliseconds: float) -> str:
+    """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
+    if milliseconds < 100:
+        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "under 1 ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def dollars(usd: float, digits: int | None = 4, *, simulated: bool = False, about: str = "") -> str:
+    """`$12.4000`, `simulated ~$0.0103`; `digits` None: two, or four of less than ten cents."""
+    if digits is None:
+        digits = 2 if usd >= 0.095 or not usd else 4
+    return f"{'simulated ' if simulated else ''}{about}${usd:,.{digits}f}"
+
+
+def price(usd: float | None, *, simulated: bool) -> str:
+    """`$12.40`, `simulated $0.0103`, `price unknown`."""
+    return "price unknown" if usd is None else dollars(usd, None, simulated=simulated)
+
+
+def cost_of(calls: Mapping[str, Any]) -> str:
+    """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
+    unpriced = counted(calls["calls_without_price"], "call") + " without a known price"
+    if calls["cost_usd"] is None:
+        return unpriced
+    cost = dollars(calls["cost_usd"], simulated=calls["cost_is_simulated"])
+    return f"{cost} and {unpriced}" if calls["calls_without_price"] else cost
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
+    is too wide, cells wrap between words if that is enough; elsewhere it is plain text. Nothing is ever cut off."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        texts = [[*header], *([plain(_row_line(_cell(value))) for value in row] for row in rows)]
+        least = [
+            max(cells(word) for text in column for word in [*text.split(), ""]) for column in zip(*texts, strict=True)
+        ]
+        if sum(least) + 2 * (len(least) - 1) <= width:
+            return _rich_table(texts, least, _numbers(header, rows), width)
+    return "\n".join(table_lines(header, [rows]))
+
+
+def _rich_table(texts: list[list[str]], least: list[int], right: list[bool], width: int) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, smallest, to_right in zip(texts[0], least, right, strict=True):
+        shown.add_column(Text(name), justify="right" if to_right else "left", min_width=smallest)
+    for row in texts[1:]:
+        shown.add_row(*map(Text, row))
+    console = Console(width=width, color_system="standard" if _has_colours(sys.stdout) else None, force_terminal=True)
+    with console.capture() as capture:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+
+
+def table_lines(
+    header: Sequence[str], blocks: Iterable[Sequence[Sequence[object]]], cell: Callable[[object], str] | None = None
+) -> Iterator[str]:
+    """The plain table of any number of rows: columns are as wide as the widest cell so far, and only a block is kept.
+
+    `cell` makes the text of a value.
+    """
+    names = [_row_line(name) for name in header]
+    widths = [cells(name) for name in names]
+    right: list[bool] | None = None
+    for rows in blocks:
+        texts = [[_row_line((cell or _cell)(value)) for value in row] for row in rows]
+        for line in texts:
+            widths = [max(width, cells(text)) for width, text in zip(widths, line, strict=True)]
+        if right is None:
+            right = _numbers(header, rows)
+            yield _aligned(names, widths, right)
+        yield from (_aligned(line, widths, right) for line in texts)
+
+
+def _numbers(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    return [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+
+
+def _aligned(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    pairs = zip(texts, widths, right, strict=True)
+    return "  ".join(padded(text, width, right=to_right) for text, width, to_right in pairs).rstrip()
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _row_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
+
+
+_plain_only = False
+
+
+def use_no_colour() -> None:
+    """From now on text is plain, on a terminal too."""
+    global _plain_only
+    _plain_only = True
+
+
+def prepare_streams() -> None:
+    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_text(text: str, *, flush: bool = False) -> None:
+    """Print a result on standard output."""
+    print(_for(sys.stdout, text), flush=flush)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print a long result on standard output, one line at a time."""
+    for line in lines:
+        print_text(line)
+
+
+def print_json(value: Any) -> None:
+    """Print a result for machines on standard output."""
+    # a stream without all characters gets JSON's own escapes, so that it stays JSON
+    print(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False))
+
+
+def print_report(report: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:
+    """Print a report of the API: with `as_json` its JSON, else these lines, unless `quiet`."""
+    if as_json:
+        print_json(report.as_json())
+    elif not quiet:
+        print_text("\n".join(lines()))
+
+
+def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
+    """Print one problem per line."""
+    _flush_results()
+    for problem in problems:
+        print(problem, file=stream)
+
+
+def say(text: str) -> None:
+    """Print on standard error, after the results printed before, where both end in one file."""
+    _flush_results()
+    print(_for(sys.stderr, text), file=sys.stderr)
+
+
+def say_error(message: str, *more: str, word: str = "error", colour: str = "red") -> None:
+    """Say `error: message`, then further lines below it."""
+    say("\n".join([styled(f"{word}: ", colour) + message, *(f"  {line}" for line in more)]))
+
+
+def styled(text: str, colour: str) -> str:
+    """`text` in a colour where standard error is a terminal and the user did not ask for plain text."""
+    return click.style(text, fg=colour) if _has_colours(sys.stderr) else text
+
+
+def _has_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not _plain_only and not os.environ.get("NO_COLOR")
+
+
+def is_watched() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+def _for(stream: TextIO, text: str) -> str:
+    """The text as it is; for a terminal, without control characters of replies and rows."""
+    return harmless(text) if stream.isatty() else text
+
+
+def _flush_results() -> None:
+    """Text that cannot be written here stays in the buffer and is reported at the end of the program."""
+    with suppress(OSError):
+        sys.stdout.flush()
+
+
+def confirmed(question: str) -> bool | None:
+    """Ask the user. None: there is no user at a terminal. Ctrl-C ends the command at once."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
+    try:
+        while True:
+            print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+            answer = _read_line().strip().lower()
+            if answer in ("y", "yes", "n", "no", ""):
+                return answer in ("y", "yes")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read_line() -> str:
+    """A line from the terminal. Waits in short steps: a Ctrl-C just before a blocking read would be seen only after
+    it, when a key is pressed."""
+    while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
+    return sys.stdin.readline()
+
+
+def from_here(path: Path) -> str:
+    """A path as it can be typed in the current folder."""
+    return os.path.relpath(path)
+
+
+def typed_command() -> str:
+    """The command as it was typed."""
+    return shlex.join(["agac", *sys.argv[1:]])
+
+
+def without(command: str, *flags: str) -> str:
+    """A command without these flags and their values."""
+    words = iter(shlex.split(command))
+    kept = []
+    for word in words:
+        if word in flags:
+            next(words, None)
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def without_switch(command: str, *switches: str) -> str:
+    """A command without these flags, which take no value."""
+    return shlex.join(word for word in shlex.split(command) if word not in switches)
+
+
+def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = False) -> str:
+    """The command as it was typed, without `--fresh`, which would start again, unless `fresh`; for one workflow."""
+    words = [word for word in sys.argv[1:] if word != "--fresh" or fresh]
+    if len(workflows) > 1:
+        others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
+        pairs = zip(["", *words], words, strict=False)
+        words = [
+            w for before, w in pairs if w not in ("-a", "--workflow", *others) and before not in ("-a", "--workflow")
+        ]
+        words += ["-a", workflow]
+    return shlex.join(["agac", *words])
+
+
+def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
+    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
+    command = without(command_to_resume(workflow, workflows, fresh=True), "--show")
+    words = shlex.split(without_switch(command, "--json", "--dry-run"))
+    if "run" not in words:
+        words[words.index("plan")] = "run"
+    return shlex.join(words)

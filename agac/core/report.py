@@ -1,0 +1,93 @@
+"""How values are printed by `--json`: one encoder for all reports, with times, money and durations in one form each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cache
+from operator import attrgetter
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints, overload
+
+
+@overload
+def iso(seconds: float) -> str: ...
+@overload
+def iso(seconds: None) -> None: ...
+@overload
+def iso(seconds: float | None) -> str | None: ...
+def iso(seconds: float | None) -> str | None:
+    """Seconds since 1970 as text, UTC: `2026-11-22T10:00:00Z`."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def usd(amount: float | None) -> float | None:
+    """An amount of money in USD, to the millionth."""
+    return None if amount is None else round(amount, 6)
+
+
+Moment = Annotated[float, iso]
+"""Seconds since 1970, printed as text."""
+
+Usd = Annotated[float, usd]
+"""An amount of money, rounded where it is printed."""
+
+
+class Report:
+    """A dataclass that `--json` prints as an object of its fields, in their order unless JSON_KEYS says otherwise.
+
+    JSON_KEYS are the keys in their order; each is the name of a field or property, or `key=name` (which may be a path,
+    as `key=run.id`) where the two differ. A type `Annotated[…, convert]` prints what `convert` makes of the value.
+    """
+
+    __slots__ = ()
+    JSON_KEYS: ClassVar[tuple[str, ...]] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return _object(self)
+
+
+def json_form(value: Any) -> Any:
+    """A value as JSON has it: records are objects, paths are texts, members of enums their values."""
+    if isinstance(value, Report):
+        return value.as_json()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_dataclass(value) or hasattr(value, "_fields"):
+        return _object(value)
+    if isinstance(value, Mapping):
+        return {key: json_form(one) for key, one in value.items()}
+    return [json_form(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    kind: Any = type(value)
+    return {key: form(read(value)) for key, read, form in _members(kind)}
+
+
+@cache
+def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]:
+    """The keys of a record, each with what reads its value and what makes JSON of that."""
+    names = [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
+    hints = get_type_hints(kind, include_extras=True)
+    found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = []
+    for entry in getattr(kind, "JSON_KEYS", ()) or names:
+        key, _, name = entry.partition("=")
+        name = name or key
+        declared = getattr(kind, name, None)
+        getter = declared.fget if isinstance(declared, property) else None
+        hint = get_type_hints(getter, include_extras=True).get("return") if getter else hints.get(name)
+        convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
+        found.append((key, attrgetter(name), json_form if convert is None else _unless_none(convert)))
+    return found
+
+
+def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)

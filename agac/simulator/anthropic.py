@@ -1,0 +1,403 @@
+"""Anthropic's Messages API: how requests and schemas are read, how answers, events and errors are written.
+
+Facts: platform.claude.com (Messages, Errors, Structured outputs) and the anthropic SDK 2.12, read November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from agac.simulator.limits import RateLimits
+from agac.simulator.replies import (
+    COUNT,
+    FINGERPRINT,
+    OBJECT,
+    TEXT,
+    TRUTH,
+    ApiError,
+    Event,
+    Kind,
+    ModelAnswer,
+    ModelApi,
+    ModelCall,
+    between,
+    canonical,
+    content_digest,
+    pieces,
+    prompt_tokens,
+    prompted_schema,
+    read_object,
+    wrong_parameters,
+)
+from agac.simulator.schema_compiler import walk_schema
+from agac.simulator.schema_values import word_set
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""The name of an error of each status."""
+
+ERROR_CODES: dict[str | None, str | None] = {
+    "insufficient_quota": "enforced_spend_limit_reached",
+    **dict.fromkeys(
+        word_set(
+            "rate_limit_exceeded invalid_api_key model_not_found server_is_overloaded server_error invalid_json_schema "
+            "unknown_url"
+        )
+    ),
+}
+"""Codes of OpenAI's, which the rest of the simulator uses, with Anthropic's `error_code`; None: it has none."""
+
+VERSION = "2023-06-01"
+"""The API version of requests that sample (`temperature`, `top_p`, `top_k`); the one after it refuses these."""
+
+NO_SAMPLING = "2026-10-21"
+
+PARAMETERS = word_set(
+    "model messages max_tokens system stream temperature top_p top_k stop_sequences output_config thinking "
+    "service_tier metadata tools tool_choice container inference_geo speed diagnostics cache_control user_profile_id"
+)
+SAMPLING = word_set("temperature top_p top_k")
+UNSUPPORTED: dict[str, Any] = {"tools": [], "container": None, "speed": "standard", "diagnostics": None}
+"""Parameters of the real API that are not simulated, each with the one value that changes nothing."""
+
+TEXTS: Kind = (
+    lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
+    "a list of strings that are not blank",
+)
+TIER: Kind = (lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'")
+KINDS: dict[str, Kind] = {
+    "max_tokens": COUNT,
+    "temperature": between(0, 1),
+    "top_p": between(0, 1),
+    "top_k": COUNT,
+    "stream": TRUTH,
+    "stop_sequences": TEXTS,
+    "output_config": OBJECT,
+    "thinking": OBJECT,
+    "service_tier": TIER,
+    "metadata": OBJECT,
+}
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+MIN_THINKING_TOKENS = 1024
+STOPS = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}
+
+NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+UNSUPPORTED_BOUNDS = {
+    "string": ("minLength", "maxLength"),
+    "integer": NUMBER_BOUNDS,
+    "number": NUMBER_BOUNDS,
+    "array": ("maxItems", "uniqueItems"),
+}
+"""Keywords that a type cannot be held to."""
+
+UNSUPPORTED_KEYWORDS = (
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "patternProperties",
+    "prefixItems",
+    "contains",
+    "dependentRequired",
+)
+MAX_OPTIONAL = 24
+MAX_UNIONS = 16
+
+DESCRIBED_BOUNDS = re.compile(r"\{[A-Za-z]+: .*\}\Z", re.DOTALL)
+BOUND = re.compile(r"([A-Za-z]+): ")
+BOUNDS = frozenset(
+    (*(name for names in UNSUPPORTED_BOUNDS.values() for name in names), "minItems", "format", "pattern")
+)
+"""What SDKs move out of a schema into a description: a model reads it there."""
+
+
+def bad(place: str, problem: str) -> ApiError:
+    """A request that is refused: where in it, and why."""
+    return ApiError(400, f"{place}: {problem}", param=place)
+
+
+def message_error(error: ApiError) -> dict[str, Any]:
+    """An error as Anthropic writes it. A code that is the name of a type is the type, whatever the status."""
+    kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    code = ERROR_CODES.get(error.code, error.code)
+    if code in ERROR_TYPES.values():
+        kind, code = str(code), None
+    about: dict[str, Any] = {"type": kind, "message": error.message}
+    if code is not None:
+        about["details"] = {"error_code": code}
+    return {"type": "error", "error": about, "request_id": None}
+
+
+def anthropic_headers(number: int, limits: RateLimits) -> dict[str, str]:
+    """A reply's own headers: its number, and what is left of the limits, until when (RFC 3339)."""
+    headers = {"request-id": f"req_sim_{number}"}
+    now = time.time()
+    for unit, limit, remaining, reset in limits.levels(time.monotonic()):
+        headers[f"anthropic-ratelimit-{unit}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{unit}-remaining"] = str(remaining)
+        headers[f"anthropic-ratelimit-{unit}-reset"] = utc_text(now + reset, "seconds")
+    return headers
+
+
+def utc_text(moment: float, timespec: str) -> str:
+    """A time as RFC 3339 writes it."""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
+    """Reads a request; raises ApiError as Anthropic would answer it. What it may hold depends on the API's version."""
+    version = headers.get("anthropic-version", "")
+    if not version:
+        raise bad("anthropic-version", "header is required")
+    return read_message_request(read_object(body), seed, version)
+
+
+def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION) -> ModelCall:
+    """A request for a message (or the `params` of a batch's request). `stream` is taken out of it."""
+    check_values(data, version)
+    messages = (*read_system(data.get("system")), *(read_message(i, m) for i, m in enumerate(data["messages"])))
+    stream = data.pop("stream", None) or False
+    schema = read_output_format(data)
+    prompted, key = prompted_schema(messages) if schema is None else (schema, canonical(schema))
+    return ModelCall(
+        model=data["model"],
+        messages=messages,
+        digest=content_digest(seed, data),
+        prompt_tokens=prompt_tokens(messages),
+        schema=prompted,
+        schema_key=key,
+        max_tokens=data["max_tokens"],
+        stop=tuple(data.get("stop_sequences") or ()),
+        stream=stream,
+    )
+
+
+def check_values(data: Mapping[str, Any], version: str) -> None:
+    """Refuses what Anthropic refuses, and what is not simulated."""
+    allowed = PARAMETERS - (SAMPLING if version >= NO_SAMPLING else set())
+    for name in sorted(set(data) - allowed):
+        raise bad(name, "Extra inputs are not permitted")
+    for name in ("model", "max_tokens", "messages"):
+        if data.get(name) is None:
+            raise bad(name, "Field required")
+    if not isinstance(data["model"], str) or not data["model"]:
+        raise bad("model", "Input should be a string that is not empty")
+    if not isinstance(data["messages"], list) or not data["messages"]:
+        raise bad("messages", "at least one message is required")
+    for name, wanted in wrong_parameters(data, UNSUPPORTED, KINDS):
+        raise bad(name, f"Input should be {wanted}" if wanted else "not supported by the simulator: leave it out")
+    check_thinking(data.get("thinking"), data["max_tokens"])
+
+
+def check_thinking(thinking: Any, max_tokens: int) -> None:
+    """Refuses a wrong amount or kind of thinking."""
+    if thinking is None:
+        return
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind not in ("adaptive", "enabled", "disabled", "between_tools"):
+        raise bad("thinking.type", "Input should be 'adaptive', 'enabled', 'disabled' or 'between_tools'")
+    if kind != "enabled":
+        if budget is not None:
+            raise bad(f"thinking.{kind}.budget_tokens", "Extra inputs are not permitted")
+        return
+    if type(budget) is not int or budget < MIN_THINKING_TOKENS:
+        raise bad("thinking.enabled.budget_tokens", f"Input should be greater than or equal to {MIN_THINKING_TOKENS}")
+    if budget >= max_tokens:
+        raise ApiError(400, "`max_tokens` must be greater than `thinking.budget_tokens`.")
+
+
+def read_output_format(data: Mapping[str, Any]) -> Any:
+    """The schema that the answer is held to, None if there is none."""
+    config = data.get("output_config") or {}
+    for name in sorted(set(config) - {"effort", "format"}):
+        raise bad(f"output_config.{name}", "Extra inputs are not permitted")
+    if config.get("effort") not in (None, *EFFORTS):
+        raise bad("output_config.effort", f"Input should be one of {', '.join(EFFORTS)}")
+    form = config.get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise bad("output_config.format.type", "Input should be 'json_schema'")
+    if set(form) != {"type", "schema"} or not isinstance(form["schema"], dict):
+        raise bad("output_config.format", "Input should be an object with 'type' and 'schema' and nothing else")
+    text = canonical(form["schema"])
+    problem = schema_problem(text)
+    if problem is not None:
+        raise bad("output_config.format.schema", problem)
+    return schema_with_described_bounds(text)
+
+
+def read_system(system: Any) -> tuple[tuple[str, str], ...]:
+    """The system prompt, as a message."""
+    return () if system is None else (("system", read_content(system, "system")),)
+
+
+def read_message(index: int, message: Any) -> tuple[str, str]:
+    """Role and text of a message."""
+    place = f"messages.{index}"
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        raise bad(f"{place}.role", "Input should be 'user' or 'assistant'")
+    return message["role"], read_content(message.get("content"), f"{place}.content")
+
+
+def read_content(content: Any, place: str) -> str:
+    """A text, or blocks of text joined. Blocks of other kinds are not simulated."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(
+        isinstance(b, dict) and b.get("type") == "text" and TEXT[0](b.get("text")) for b in blocks
+    ):
+        raise bad(place, "Input should be a string or a list of text blocks")
+    if not blocks or not all(block["text"] for block in blocks):
+        raise bad(place, "text content blocks must be non-empty")
+    return "".join(block["text"] for block in blocks)
+
+
+def message_object(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+    """The message object of an answer. One that was refused says so in `stop_reason`, and has no text."""
+    blocks = [{"type": "text", "text": answer.content, "citations": None}] if answer.content else []
+    return message_frame(call) | {"content": blocks} | stop_fields(answer) | {"usage": message_usage(call, answer)}
+
+
+def message_frame(call: ModelCall) -> dict[str, Any]:
+    """What every message object has. `system_fingerprint` is not Anthropic's: it marks the simulator, as in chat."""
+    return {
+        "id": f"msg_sim{call.digest.hex()}",
+        "type": "message",
+        "role": "assistant",
+        "model": call.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "stop_details": None,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
+    """Why the model stopped."""
+    if answer.refusal is None and answer.finish != "content_filter":
+        return {"stop_reason": STOPS[answer.finish], "stop_sequence": None, "stop_details": None}
+    category = None if answer.refusal is not None else "general_harms"
+    details = {"type": "refusal", "category": category, "explanation": answer.refusal}
+    return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
+
+
+def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+    """The charged tokens. `service_tier` among a call's extras says who served it; a batch is one of its values."""
+    return {
+        "input_tokens": call.prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": answer.tokens,
+        "service_tier": call.extras.get("service_tier", "standard"),
+    }
+
+
+def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
+    """All events of an answer, its text in pieces."""
+    usage = message_usage(call, answer)
+    yield {"type": "message_start", "message": message_frame(call) | {"usage": usage | {"output_tokens": 1}}}
+    yield {"type": "ping"}
+    if answer.content:
+        block = {"type": "text", "text": "", "citations": None}
+        yield {"type": "content_block_start", "index": 0, "content_block": block}
+        for piece in pieces(answer.content):
+            yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
+        yield {"type": "content_block_stop", "index": 0}
+    yield {"type": "message_delta", "delta": stop_fields(answer), "usage": {"output_tokens": usage["output_tokens"]}}
+    yield {"type": "message_stop"}
+
+
+def failing_message_events(call: ModelCall, answer: ModelAnswer, error: ApiError, as_response: bool) -> Iterator[Event]:
+    """The same until halfway; then an `error`, and nothing after it."""
+    events = list(message_events(call, answer))
+    yield from events[: max(1, len(events) // 2)]
+    yield message_error(error)
+
+
+@lru_cache(maxsize=256)
+def schema_problem(text: str) -> str | None:
+    """Why a schema is refused, None if it is not. `text` is its JSON, so that each schema is checked once."""
+    nodes = [node for _, node in schema_nodes(json.loads(text))]
+    problem = next((problem for node in nodes for problem in node_problems(node)), None)
+    if problem is not None:
+        return problem
+    optional = sum(len(set(node.get("properties") or ()) - set(node.get("required") or ())) for node in nodes)
+    if optional > MAX_OPTIONAL:
+        return f"Schema has {optional} optional parameters, the limit is {MAX_OPTIONAL}"
+    unions = sum("anyOf" in node or isinstance(node.get("type"), list) for node in nodes)
+    return f"Schema has {unions} union types, the limit is {MAX_UNIONS}" if unions > MAX_UNIONS else None
+
+
+def node_problems(node: dict[str, Any]) -> Iterator[str]:
+    """What is not allowed in one schema."""
+    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    if "object" in kinds and node.get("additionalProperties") is not False:
+        yield "For 'object' type, 'additionalProperties' must be explicitly set to false"
+    for kind in kinds:
+        found = [name for name in UNSUPPORTED_BOUNDS.get(str(kind), ()) if name in node]
+        if found:
+            yield f"For '{kind}' type, properties {', '.join(found)} are not supported"
+    if "array" in kinds and node.get("minItems", 0) not in (0, 1):
+        yield "For 'array' type, 'minItems' values other than 0 or 1 are not supported"
+    yield from (f"'{name}' is not supported" for name in UNSUPPORTED_KEYWORDS if name in node)
+    if not node.keys() & {"type", "anyOf", "allOf", "$ref", "enum", "const"}:
+        yield "Schema must have a 'type', 'anyOf', 'allOf', '$ref', 'enum' or 'const'"
+
+
+def schema_nodes(schema: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A schema and those within it that Anthropic looks at."""
+    return walk_schema(schema, ("anyOf", "allOf"))
+
+
+@lru_cache(maxsize=256)
+def schema_with_described_bounds(text: str) -> Any:
+    """A schema (its JSON) with the bounds that its descriptions end in, as in `A mark.\n\n{minimum: 1, maximum: 5}`."""
+    schema = json.loads(text)
+    for _, node in list(schema_nodes(schema)):
+        node.update(described_bounds(node.get("description")))
+    return schema
+
+
+def described_bounds(description: Any) -> dict[str, Any]:
+    """The bounds at the end of a description; none if it ends in something else."""
+    found = DESCRIBED_BOUNDS.search(description) if isinstance(description, str) else None
+    rest, bounds = found[0][1:] if found else "", {}
+    while name := BOUND.match(rest):
+        try:
+            bounds[name[1]], end = json.JSONDecoder().raw_decode(rest, name.end())
+        except ValueError:
+            return {}
+        rest = rest[end:].removeprefix(", ")
+    return bounds if rest == "}" and bounds.keys() <= BOUNDS else {}
+
+
+MESSAGES = ModelApi(
+    read=read_body,
+    reply=message_object,
+    events=message_events,
+    failed=lambda call, error: message_error(error),
+    failing_events=failing_message_events,
+    error=message_error,
+    headers=anthropic_headers,
+)

@@ -1,0 +1,520 @@
+"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder beside it.
+
+Functions that read and write files and batches work within the caller's transaction. How far a batch is at a moment
+follows from its fields, its faults and the clock (`Batch.due` and below it).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from agac.simulator.faults import FAULTS
+from agac.simulator.settings import SimulatorError
+
+if sys.platform != "win32":
+    import fcntl
+
+VERSION = 1
+APPLICATION = 0x53494D41
+"""By which SQLite's file header names the program that owns the file."""
+
+WRITE_TIMEOUT_S = 60.0
+"""Seconds for which a writer waits for another process that writes to the same file."""
+
+LOCK_INTERVAL_S = 0.02
+"""Seconds between attempts to take the lock that another process holds."""
+
+DAY = 86_400.0
+RESULTS_KEPT = 29 * DAY
+"""How long Anthropic keeps results."""
+
+SCHEMA = f"""
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+CREATE TABLE setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE counter (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE charged (digest INTEGER PRIMARY KEY);
+CREATE TABLE file (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL, created_at REAL NOT NULL, expires_at REAL, lag INTEGER NOT NULL DEFAULT 0,
+    deleted INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE batch (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, family TEXT NOT NULL, ended INTEGER NOT NULL,
+    told TEXT NOT NULL
+);
+CREATE INDEX batch_open ON batch (ended, seq);
+"""
+"""`told` is a batch as JSON: its fields."""
+
+
+@dataclass(slots=True)
+class StoredFile:
+    """An uploaded or written file. `lag` is how many creates still do not find it."""
+
+    seq: int
+    id: str
+    name: str
+    purpose: str
+    bytes: int
+    created_at: float
+    expires_at: float | None
+    lag: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch: what was requested, and how far it is. Times are seconds by the simulator's clock; sizes are bytes.
+
+    `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
+    for it when it was created, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad`
+    ones. `read`, `out_size` and `err_size` say how far its input was read and its results were written by then.
+    `ended` is empty until it has ended, then completed, failed, expired or cancelled.
+    """
+
+    id: str
+    family: str
+    endpoint: str
+    input_id: str
+    created_at: float
+    seconds: float
+    expires_at: float | None
+    window: str = "24h"
+    metadata: dict[str, str] | None = None
+    kept_seconds: float | None = None
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    number: int = 0
+    model: str = ""
+    validated: bool = False
+    total: int = 0
+    enqueued_tokens: int = 0
+    executed: int = 0
+    read: int = 0
+    out_size: int = 0
+    err_size: int = 0
+    good: int = 0
+    bad: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cancel_at: float | None = None
+    ended: str = ""
+    ended_at: float | None = None
+    output_id: str | None = None
+    error_id: str | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    deleted: bool = False
+    seq: int = 0
+
+    def fault(self, kind: str) -> dict[str, Any] | None:
+        """The first picked rule of a kind."""
+        return next((rule for rule in self.faults if rule["kind"] == kind), None)
+
+    def hidden_by(self, kind: str, now: float) -> bool:
+        """Whether a fault with `seconds` still applies: it counts them from the creation."""
+        rule = self.fault(kind)
+        return rule is not None and now < self.created_at + rule["seconds"]
+
+    def due(self, now: float) -> int:
+        """How many of its requests are done by then: evenly from its creation on, over the seconds that it takes. A
+        batch that was cancelled does no more than it had done."""
+        if self.cancel_at is not None:
+            return self.executed
+        passed = (now if self.expires_at is None else min(now, self.expires_at)) - self.created_at
+        if self.seconds <= 0 or passed >= self.seconds:
+            return self.reachable
+        return min(self.reachable, math.floor(self.total * max(0.0, passed) / self.seconds + 1e-9))
+
+    @property
+    def reachable(self) -> int:
+        """How many of its requests will ever be done."""
+        limits = [self.total]
+        if (rule := self.fault("batch_expire")) is not None:
+            limits.append(self.total // 2 if rule.get("after") is None else rule["after"])
+        if (rule := self.fault("batch_stuck")) is not None:
+            everything = self.total if self.stuck_status == "finalizing" else 0
+            limits.append(everything if rule.get("after") is None else rule["after"])
+        return min(limits)
+
+    def ending(self, now: float) -> tuple[str, float] | None:
+        """How and when it ends, None if it does not."""
+        if self.cancel_at is not None:
+            return "cancelled", self.cancel_at
+        if self.stuck_status:
+            return None
+        done_at = self.created_at + max(0.0, self.seconds)
+        if self.expires_at is not None and done_at > self.expires_at:
+            return ("expired", self.expires_at) if now >= self.expires_at else None
+        if now < done_at:
+            return None
+        return ("expired" if self.fault("batch_expire") else "completed"), done_at
+
+    def behind(self, now: float) -> bool:
+        """Whether there is anything to do for it by then."""
+        if not self.validated:
+            return self.stuck_status != "validating" or self.cancel_at is not None
+        return self.executed < self.due(now) or self.ending(now) is not None
+
+    @property
+    def stuck_status(self) -> str:
+        """The status at which it stays, empty for a batch that continues."""
+        rule = self.fault("batch_stuck")
+        return (rule.get("word") or "finalizing") if rule else ""
+
+    def status(self, now: float) -> str:
+        """Its status, in OpenAI's words or in those of a fault."""
+        if masked := self.masked_status(now):
+            return masked
+        if self.ended or self.cancel_at is not None:
+            return self.ended or "cancelling"
+        stuck = self.stuck_status
+        if stuck and (stuck == "validating" or (self.validated and self.executed >= self.reachable)):
+            return stuck
+        if not self.validated:
+            return "validating"
+        return "finalizing" if self.executed >= self.total else "in_progress"
+
+    def masked_status(self, now: float) -> str:
+        """An unknown status, for as long as a fault says it."""
+        rule = self.fault("batch_unknown_status")
+        return str(rule["word"]) if rule and self.hidden_by("batch_unknown_status", now) else ""
+
+
+class BatchStore:
+    """A state file and its folder. Without a path both are temporary; nothing is created before it is needed.
+
+    Every thread has a connection of its own. Several processes may share a file: writes are short transactions, and the
+    process that works on batches holds `working`, so that nothing is done twice.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._temporary: Path | None = None
+        self._local = threading.local()
+        self._opening = threading.Lock()
+        self._open: list[sqlite3.Connection] = []
+        self._instance = b""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is anything to look at yet."""
+        return self._temporary is not None or (self._path is not None and self._path.exists())
+
+    @property
+    def path(self) -> Path:
+        """The state file; a temporary folder for it is made now if no path was given."""
+        if self._path is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="agac-simulator-"))
+            self._path = self._temporary / "state.db"
+        return self._path
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the bytes of files."""
+        return self.path.with_name(self.path.name + "-files")
+
+    def file_path(self, name: str) -> Path:
+        """The path of a file's bytes."""
+        return self.folder / name
+
+    def problems(self) -> list[str]:
+        """Why this state file cannot be used; looks at one that exists, and creates nothing."""
+        if self._path is None:
+            return []
+        if self._path.exists():
+            try:
+                self.db()
+            except SimulatorError as error:
+                return error.problems
+            return []
+        existing = next(folder for folder in self._path.absolute().parents if folder.exists())
+        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+            return []
+        return [f"state file {self._path} cannot be created in {existing}; name one in a folder that can be written to"]
+
+    def db(self) -> sqlite3.Connection:
+        """This thread's connection; creates the file. Raises SimulatorError for a file of another program."""
+        found: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if found is None:
+            with self._opening:
+                found = self._local.db = self._connect()
+        return found
+
+    def _connect(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            self._prepare(db)
+            self.folder.mkdir(exist_ok=True)
+        except (OSError, sqlite3.DatabaseError, SimulatorError) as error:
+            if db is not None:
+                db.close()
+            raise error if isinstance(error, SimulatorError) else self._unusable(str(error)) from error
+        self._open.append(db)
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Makes the tables of a new file; a file of another program is left as it is."""
+        db.execute("BEGIN IMMEDIATE")
+        (version,), (owner,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id"))
+        if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute("INSERT INTO setting VALUES ('instance', ?)", (os.urandom(8),))
+        elif owner != APPLICATION:
+            raise self._unusable("it is a database of another program")
+        elif version != VERSION:
+            raise self._unusable("another version of the simulator wrote it")
+        db.execute("COMMIT")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA cache_size = -16384")  # KiB: charged digests are looked up all over the file
+        db.execute("PRAGMA synchronous = OFF")  # a kill loses nothing; a power cut may, and costs simulated money
+        self._instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()[0]
+
+    def _unusable(self, why: str) -> SimulatorError:
+        return SimulatorError([f"state file {self.path} cannot be used: {why}; name another one"])
+
+    def rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query; none, and nothing is created, if there is no state yet."""
+        return self.db().execute(statement, values).fetchall() if self.exists else []
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that may write: all of it happens, or nothing."""
+        db = self.db()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+    @contextmanager
+    def working(self, stopped: Callable[[], bool]) -> Iterator[bool]:
+        """Held by the one process that works on batches; ends with the process, however it dies. False: the simulator
+        was stopped while another process held it."""
+        if sys.platform == "win32":  # there, one process uses a state file
+            yield True
+            return
+        self.folder.mkdir(exist_ok=True)
+        with (self.folder / ".working").open("wb") as lock:
+            while not stopped():
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(LOCK_INTERVAL_S)
+                else:
+                    yield True
+                    return
+            yield False
+
+    def now(self) -> float:
+        """Seconds since 1970 by the simulator's clock: the machine's, moved forward by `advance`."""
+        ahead = self.rows("SELECT value FROM setting WHERE name = 'ahead'")
+        return time.time() + (ahead[0][0] if ahead else 0.0)
+
+    def advance(self, seconds: float) -> float:
+        """Moves the clock forward; gives the time it shows then."""
+        with self.write() as db:
+            db.execute(
+                "INSERT INTO setting VALUES ('ahead', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                (seconds,),
+            )
+        return self.now()
+
+    def new_id(self, prefix: str, *parts: object) -> str:
+        """A name that no other state file gives; the same again for the same parts."""
+        return prefix + blake2b(repr(parts).encode(), digest_size=12, key=self._instance).hexdigest()
+
+    def count(self, name: str, more: int = 1) -> int:
+        """Adds to a counter; gives its new value. Within a transaction."""
+        row = self.db().execute(
+            "INSERT INTO counter VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n RETURNING n", (name, more)
+        )
+        return int(row.fetchone()[0])
+
+    def count_faults(self, batch: Batch, phase: str) -> None:
+        """Counts the faults of a batch that take effect in a phase. Within a transaction."""
+        for rule in batch.faults:
+            if FAULTS[rule["kind"]].phase == phase:
+                self.count(f"fault.{rule['kind']}")
+
+    def counters(self) -> dict[str, int]:
+        """The counters since the last reset."""
+        return dict(self.rows("SELECT name, n FROM counter"))
+
+    def charge(self, digests: list[int]) -> int:
+        """Stores charged digests; gives how many of them are new. Within a transaction."""
+        made = self.db().executemany("INSERT OR IGNORE INTO charged VALUES (?)", zip(digests, strict=True))
+        return made.rowcount
+
+    def was_charged(self, digest: int) -> bool:
+        """Whether a batch was charged for this content."""
+        return bool(self.rows("SELECT 1 FROM charged WHERE digest = ?", (digest,)))
+
+    def reset(self) -> None:
+        """Empties the account; files and batches stay."""
+        if self.exists:
+            with self.write() as db:
+                db.execute("DELETE FROM counter")
+                db.execute("DELETE FROM charged")
+
+    def close(self) -> None:
+        """Closes every connection, and deletes what was temporary."""
+        for db in self._open:
+            db.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def add_file(
+        self, path: Path, name: str, purpose: str, *, expires_at: float | None, file_id: str = "", lag: int = 0
+    ) -> StoredFile:
+        """Takes over the bytes at `path` as a file."""
+        now = self.now()
+        file_id = file_id or self.new_id("file-", path.name, now)
+        size = path.stat().st_size
+        if path != self.file_path(file_id):
+            path.replace(self.file_path(file_id))
+        values = (file_id, name, purpose, size, now, expires_at, lag)
+        row = self.db().execute(
+            "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at, lag) VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "RETURNING seq",
+            values,
+        )
+        return StoredFile(row.fetchone()[0], *values)
+
+    def file(self, file_id: str) -> StoredFile | None:
+        """A file that exists and has not expired."""
+        return next(iter(self._files("id = ?", (file_id,), 1)), None)
+
+    def _files(self, where: str, values: tuple[Any, ...], limit: int, *, newest: bool = True) -> list[StoredFile]:
+        order = "DESC" if newest else "ASC"
+        rows = self.rows(
+            "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "  # noqa: S608 (our own words)
+            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where} ORDER BY seq {order} LIMIT ?",
+            (self.now(), *values, limit),
+        )
+        return [StoredFile(*row) for row in rows]
+
+    def files(
+        self, purpose: str | None, after: str | None, limit: int = -1, *, newest: bool = True
+    ) -> list[StoredFile]:
+        """Files of one purpose or of all, those that come after the one named."""
+        where, values = "purpose = COALESCE(?, purpose)", [purpose]
+        if after is not None:
+            where += f" AND seq {'<' if newest else '>'} (SELECT seq FROM file WHERE id = ?)"  # noqa: S608 (our own words)
+            values.append(after)
+        return self._files(where, tuple(values), limit, newest=newest)
+
+    def lower_lag(self, file: StoredFile) -> None:
+        """One create has not found a file."""
+        self.db().execute("UPDATE file SET lag = ? WHERE seq = ?", (file.lag - 1, file.seq))
+
+    def delete_file(self, file_id: str) -> None:
+        """Deletes a file; its bytes stay for as long as an open batch reads them."""
+        self.db().execute("UPDATE file SET deleted = 1 WHERE id = ?", (file_id,))
+        self.drop_bytes(file_id)
+
+    def drop_bytes(self, file_id: str) -> None:
+        """Deletes the bytes of a deleted file that no open batch reads."""
+        gone = self.db().execute("SELECT 1 FROM file WHERE id = ? AND NOT deleted", (file_id,)).fetchone() is None
+        if gone and not any(batch.input_id == file_id for batch in self.open_batches()):
+            self.file_path(file_id).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Deletes the bytes of files that have expired, archived results, and the remains of broken uploads."""
+        now = self.now()
+        for (file_id,) in self.rows("SELECT id FROM file WHERE NOT deleted AND expires_at <= ?", (now,)):
+            self.delete_file(file_id)
+        for batch in self.batches("anthropic"):
+            if batch.output_id and now >= batch.created_at + RESULTS_KEPT:
+                self.file_path(batch.output_id).unlink(missing_ok=True)
+        for path in self.folder.glob(".*-*"):
+            if path.stat().st_mtime < time.time() - DAY:
+                path.unlink(missing_ok=True)
+
+    def add_batch(self, batch: Batch) -> Batch:
+        """Stores a new batch, and counts its faults that apply from now on."""
+        self.sweep()
+        self.count("created")
+        self.count_faults(batch, "created")
+        row = self.db().execute(
+            "INSERT INTO batch (id, family, ended, told) VALUES (?, ?, 0, '') RETURNING seq", (batch.id, batch.family)
+        )
+        batch.seq = row.fetchone()[0]
+        self.save(batch)
+        return batch
+
+    def cancel(self, batch: Batch, now: float) -> None:
+        """Stores that a batch is to end; once is enough."""
+        if batch.cancel_at is None:
+            batch.cancel_at = now
+            self.count("cancelled")
+            self.save(batch)
+
+    def delete_batch(self, batch: Batch) -> None:
+        """Deletes a batch that has ended, with its results."""
+        batch.deleted = True
+        self.save(batch)
+        if batch.output_id:
+            self.file_path(batch.output_id).unlink(missing_ok=True)
+
+    def save(self, batch: Batch) -> None:
+        """Writes a batch as it is now."""
+        self.db().execute(
+            "UPDATE batch SET ended = ?, told = ? WHERE seq = ?",
+            (2 if batch.deleted else int(bool(batch.ended)), json.dumps(asdict(batch)), batch.seq),
+        )
+
+    def batch(self, batch_id: str, family: str) -> Batch | None:
+        """A batch of a family."""
+        return self._batch("SELECT told FROM batch WHERE id = ? AND family = ? AND ended < 2", batch_id, family)
+
+    def fresh(self, batch_id: str) -> Batch | None:
+        """Any batch, as it is now."""
+        return self._batch("SELECT told FROM batch WHERE id = ?", batch_id)
+
+    def _batch(self, statement: str, *values: str) -> Batch | None:
+        return next((read_batch(told) for (told,) in self.rows(statement, values)), None)
+
+    def batches(
+        self, family: str, limit: int = -1, *, before: int | None = None, after: int | None = None
+    ) -> list[Batch]:
+        """Batches, the newest first: those older than number `before`; or the ones next newer than number `after`."""
+        order = "ASC" if after is not None else "DESC"
+        rows = self.rows(
+            f"SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? AND seq > ? "  # noqa: S608 (our own words)
+            f"ORDER BY seq {order} LIMIT ?",
+            (family, before if before is not None else 2**62, after if after is not None else -1, limit),
+        )
+        found = [read_batch(told) for (told,) in rows]
+        return found if after is None else found[::-1]
+
+    def open_batches(self) -> list[Batch]:
+        """Batches that have not ended, the oldest first."""
+        return [read_batch(told) for (told,) in self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")]
+
+
+def read_batch(told: str) -> Batch:
+    """A batch from its stored form."""
+    return Batch(**json.loads(told))
+
+
+def short_digest(digest: bytes) -> int:
+    """A digest's first 8 bytes as SQLite keeps integers: compact, and as good as unique for millions of contents."""
+    return int.from_bytes(digest[:8], signed=True)

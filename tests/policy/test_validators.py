@@ -1,0 +1,132 @@
+"""The validator that judges answers against the published test suite, and against jsonschema as a second opinion.
+
+`json_schema_suite` holds the required cases of draft 2020-12 of github.com/json-schema-org/JSON-Schema-Test-Suite, as
+the source distribution of jsonschema 4.26.0 has them: one line a keyword, each `[keyword, [[description, schema,
+[[description, value, valid], …]], …]]`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_parsing_answers import error_of, reply, stage, values
+
+from agac.core.errors import UsageError
+from agac.engine.validate import Checker
+from agac.spec.schemabody import compiled, schema_faults
+
+LINES = (Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl").read_text("utf-8").splitlines()
+SUITE: dict[str, list[Any]] = dict(map(json.loads, LINES))
+ASSERTED = "invalid {} string is only an annotation by default"
+REFUSED = {
+    "anchor": 3,
+    "defs": 1,
+    "dynamicRef": 16,
+    "ref": 14,
+    "refRemote": 15,
+    "unevaluatedItems": 1,
+    "unevaluatedProperties": 1,
+}
+"""Groups a keyword whose schemas point outside themselves, which agac refuses when it loads them."""
+
+
+def is_refused(schema: Any) -> bool:
+    return isinstance(schema, dict) and bool(schema_faults(schema))
+
+
+@pytest.mark.parametrize("keyword", sorted(SUITE.keys() - {"format", "vocabulary"}))
+def test_the_published_cases_of_a_keyword_pass(keyword: str) -> None:
+    accepted = [group for group in SUITE[keyword] if not is_refused(group[1])]
+    assert len(SUITE[keyword]) - len(accepted) == REFUSED.get(keyword, 0)
+    for group, schema, cases in accepted:
+        validator, second = compiled(schema), jsonschema.Draft202012Validator(schema)
+        for case, value, valid in cases:
+            assert validator.is_valid(value) is valid, (group, case)
+            assert bool(list(validator.iter_errors(value))) is not valid, (group, case)
+            assert second.is_valid(value) is valid, (group, case)
+
+
+def test_formats_are_checked_where_the_standard_only_annotates() -> None:
+    for group, schema, cases in SUITE["format"]:
+        name = schema["format"]
+        for case, value, valid in cases:
+            assert compiled(schema).is_valid(value) is (valid and case != ASSERTED.format(name)), (group, case)
+
+
+def test_the_meta_schema_that_a_schema_names_is_neither_fetched_nor_followed() -> None:
+    schema = {"$schema": "http://127.0.0.1:9/meta.json", "type": "object", "properties": {"a": {"minimum": 2}}}
+    assert schema_faults(schema) == []
+    assert not compiled(schema).is_valid({"a": 1})
+    older = {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"type": "string"}]}
+    assert not compiled(older).is_valid([1])
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "file"])
+def test_nothing_is_ever_fetched(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        there = f"{scheme}://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        for schema in ({"$ref": there}, {"properties": {"a": {"$ref": f"{there}#/x"}}}, {"$dynamicRef": there}):
+            with pytest.raises(ValueError, match="Retriev"):
+                compiled(schema)
+            [(_, message)] = schema_faults(schema)
+            assert "points outside this schema" in message
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_where_it_is_wrong() -> None:
+    schema = {"type": "object", "properties": {"a": {"pattern": "^a\\Z"}}, "patternProperties": {"(": {}, "b": {}}}
+    found = dict(schema_faults(schema))
+    assert found.keys() == {("properties", "a", "pattern"), ("patternProperties", "(")}
+    assert found["properties", "a", "pattern"] == (
+        "'^a\\\\Z' is not a regular expression: write it as in JavaScript, whose regular expressions JSON Schema uses"
+    )
+    with pytest.raises(UsageError, match="of stage 'one' cannot be compiled"):
+        Checker(stage(schema))
+    assert schema_faults({"pattern": r"^\p{L}+$"}) == []
+
+
+def test_an_anchor_is_a_place_within_the_schema() -> None:
+    schema = {"properties": {"a": {"$ref": "#here"}}, "$defs": {"x": {"$anchor": "here", "type": "string"}}}
+    assert schema_faults(schema) == []
+    assert error_of('{"a": 1}', schema).message == 'a: 1 is not of type "string"'
+    [(_, message)] = schema_faults({"properties": {"a": {"$ref": "#there"}}})
+    assert message.startswith("'#there' does not exist")
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "message"),
+    [
+        ({"type": ["string", "null"]}, 1, 'the reply: 1 is not of types "null", "string"'),
+        ({"enum": [1, "a", None, {"b": []}]}, "é", 'the reply: "é" is not one of 1, "a", null, {"b":[]}'),
+        ({"properties": {"a b": {"type": "null"}}}, {"a b": [1]}, "['a b']: [1] is not of type \"null\""),
+        ({"properties": {"it's": {"type": "null"}}}, {"it's": True}, "['it\\'s']: true is not of type \"null\""),
+        ({"items": {"items": {"maximum": 1}}}, [[1], [0, 2]], "[1][1]: 2 is greater than the maximum of 1"),
+        ({"required": ["a"]}, {}, 'the reply: "a" is a required property'),
+        ({"multipleOf": 0.01}, 19.999, "the reply: 19.999 is not a multiple of 0.01"),
+    ],
+)
+def test_an_error_says_where_and_what(schema: dict[str, Any], value: Any, message: str) -> None:
+    assert error_of(json.dumps(value), schema).message == message
+
+
+@given(values, values)
+def test_what_is_not_an_enum_is_an_error_and_what_is_one_is_not(value: Any, other: Any) -> None:
+    checked = Checker(stage({"enum": [value]})).check(reply(json.dumps(other)))
+    same = jsonschema.Draft202012Validator({"enum": [value]}).is_valid(other)
+    assert isinstance(checked, tuple) is same
+
+
+@given(st.integers(-(10**400), 10**400), st.sampled_from([1, 3, 0.01, 1e-7]))
+def test_no_number_is_too_large_to_be_judged(number: int, step: float) -> None:
+    body = {"type": "integer", "multipleOf": step, "maximum": 0}
+    checked = Checker(stage(body)).check(reply(json.dumps(number)))
+    assert number <= 0 or not isinstance(checked, tuple)
