@@ -37,7 +37,7 @@ from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batch import NewRow
 from agac.store.batches import open_batches
 from agac.store.db import Database
-from agac.store.rows import WALKED, RowOfRetry, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
+from agac.store.rows import WALKED, ChosenRow, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
 from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
 
@@ -117,7 +117,7 @@ class DryRun:
             if found:
                 yield found
 
-    def _stored_row(self, one: RowOfRetry) -> ForecastRow:
+    def _stored_row(self, one: ChosenRow) -> ForecastRow:
         read = Row(one.id, one.ordinal, json.loads(one.data))
         new = NewRow(read, one.occurrence, one.hash, one.data, State.PENDING)
         row = ForecastRow(one.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=one.stored)

@@ -533,8 +533,9 @@ UPDATE lease SET holder = '';
 
 -- name: rows_chosen
 -- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
-SELECT key, id, occurrence, ordinal, hash, data, state, error_type, error_message, error_stage, result_id FROM row
-WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
+    1 AS chosen
+FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
     AND (:done_too
         OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
         OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))

@@ -240,39 +240,6 @@ class Choice(Protocol):
 
 
 class ChosenRow(NamedTuple):
-    """A stored row with its snapshot."""
-
-    key: int
-    id: RowId
-    occurrence: int
-    ordinal: int
-    hash: bytes
-    data: str
-    state: int
-    error_type: str | None
-    error_message: str | None
-    error_stage: str | None
-    result_id: int | None
-
-
-async def first_event_since(database: Database, run: int, since: float) -> int:
-    """The number of a run's first invocation from then on; 0 when there is none."""
-    return await select_one(database, "first_event_since", int, run, since) or 0
-
-
-async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
-    """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
-
-    async def read(after: int) -> list[ChosenRow]:
-        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
-        return await select(database, "rows_chosen", ChosenRow, **values)
-
-    async for rows in pages(read, 0, lambda row: row.ordinal):
-        if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
-            yield chosen
-
-
-class RowOfRetry(NamedTuple):
     """A stored row with its snapshot, and whether it is `chosen`; its first fields are those of `StoredRow`."""
 
     key: int
@@ -295,12 +262,29 @@ class RowOfRetry(NamedTuple):
         return StoredRow(*self[:-2])
 
 
-async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIterator[list[RowOfRetry]]:
+async def first_event_since(database: Database, run: int, since: float) -> int:
+    """The number of a run's first invocation from then on; 0 when there is none."""
+    return await select_one(database, "first_event_since", int, run, since) or 0
+
+
+async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
+    """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
+
+    async def read(after: int) -> list[ChosenRow]:
+        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
+        return await select(database, "rows_chosen", ChosenRow, **values)
+
+    async for rows in pages(read, 0, lambda row: row.ordinal):
+        if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
+            yield chosen
+
+
+async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
     """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
 
-    async def read(after: int) -> list[RowOfRetry]:
+    async def read(after: int) -> list[ChosenRow]:
         values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
-        return await select(database, "rows_of_retry", RowOfRetry, **values)
+        return await select(database, "rows_of_retry", ChosenRow, **values)
 
     async for rows in pages(read, 0, lambda row: row.ordinal):
         yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
