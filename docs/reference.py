@@ -16,22 +16,28 @@ from support import outcomes
 
 from agac.cli.main import cli
 from agac.core.types import Params
-from agac.providers.aliases import ALIASES
-from agac.providers.elsewhere import ELSEWHERE
-from agac.providers.modelkeys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
-from agac.providers.table import SHIPPED
+from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
+from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import faults
 from agac.simulator.settings import setting_flags
-from agac.spec.batchmodels import BatchFile
-from agac.spec.cardmodels import CardFile, RequestParamsFile
-from agac.spec.filemodel import FileModel
-from agac.spec.inoutmodels import InputFile, OutputFile
 from agac.spec.models import (
+    BatchApiFile,
+    BatchFile,
     BudgetFile,
+    CardFile,
     ConfirmFile,
     DefaultsFile,
+    FileModel,
+    InputFile,
+    LimitsFile,
     MessageFile,
+    OutputFile,
+    PathsFile,
+    PriceFile,
+    ProjectFile,
+    ProviderSpec,
     ReduceFile,
+    RequestParamsFile,
     RunRulesFile,
     StageFile,
     TelemetryFile,
@@ -39,9 +45,8 @@ from agac.spec.models import (
     VisibleFile,
     WorkflowFile,
 )
-from agac.spec.projectmodels import BatchApiFile, LimitsFile, PathsFile, PriceFile, ProjectFile, ProviderSpec
-from agac.store.sql import migrations, split_script
-from agac.store.views import views
+from agac.store.db import migrations, split_script
+from agac.store.query import views
 
 WIDTH = 100
 FILES = {"yml": "yaml", "md": "markdown", "json": "json", "csv": "csv"}

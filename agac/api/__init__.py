@@ -13,93 +13,106 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchReport, batch_list, batch_status
-    from agac.api.checking import CheckReport, validate
-    from agac.api.doctoring import DoctorReport, doctor
-    from agac.api.editors import SchemasReport, file_schema, write_schemas
-    from agac.api.ending import RunReport
-    from agac.api.explaining import WhyReport, why
-    from agac.api.graphing import GraphReport, graph, save_drawing
-    from agac.api.keeping import BackupReport, GcReport, backup, gc
-    from agac.api.looking import InspectReport, RunsReport, inspect, runs
+    from agac.api.extras import (
+        BackupReport,
+        CardReport,
+        DataReport,
+        GcReport,
+        SchemasReport,
+        backup,
+        file_schema,
+        gc,
+        init,
+        show_card,
+        show_data,
+        sql,
+        write_schemas,
+    )
+    from agac.api.graph import GraphReport, graph, save_drawing
+    from agac.api.inspect import InspectReport, RunsReport, inspect, runs
     from agac.api.options import RunOptions
-    from agac.api.planning import PlanReport, plan_run
-    from agac.api.previewing import DataReport, show_data
-    from agac.api.querying import sql
-    from agac.api.reading import StatusReport, export, status
-    from agac.api.reports import row_ids
-    from agac.api.retrieving import CancelReport, RetrieveReport, WaitReport, batch_cancel, batch_retrieve, batch_wait
-    from agac.api.retrying import RetryChoice, retry, retry_choice
-    from agac.api.running import run, run_async
-    from agac.api.scaffold import init
-    from agac.api.several import run_several
-    from agac.api.showing import CardReport, show_card
+    from agac.api.plan import PlanReport, plan_run
+    from agac.api.project import CheckReport, validate
+    from agac.api.report import RunReport
+    from agac.api.retrieve import (
+        CancelReport,
+        DoctorReport,
+        RetrieveReport,
+        WaitReport,
+        batch_cancel,
+        batch_retrieve,
+        batch_wait,
+        doctor,
+    )
+    from agac.api.run import RetryChoice, retry, retry_choice, run, run_async, run_several
+    from agac.api.status import StatusReport, export, row_ids, status
+    from agac.api.why import WhyReport, why
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
-    from agac.engine.scope import Retry
+    from agac.engine.invocation import Retry
     from agac.simulator.server import embedded_simulator
-    from agac.store.select import QueryAnswer
-    from agac.store.views import View, views
+    from agac.store.query import QueryAnswer, View, views
 
 _HOMES = {
     "AgacError": "agac.core.errors",
-    "BackupReport": "agac.api.keeping",
+    "BackupReport": "agac.api.extras",
     "BatchReport": "agac.api.batches",
-    "CancelReport": "agac.api.retrieving",
-    "CardReport": "agac.api.showing",
-    "CheckReport": "agac.api.checking",
-    "DataReport": "agac.api.previewing",
-    "DoctorReport": "agac.api.doctoring",
+    "CancelReport": "agac.api.retrieve",
+    "CardReport": "agac.api.extras",
+    "CheckReport": "agac.api.project",
+    "DataReport": "agac.api.extras",
+    "DoctorReport": "agac.api.retrieve",
     "ExitCode": "agac.core.errors",
-    "GcReport": "agac.api.keeping",
-    "GraphReport": "agac.api.graphing",
-    "InspectReport": "agac.api.looking",
-    "PlanReport": "agac.api.planning",
+    "GcReport": "agac.api.extras",
+    "GraphReport": "agac.api.graph",
+    "InspectReport": "agac.api.inspect",
+    "PlanReport": "agac.api.plan",
     "Problem": "agac.core.errors",
-    "QueryAnswer": "agac.store.select",
-    "RetrieveReport": "agac.api.retrieving",
-    "Retry": "agac.engine.scope",
-    "RetryChoice": "agac.api.retrying",
+    "QueryAnswer": "agac.store.query",
+    "RetrieveReport": "agac.api.retrieve",
+    "Retry": "agac.engine.invocation",
+    "RetryChoice": "agac.api.run",
     "RowError": "agac.core.errors",
     "RunOptions": "agac.api.options",
-    "RunReport": "agac.api.ending",
-    "RunsReport": "agac.api.looking",
-    "SchemasReport": "agac.api.editors",
+    "RunReport": "agac.api.report",
+    "RunsReport": "agac.api.inspect",
+    "SchemasReport": "agac.api.extras",
     "SpecError": "agac.core.errors",
-    "StatusReport": "agac.api.reading",
+    "StatusReport": "agac.api.status",
     "UsageError": "agac.core.errors",
-    "View": "agac.store.views",
-    "WaitReport": "agac.api.retrieving",
-    "WhyReport": "agac.api.explaining",
-    "backup": "agac.api.keeping",
-    "batch_cancel": "agac.api.retrieving",
+    "View": "agac.store.query",
+    "WaitReport": "agac.api.retrieve",
+    "WhyReport": "agac.api.why",
+    "backup": "agac.api.extras",
+    "batch_cancel": "agac.api.retrieve",
     "batch_list": "agac.api.batches",
-    "batch_retrieve": "agac.api.retrieving",
+    "batch_retrieve": "agac.api.retrieve",
     "batch_status": "agac.api.batches",
-    "batch_wait": "agac.api.retrieving",
-    "doctor": "agac.api.doctoring",
+    "batch_wait": "agac.api.retrieve",
+    "doctor": "agac.api.retrieve",
     "embedded_simulator": "agac.simulator.server",
-    "export": "agac.api.reading",
-    "file_schema": "agac.api.editors",
-    "gc": "agac.api.keeping",
-    "graph": "agac.api.graphing",
-    "init": "agac.api.scaffold",
-    "inspect": "agac.api.looking",
-    "plan_run": "agac.api.planning",
-    "retry": "agac.api.retrying",
-    "retry_choice": "agac.api.retrying",
-    "row_ids": "agac.api.reports",
-    "run": "agac.api.running",
-    "run_async": "agac.api.running",
-    "run_several": "agac.api.several",
-    "runs": "agac.api.looking",
-    "save_drawing": "agac.api.graphing",
-    "show_card": "agac.api.showing",
-    "show_data": "agac.api.previewing",
-    "sql": "agac.api.querying",
-    "status": "agac.api.reading",
-    "validate": "agac.api.checking",
-    "views": "agac.store.views",
-    "why": "agac.api.explaining",
-    "write_schemas": "agac.api.editors",
+    "export": "agac.api.status",
+    "file_schema": "agac.api.extras",
+    "gc": "agac.api.extras",
+    "graph": "agac.api.graph",
+    "init": "agac.api.extras",
+    "inspect": "agac.api.inspect",
+    "plan_run": "agac.api.plan",
+    "retry": "agac.api.run",
+    "retry_choice": "agac.api.run",
+    "row_ids": "agac.api.status",
+    "run": "agac.api.run",
+    "run_async": "agac.api.run",
+    "run_several": "agac.api.run",
+    "runs": "agac.api.inspect",
+    "save_drawing": "agac.api.graph",
+    "show_card": "agac.api.extras",
+    "show_data": "agac.api.extras",
+    "sql": "agac.api.extras",
+    "status": "agac.api.status",
+    "validate": "agac.api.project",
+    "views": "agac.store.query",
+    "why": "agac.api.why",
+    "write_schemas": "agac.api.extras",
 }
 
 __all__ = [

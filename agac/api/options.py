@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.core.errors import UsageError
-from agac.engine.scope import Scope
+from agac.engine.invocation import Scope
 from agac.plan.plan import Selection
 from agac.spec.workflow import Budget, Overrides, RunMode
 

@@ -1,20 +1,345 @@
-"""A workflow as an image: one SVG that stands alone, on light and on dark, wherever it is shown.
-
-It asks no other host for anything, runs nothing, and has no ids, so that several may stand in one page. What does not
-fit is cut, and its whole text is the tool tip.
-"""
+"""A drawing as one SVG: layers, places of boxes and lines, and text widths."""
 
 from __future__ import annotations
 
+import unicodedata
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
-from agac.api.drawing import WORDS, Edge, Node, figures, linked, one_line
-from agac.api.layering import Link, Size
-from agac.api.layout import Area, Placement, Route, place
-from agac.api.textwidth import cut_to, text_width
+from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_line
+
+# The layers of a drawing: which layer a box or a passing line is in, and where in its order.
+#
+# Pure, and the same for the same input.
+
+PASSING = 8.0
+"""What a line takes of a layer that it passes."""
+SWEEPS = 24
+
+
+class Size(NamedTuple):
+    """How much room something takes, in pixels."""
+
+    width: float
+    height: float
+
+
+class Link(NamedTuple):
+    """A line from one box to another, by their places in the list; `label`: the size of its text."""
+
+    source: int
+    target: int
+    label: Size | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """What holds a place in a layer: a box, or a line that passes."""
+
+    size: Size
+    rank: int
+    passing: bool
+    above: list[Cell] = field(default_factory=list)
+    below: list[Cell] = field(default_factory=list)
+    place: int = 0
+    x: float = 0.0  # of its middle
+
+
+def layers_of(count: int, links: Sequence[Link]) -> list[int]:
+    """For each box the length of the longest way to it."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for link in links:
+        after[link.source].append(link.target)
+        waiting[link.target] += 1
+    ready = [box for box in range(count) if not waiting[box]]
+    layers = [0] * count
+    for box in ready:  # which grows
+        for target in after[box]:
+            layers[target] = max(layers[target], layers[box] + 1)
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+    if len(ready) < count:
+        raise ValueError("what needs itself cannot be drawn in layers")
+    return layers
+
+
+def chain_of(cells: list[Cell], link: Link) -> list[Cell]:
+    """The cells of a line from its source to its target, joined to each other."""
+    first, last = cells[link.source], cells[link.target]
+    chain = [first, *(Cell(Size(PASSING, 0), rank, passing=True) for rank in range(first.rank + 1, last.rank)), last]
+    if link.label:
+        chain[-2].size = link.label
+    for upper, lower in pairwise(chain):
+        upper.below.append(lower)
+        lower.above.append(upper)
+    return chain
+
+
+def order(ranks: list[list[Cell]]) -> None:
+    """Orders each layer by where its neighbours stand, downwards and upwards in turn; keeps what crosses least."""
+    best, least = [list(rank) for rank in ranks], _crossings(ranks)
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        for rank in ranks if down else reversed(ranks):
+            _sort(rank, down)
+        if (crossings := _crossings(ranks)) < least:
+            best, least = [list(rank) for rank in ranks], crossings
+        if not least:
+            break
+    for rank, kept in zip(ranks, best, strict=True):
+        rank[:] = kept
+        _number(rank)
+
+
+def _sort(rank: list[Cell], down: bool) -> None:
+    rank.sort(key=lambda cell: _middle(cell.above if down else cell.below, cell.place))
+    _number(rank)
+
+
+def _number(rank: list[Cell]) -> None:
+    for place, cell in enumerate(rank):
+        cell.place = place
+
+
+def _middle(cells: list[Cell], otherwise: float) -> float:
+    return sum(cell.place for cell in cells) / len(cells) if cells else otherwise
+
+
+def _crossings(ranks: list[list[Cell]]) -> int:
+    """How many pairs of lines cross."""
+    crossings = 0
+    for rank in ranks:
+        ended: list[int] = []
+        for cell in rank:
+            for place in (ends := sorted(lower.place for lower in cell.below)):
+                crossings += len(ended) - bisect_right(ended, place)
+            for place in ends:
+                insort(ended, place)
+    return crossings
+
+
+# Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
+#
+# Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
+# passes a layer holds a place in it, as a box does, and a label is such a place with a size: so no line runs behind a
+# box, and no label lies on anything.
+
+BESIDE = 28.0
+"""Between neighbours in a layer."""
+BETWEEN = 46.0
+"""From a layer to the next."""
+STEEP = 0.12
+"""How much of the furthest way to the side, at most another BETWEEN, a layer is further from the next."""
+PORT = 18.0
+"""At most so far apart lines leave and enter a box."""
+STRAIGHT = 8.0
+"""How much more than to a box a line that passes several layers is drawn to itself."""
+LAYOUT_SWEEPS = 32
+
+
+class Area(NamedTuple):
+    """A rectangle; `x` and `y` are its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Route(NamedTuple):
+    """A line: straight down from its first point to the second (they may be one), bent from there to the third, and so
+    on in turn; it ends straight. It bends between layers only."""
+
+    points: list[tuple[float, float]]
+    label: Area | None
+
+
+class Placement(NamedTuple):
+    """Where everything is, boxes and lines in their given order, and how large the whole is, in pixels."""
+
+    boxes: list[Area]
+    routes: list[Route]
+    width: float
+    height: float
+
+
+def place(boxes: Sequence[Size], links: Sequence[Link]) -> Placement:
+    """Places all; ValueError where the links make a cycle."""
+    layers = layers_of(len(boxes), links)
+    labelled = {layers[link.target] for link in links if link.label}
+    rank_of, rank = [], -1
+    for layer in range(max(layers, default=-1) + 1):
+        rank += 2 if layer in labelled else 1  # the labels stand in a layer of their own, right above the boxes
+        rank_of.append(rank)
+    cells = [Cell(size, rank_of[layer], passing=False) for size, layer in zip(boxes, layers, strict=True)]
+    chains = [chain_of(cells, link) for link in links]
+    ranks: list[list[Cell]] = [[] for _ in range(rank + 1)]
+    for cell in [*cells, *(cell for chain in chains for cell in chain[1:-1])]:
+        cell.place = len(ranks[cell.rank])
+        ranks[cell.rank].append(cell)
+    order(ranks)
+    _spread(ranks)
+    for chain in chains:
+        _straighten(chain[1:-1], ranks)
+    return _placement(cells, chains, links, ranks)
+
+
+def _spread(ranks: list[list[Cell]]) -> None:
+    """Gives each cell its x: near its neighbours above and below, in its layer's order, clear of those beside it."""
+    for rank in ranks:
+        _settle(rank, [(0.0, 1.0)] * len(rank))
+    for sweep in range(LAYOUT_SWEEPS):
+        down = sweep % 2 == 0
+        for rank in ranks if down else reversed(ranks):
+            _settle(rank, [_wanted(cell, down, sweep) for cell in rank])
+
+
+def _wanted(cell: Cell, down: bool, sweep: int) -> tuple[float, float]:
+    """Where a cell would like to be, and how much; lines that pass pull each other straight."""
+    one_way = cell.above if down else cell.below
+    pulling = one_way if sweep < LAYOUT_SWEEPS // 2 and one_way else [*cell.above, *cell.below]
+    weights = [STRAIGHT if cell.passing and other.passing else 1.0 for other in pulling]
+    if not pulling:
+        return cell.x, 0.01
+    return sum(w * other.x for w, other in zip(weights, pulling, strict=True)) / sum(weights), sum(weights)
+
+
+def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
+    """Puts a layer as near to what is wanted as its order and distances allow: least squares, in which neighbours that
+    would overlap move as one block."""
+    offset = 0.0
+    offsets: list[float] = []
+    blocks: list[tuple[float, float, int]] = []  # sum of what is wanted, of its weights, cells
+    for i, (cell, (x, weight)) in enumerate(zip(rank, wanted, strict=True)):
+        if i:
+            offset += (rank[i - 1].size.width + cell.size.width) / 2 + BESIDE
+        offsets.append(offset)
+        total, count = weight * (x - offset), 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:
+            before = blocks.pop()
+            total, weight, count = total + before[0], weight + before[1], count + before[2]
+        blocks.append((total, weight, count))
+    shifts = [total / weight for total, weight, count in blocks for _ in range(count)]
+    for cell, shift, along in zip(rank, shifts, offsets, strict=True):
+        cell.x = shift + along
+
+
+def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
+    """Puts a line's places right below each other, as far down as what stands beside them leaves room for."""
+    run: list[Cell] = []
+    least, most = -inf, inf
+    for cell in passing:
+        left, right = _room(cell, ranks[cell.rank])
+        if max(least, left) > min(most, right):
+            run, least, most = [], -inf, inf
+        run.append(cell)
+        least, most = max(least, left), min(most, right)
+        x = min(max(sum(c.x for c in run) / len(run), least), most)
+        for c in run:
+            c.x = x
+
+
+def _room(cell: Cell, rank: list[Cell]) -> tuple[float, float]:
+    """How far to the left and to the right a cell may go."""
+    left, right = -inf, inf
+    if cell.place:
+        other = rank[cell.place - 1]
+        left = other.x + (other.size.width + cell.size.width) / 2 + BESIDE
+    if cell.place + 1 < len(rank):
+        other = rank[cell.place + 1]
+        right = other.x - (other.size.width + cell.size.width) / 2 - BESIDE
+    return left, right
+
+
+def _placement(
+    cells: list[Cell], chains: list[list[Cell]], links: Sequence[Link], ranks: list[list[Cell]]
+) -> Placement:
+    """Moves all into the quadrant from 0, 0 and gives each layer its y."""
+    everything = [cell for rank in ranks for cell in rank]
+    left = min((cell.x - cell.size.width / 2 for cell in everything), default=0.0)
+    for cell in everything:
+        cell.x -= left
+    right = max((cell.x + cell.size.width / 2 for cell in everything), default=0.0)
+    heights = [max(cell.size.height for cell in rank) for rank in ranks]
+    tops = _tops(ranks, heights)
+
+    def area(cell: Cell) -> Area:
+        middle = tops[cell.rank] + heights[cell.rank] / 2
+        return Area(cell.x - cell.size.width / 2, middle - cell.size.height / 2, *cell.size)
+
+    routes = []
+    for chain, link in zip(chains, links, strict=True):
+        xs = [_port(chain[0], chain[0].below, chain[1]), *(cell.x for cell in chain[1:-1])]
+        xs.append(_port(chain[-1], chain[-1].above, chain[-2]))
+        points = [
+            (x, y) for x, c in zip(xs, chain, strict=True) for y in (tops[c.rank], tops[c.rank] + heights[c.rank])
+        ]
+        source, target = area(chain[0]), area(chain[-1])
+        points[0], points[-1] = (xs[0], source.y + source.height), (xs[-1], target.y)
+        routes.append(Route(points, area(chain[-2]) if link.label else None))
+    bottom = tops[-1] + heights[-1] if tops else 0.0
+    return Placement([area(cell) for cell in cells], routes, right, bottom)
+
+
+def _tops(ranks: list[list[Cell]], heights: list[float]) -> list[float]:
+    """The y of each layer: the further lines go to the side, the further the next is down."""
+    tops, y = [], 0.0
+    for i, rank in enumerate(ranks):
+        tops.append(y)
+        beside_labels = any(all(cell.passing for cell in some) for some in ranks[i : i + 2])
+        aside = max((abs(cell.x - lower.x) for cell in rank for lower in cell.below), default=0.0)
+        y += heights[i] + BETWEEN * (0.6 if beside_labels else 1) + min(STEEP * aside, BETWEEN)
+    return tops
+
+
+def _port(cell: Cell, others: list[Cell], other: Cell) -> float:
+    """Where on its edge a box is left for, or entered from, `other`: side by side in the order of their places."""
+    order = sorted(others, key=lambda cell: cell.place)
+    apart = min(PORT, cell.size.width / (len(order) + 1))
+    return cell.x + (order.index(other) - (len(order) - 1) / 2) * apart
+
+
+# How wide a text is taken to be where no font can be asked: on the wide side of the usual sans serifs.
+
+
+def text_width(text: str, size: float) -> float:
+    """Pixels, at a font size in pixels."""
+    return size * sum(map(_em, text))
+
+
+def cut_to(text: str, size: float, room: float) -> str:
+    """As much of the text as `room` pixels hold, with … where there is more."""
+    if text_width(text, size) <= room:
+        return text
+    used = size * _em("…")
+    for end, c in enumerate(text):
+        used += size * _em(c)
+        if used > room:
+            return text[:end].rstrip() + "…"
+    return text
+
+
+def _em(c: str) -> float:
+    if unicodedata.combining(c):
+        return 0.0
+    if unicodedata.east_asian_width(c) in "WF":
+        return 1.0
+    if c in "iljtfrI.,:;'|!()[]·` ":
+        return 0.38
+    return 0.92 if c in "mwMW@%" else 0.72 if c.isupper() or not c.isascii() else 0.6
+
+
+# A workflow as an image: one SVG that stands alone, on light and on dark, wherever it is shown.
+#
+# It asks no other host for anything, runs nothing, and has no ids, so that several may stand in one page. What does not
+# fit is cut, and its whole text is the tool tip.
 
 MARGIN = 28.0
 INSIDE = 16.0
@@ -66,13 +391,13 @@ KINDS = ("ask", "python", "filter", "dedupe", "select", "rename")
 class _Box(NamedTuple):
     """What a box shows, from the top down: lines as (look, text, whole text), rows of figures as (colour, text)."""
 
-    node: Node
+    node: DrawnNode
     size: Size
     lines: list[tuple[str, str, str]]
     rows: list[list[tuple[str, str]]]
 
 
-def svg(nodes: Sequence[Node], edges: Iterable[Edge], *, title: str = "workflow") -> str:
+def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow") -> str:
     """The graph as an SVG document; `title` is its tool tip and what a screen reader says."""
     joined = linked(nodes, edges)
     boxes = [_box(node) for node in nodes]
@@ -116,7 +441,7 @@ def _rule(selectors: str, what: str) -> str:
     return ",".join(f".agac-graph {selector}" for selector in selectors.split(",")) + f"{{{what}}}"
 
 
-def _box(node: Node) -> _Box:
+def _box(node: DrawnNode) -> _Box:
     """Cuts the texts of a box to the widest that it may be, and measures it."""
     room = WIDEST - 2 * INSIDE
     kind = one_line(node.kind) + (f" · level {node.level}" if node.level else "")
@@ -129,7 +454,7 @@ def _box(node: Node) -> _Box:
     return _Box(node, Size(width, height), lines, rows)
 
 
-def _rows(node: Node, room: float) -> list[list[tuple[str, str]]]:
+def _rows(node: DrawnNode, room: float) -> list[list[tuple[str, str]]]:
     """The figures of a box, in as many rows as they need."""
     if node.counts is None:
         return []
@@ -211,7 +536,7 @@ def _figures(rows: list[list[tuple[str, str]]], bar: Area) -> list[str]:
     return parts
 
 
-def _label(edge: Edge) -> str:
+def _label(edge: DrawnEdge) -> str:
     return cut_to(one_line(edge.label), SMALL, LABEL_WIDEST)
 
 
@@ -219,7 +544,7 @@ def _label_size(label: str) -> Size | None:
     return Size(text_width(label, SMALL) + 14, 20) if label else None
 
 
-def _line(route: Route, edge: Edge, *, between: bool) -> list[str]:
+def _line(route: Route, edge: DrawnEdge, *, between: bool) -> list[str]:
     x, y = route.points[-1]
     points = [*route.points[:-2], *((x, end - TIP) for _, end in route.points[-2:])]
     way = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]

@@ -28,10 +28,8 @@ from agac.cli.terminal import (
 from agac.core.report import iso
 
 if TYPE_CHECKING:
-    from agac.api.batches import BatchReport
-    from agac.api.batchlines import BatchLine
-    from agac.api.doctoring import DoctorReport
-    from agac.api.retrieving import CancelReport, WaitReport
+    from agac.api.batches import BatchLine, BatchReport
+    from agac.api.retrieve import CancelReport, DoctorReport, WaitReport
 
 
 @click.group(

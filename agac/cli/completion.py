@@ -22,7 +22,7 @@ from click.shell_completion import (
 
 from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, ErrorType
-from agac.spec.root import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, find_project
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AGAC_COMPLETE"

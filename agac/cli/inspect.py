@@ -41,10 +41,9 @@ from agac.cli.terminal import (
 from agac.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from agac.api.explaining import Asked, WhyReport
-    from agac.api.looking import InspectReport
-    from agac.store.select import QueryAnswer
-    from agac.store.views import View
+    from agac.api.inspect import InspectReport
+    from agac.api.why import TaskInputs, WhyReport
+    from agac.store.query import QueryAnswer, View
 
 
 @click.command(
@@ -395,7 +394,7 @@ def why_lines(report: WhyReport) -> Iterator[str]:
     yield from _compared(report)
 
 
-def _task(task: Asked) -> Iterator[str]:
+def _task(task: TaskInputs) -> Iterator[str]:
     found = task.as_json()
     if found["passed_over"]:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
@@ -416,7 +415,7 @@ def _task(task: Asked) -> Iterator[str]:
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
 
 
-def _request(task: Asked) -> Iterator[str]:
+def _request(task: TaskInputs) -> Iterator[str]:
     """The parts of the fingerprint."""
     if task.stage.operation is not None:
         yield f"This stage calls no model. It does: {plain(_compact(task.stage.operation))}"

@@ -163,7 +163,7 @@ def read_seconds(flag: str, text: str | None) -> float | None:
     """`90`, `30m`, `12h`: a time as in agac's files."""
     if text is None:
         return None
-    from agac.spec.modelchecks import duration  # loads pydantic
+    from agac.spec.value_checks import duration  # loads pydantic
 
     try:
         return float(text) if text.replace(".", "", 1).isdigit() else float(duration(text))

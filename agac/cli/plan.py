@@ -24,8 +24,7 @@ from agac.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from agac.api.planbatches import PlannedBatches
-    from agac.api.planning import PlannedTasks, PlanReport
+    from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",

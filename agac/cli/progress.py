@@ -22,7 +22,7 @@ from agac.cli.terminal import cells, counted, cropped, dollars, duration, is_uni
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agac.api.watching import RowCount, Snapshot, StageSnapshot, Watched
+    from agac.api.report import RowCount, Snapshot, StageSnapshot, WatchedRun
 
 TICK_SECONDS = 0.125
 """Between two pictures on a terminal."""
@@ -31,7 +31,7 @@ LOG_CHECK_SECONDS = 1.0
 """Between two checks whether plain lines are due."""
 
 
-def progress(quiet: bool) -> Callable[[Watched], Awaitable[None]] | None:
+def progress(quiet: bool) -> Callable[[WatchedRun], Awaitable[None]] | None:
     """A watcher for `api.run`; None for a quiet command."""
     if quiet:
         return None
@@ -44,7 +44,7 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM", "") not in ("", "dumb") and not in_ci
 
 
-async def on_terminal(watched: Watched) -> None:
+async def on_terminal(watched: WatchedRun) -> None:
     """Show one line per stage at the bottom of the terminal, until it is cancelled."""
     stream, observed = sys.stderr, ObservedRun(watched)
     live = live_lines(stream)
@@ -59,7 +59,9 @@ async def on_terminal(watched: Watched) -> None:
                     continue
                 snapshot, rates = observed.look(time.monotonic())
                 size = terminal_size(stream, os.environ)
-                lines = run_lines(snapshot, rates, Layout(size.columns - 1, stream.encoding), max(1, size.lines - 1))
+                lines = run_lines(
+                    snapshot, rates, ProgressLayout(size.columns - 1, stream.encoding), max(1, size.lines - 1)
+                )
                 if (size, lines) != painted or not live.is_started:
                     painted = size, lines
                     live.start()
@@ -71,7 +73,7 @@ async def on_terminal(watched: Watched) -> None:
 
 
 async def plainly(
-    watched: Watched,
+    watched: WatchedRun,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
@@ -85,11 +87,11 @@ async def plainly(
         waits = schedule.due_for_waiting(now, waiting=snapshot.waiting_for is not None)
         share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
         if schedule.due(now, share) or waits:
-            layout = Layout(None, sys.stderr.encoding, bars=False)
+            layout = ProgressLayout(None, sys.stderr.encoding, bars=False)
             print("\n".join(run_lines(snapshot, rates, layout)), file=sys.stderr, flush=True)
 
 
-def _say_warnings(watched: Watched) -> None:
+def _say_warnings(watched: WatchedRun) -> None:
     for warning in watched.warnings:
         say(str(warning))
 
@@ -97,7 +99,7 @@ def _say_warnings(watched: Watched) -> None:
 class ObservedRun:
     """A run as its watcher knows it: rates, and the number of rows once it was counted."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedRun) -> None:
         self._watched, self._waiting = watched, WaitClock()
         self._rates: dict[str, Rate] = {}
         self._counted: list[RowCount | None] = []
@@ -202,7 +204,7 @@ LEAST_DETAIL = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ProgressLayout:
     """The room for lines: `width` in cells, None for any; `encoding` of the stream; `bars`: whether to draw bars."""
 
     width: int | None
@@ -222,7 +224,9 @@ class Layout:
         return on * full + off * (length - full)
 
 
-def run_lines(snapshot: Snapshot, rates: dict[str, float], layout: Layout, max_lines: int | None = None) -> list[str]:
+def run_lines(
+    snapshot: Snapshot, rates: dict[str, float], layout: ProgressLayout, max_lines: int | None = None
+) -> list[str]:
     """One line per stage, then those of the whole run. Of more than `max_lines`, idle stages share one line."""
     notes = _notes(snapshot, layout)
     room = None if max_lines is None else max(1, max_lines - len(notes))
@@ -243,7 +247,7 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], layout: Layout, max_l
     return [*lines, *notes][:max_lines]
 
 
-def stage_line(name: str, stage: StageSnapshot, rate: float, layout: Layout) -> str:
+def stage_line(name: str, stage: StageSnapshot, rate: float, layout: ProgressLayout) -> str:
     """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
     head, head_without_bar = _share(name, stage, layout)
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
@@ -276,7 +280,7 @@ def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]
     return found
 
 
-def _share(name: str, stage: StageSnapshot, layout: Layout) -> tuple[str, str]:
+def _share(name: str, stage: StageSnapshot, layout: ProgressLayout) -> tuple[str, str]:
     """How far a stage is, with a bar and without."""
     if stage.total is None:
         text = f"{name} {stage.settled:,} rows"
@@ -297,14 +301,14 @@ def _cost(stage: StageSnapshot) -> str:
     return dollars(stage.cost, None, simulated=stage.simulated) + (" + unknown prices" if stage.unpriced else "")
 
 
-def _last_error(of: StageSnapshot | Snapshot, layout: Layout) -> str:
+def _last_error(of: StageSnapshot | Snapshot, layout: ProgressLayout) -> str:
     if of.last_error is None:
         return ""
     error, row = of.last_error
     return f" (last: {error.type}, row {on_one_line(str(row), layout.encoding)})"
 
 
-def _cut_detail(detail: str, room: int, layout: Layout) -> str:
+def _cut_detail(detail: str, room: int, layout: ProgressLayout) -> str:
     """The last error in `room` cells: without its row when little is left of it, and not at all without its type."""
     if cells(detail) <= room:
         return detail
@@ -314,7 +318,7 @@ def _cut_detail(detail: str, room: int, layout: Layout) -> str:
     return f"{kind})" if cells(kind) < room else ""
 
 
-def _notes(snapshot: Snapshot, layout: Layout) -> list[str]:
+def _notes(snapshot: Snapshot, layout: ProgressLayout) -> list[str]:
     notes = []
     for batch in snapshot.batches:
         counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")

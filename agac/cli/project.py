@@ -35,11 +35,8 @@ from agac.cli.terminal import (
 from agac.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from agac.api.editors import SchemasReport
-    from agac.api.graphing import GraphReport
-    from agac.api.keeping import BackupReport, GcReport
-    from agac.api.previewing import DataReport
-    from agac.api.showing import CardReport
+    from agac.api.extras import BackupReport, CardReport, DataReport, GcReport, SchemasReport
+    from agac.api.graph import GraphReport
     from agac.core.types import JSONValue
 
 

@@ -51,10 +51,9 @@ from agac.cli.terminal import (
 from agac.core.errors import ErrorType, ExitCode
 
 if TYPE_CHECKING:
-    from agac.api.ending import RunReport
-    from agac.api.finishing import Finishing
-    from agac.api.retrieving import RetrieveReport
-    from agac.engine.scope import Scope
+    from agac.api.report import Finishing, RunReport
+    from agac.api.retrieve import RetrieveReport
+    from agac.engine.invocation import Scope
 
 Summary = Mapping[str, Any]
 """The summary of a run, as `summary.json` has it, or one run of `agac status`."""
@@ -217,7 +216,7 @@ def print_retrieved(report: RetrieveReport, *, quiet: bool) -> None:
     """Print how the run ended that was resumed after `agac batch retrieve`; or that no batch was ready."""
     run, waits = report.run, report.exit_code is ExitCode.NOT_READY and not report.ready
     if run is not None and not waits:
-        from agac.engine.scope import Scope  # the engine is loaded by now
+        from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(run, report.again, quiet=quiet, scope=Scope())
     if not quiet and (run is None or waits or not (run.summary["complete"] or run.invocation["open_batches"])):

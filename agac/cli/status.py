@@ -30,8 +30,8 @@ from agac.cli.terminal import (
 from agac.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from agac.api.looking import RunsReport
-    from agac.api.reading import StatusReport
+    from agac.api.inspect import RunsReport
+    from agac.api.status import StatusReport
 
 
 @click.command(

@@ -1,24 +1,26 @@
-"""Every error that agac raises on purpose, and the exit code of each.
-
-    AgacError                    exit 1   something failed; says where, what, remedy
-    ├── UsageError               exit 2   a command was used wrongly
-    │   └── SpecError            exit 2   files of the project have problems: all of them at once
-    ├── StoreError               exit 1   the database cannot be used
-    │   ├── StoreTooNew          exit 1   written by a newer agac; never touched
-    │   ├── StoreOutdated        exit 1   a reading command met an older database
-    │   ├── StoreCorrupt         exit 1   damaged file
-    │   └── LeaseHeld            exit 1   another process works on this workflow
-    └── LeaseLost                exit 1   another process took the workflow over while we slept
-
-A failure of one row is no exception: it is a `RowError` value, named by `ErrorType`.
-"""
+"""Every error that agac raises on purpose, its exit code, and suggestions for a name that does not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from typing import Literal
+
+# Every error that agac raises on purpose, and the exit code of each.
+#
+#     AgacError                    exit 1   something failed; says where, what, remedy
+#     ├── UsageError               exit 2   a command was used wrongly
+#     │   └── SpecError            exit 2   files of the project have problems: all of them at once
+#     ├── StoreError               exit 1   the database cannot be used
+#     │   ├── StoreTooNew          exit 1   written by a newer agac; never touched
+#     │   ├── StoreOutdated        exit 1   a reading command met an older database
+#     │   ├── StoreCorrupt         exit 1   damaged file
+#     │   └── LeaseHeld            exit 1   another process works on this workflow
+#     └── LeaseLost                exit 1   another process took the workflow over while we slept
+#
+# A failure of one row is no exception: it is a `RowError` value, named by `ErrorType`.
 
 
 class ExitCode(IntEnum):
@@ -181,3 +183,35 @@ class RowError:
 def storable(text: str) -> str:
     """`text` with a replacement character for each lone surrogate, which UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+# Words for names that do not exist: what was probably meant, or what there is.
+
+MAX_LISTED = 40
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, whatever the case of its letters."""
+    names = list(known)
+    folded = {candidate.casefold(): candidate for candidate in reversed(names)}
+    found = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def listed(known: Iterable[str], nothing: str = "none") -> str:
+    """`a, b, c`, cut after forty."""
+    names = list(known)
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more if names else nothing
+
+
+def sentence(hint: str) -> str:
+    """A hint as a remedy: `did you mean 'prompt'?` and `write a, b` begin with a capital and have an end."""
+    return f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('?', '.')) else '.'}"
+
+
+def did_you_mean(name: str, known: Iterable[str], kind: str = "known") -> str:
+    """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near."""
+    names = list(known)
+    match = nearest(name, names)
+    return f"did you mean {match!r}?" if match else f"{kind}: {listed(names)}"

@@ -1,8 +1,4 @@
-"""Every id and hash that agac makes, so that identity can be read in one sitting. All are pure functions of content.
-
-Hashes are 16 bytes of BLAKE2b over canonical JSON: enough for 10^7 tasks (the chance of any collision is below 10^-24),
-and half the index of a 32-byte digest.
-"""
+"""Every id and hash that agac makes, and the order of ids. All are pure functions of content, read in one sitting."""
 
 from __future__ import annotations
 
@@ -13,8 +9,16 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from agac.core.types import RowId
+
 if TYPE_CHECKING:
-    from agac.core.types import JSONValue, Message, Params, RowId, Schema
+    from agac.core.types import JSONValue, Message, Params, Schema
+
+
+# Every id and hash that agac makes, so that identity can be read in one sitting. All are pure functions of content.
+#
+# Hashes are 16 bytes of BLAKE2b over canonical JSON: enough for 10^7 tasks (the chance of any collision is below
+# 10^-24), and half the index of a 32-byte digest.
 
 FORMAT_VERSION = 1
 """Part of every fingerprint. Raising it asks every task again: only for a change in what a request means."""
@@ -134,3 +138,16 @@ def read_custom_id(text: str) -> tuple[str, int, str] | None:
 def account_mark(base_url: str, api_key: str | None) -> str:
     """Tells accounts apart without holding anything of the key."""
     return digest(canonical(["account", base_url, api_key])).hex()[:16]
+
+
+# The order of row ids, wherever something is ordered by id and not by where it stood.
+
+IdOrder = tuple[tuple[int, int, str], ...]
+
+
+def id_order(row_id: RowId) -> IdOrder:
+    """Sorts ids part by part, as `/` parts them: whole numbers by their size, before text. `a/2` is before `a/10`."""
+    if isinstance(row_id, int):
+        return ((0, row_id, ""),)
+    parts = row_id.split("/")
+    return tuple((0, int(part), part) if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts)

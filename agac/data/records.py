@@ -1,18 +1,23 @@
-"""What every source gives, and what all of them need to open a file and to refuse a part of it."""
+"""What every source gives, and what all sources share: opening, refusing, numbering lines, sampling."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.types import JSONValue
-from agac.data.compressed import BUFFER, unpacked
+from agac.data.files import BUFFER, unpacked
+
+# What every source gives, and what all of them need to open a file and to refuse a part of it.
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
@@ -115,3 +120,68 @@ def _nearest_file(path: Path, shown: str) -> str:
         return f"There is no folder {Path(shown).parent}."
     near = get_close_matches(path.name, names, n=1)
     return f"Did you mean {Path(shown).with_name(near[0])}?" if near else "Check the path of the input."
+
+
+# What a source has in common with another whose records are lines: how they are numbered, and which are too long.
+
+
+class LineSource(ABC):
+    """A file with one record a line. Lines end at `\\n` alone, so that U+2028 and its like stay inside; lines of white
+    space are no records. Subclasses say what a line is."""
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path = path
+        self._shown = shown
+        with opened(path, shown):
+            pass
+
+    def describe(self) -> str:
+        return self._shown
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        with opened(self._path, self._shown) as file:
+            ordinal = 0
+            for line, raw in enumerate(iter(partial(next_line, file), b""), start=1):
+                if raw.isspace():
+                    continue
+                ordinal += 1
+                if ordinal <= start:
+                    continue
+                if len(raw) > MAX_RECORD_BYTES:
+                    problem = f"the line is longer than {MAX_RECORD_BYTES} bytes"
+                    yield refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
+                else:
+                    yield self.record(ordinal, line, raw)
+
+    @abstractmethod
+    def record(self, ordinal: int, line: int, raw: bytes) -> Record:
+        """The record in a line, or what is wrong with it."""
+
+
+def next_line(file: BufferedReader) -> bytes:
+    """The next line; of one that is too long only the beginning, which still shows that it is."""
+    raw = file.readline(MAX_RECORD_BYTES + 1)
+    if len(raw) > MAX_RECORD_BYTES:
+        rest = raw
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(1 << 20)
+    return raw
+
+
+# Which rows a sample takes.
+
+
+def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
+    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no more than it gives.
+
+    The same numbers and seed give the same sample on every machine. Numbers added at the end change it only where one
+    of them is taken. (Vitter's algorithm R; only `random()` is promised to stay the same over versions of Python.)
+    """
+    draw = Random(seed).random  # noqa: S311 - chance, not secrecy
+    taken: list[int] = []
+    for count, ordinal in enumerate(ordinals):
+        if count < size:
+            taken.append(ordinal)
+        elif (place := int(draw() * (count + 1))) < size:
+            taken[place] = ordinal
+    return sorted(taken)

@@ -1,28 +1,191 @@
-"""The formats that agac reads, and the way from an input to rows."""
+"""From an input to rows: the format of each file, several files as one source, standard input, and columns."""
 
 from __future__ import annotations
 
+import os
+import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.keys import DIGEST_BYTES
 from agac.core.types import JSONValue, Row
-from agac.data.formats.delimited import DelimitedSource
-from agac.data.formats.json_array import JsonSource
-from agac.data.formats.jsonl import JsonLinesSource
-from agac.data.formats.parquet import ParquetSource
-from agac.data.formats.sqlite import SqliteSource
-from agac.data.formats.text import TextSource
-from agac.data.formats.whole_files import WholeFiles
-from agac.data.jsontext import kind_of, quoted
-from agac.data.piped import STANDARD_INPUT, Piped
-from agac.data.records import Record, Source
-from agac.data.several import SeveralFiles
-from agac.spec.formats import SUFFIXES, format_of, suffix_of
-from agac.spec.inputs import PIPED
+from agac.data.files import BUFFER, create_temporary, remove_leftovers
+from agac.data.json_formats import JsonLinesSource, JsonSource
+from agac.data.json_text import kind_of, quoted
+from agac.data.parquet import ParquetSource
+from agac.data.records import Record, Source, opened
+from agac.data.sqlite import SqliteSource
+from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles
+from agac.spec.inputs import LOOKED_AT, PIPED, SUFFIXES, format_of, suffix_of
+from agac.spec.paths import Unmatchable, matching
 from agac.spec.workflow import InputSpec
+
+# Several files of one format as one source: the rows of the first, then those of the next; numbers run on.
+#
+# Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
+# is null in half of the rows is hardly ever what was meant.
+
+Open = Callable[[str], Source]
+"""Opens a file by its path relative to the input's folder."""
+
+
+class SeveralFiles:
+    """The files that an input's patterns match. Raises UsageError for the first files that cannot be read together."""
+
+    def __init__(self, spec: InputSpec, open_file: Open) -> None:
+        self._spec = spec
+        self._open = open_file
+        self._first: str | None = None
+        self._columns: tuple[str, ...] | None = None
+        self._begun: tuple[list[int], list[str]] = ([], [])
+        refused = []
+        for relative in islice(self._files(), LOOKED_AT):
+            try:
+                self._opened(relative)
+            except UsageError as error:
+                refused.append(error)
+        if refused:
+            more = f"\nand {len(refused) - 5} more files" if len(refused) > 5 else ""
+            raise UsageError("\n".join(error.message for error in refused[:5]) + more, remedy=refused[0].remedy)
+
+    def columns(self) -> tuple[str, ...] | None:
+        return self._columns
+
+    def describe(self) -> str:
+        return self._spec.shown
+
+    def place(self, ordinal: int) -> str:
+        """The file of a row that the last reading met, and its number there."""
+        befores, files = self._begun
+        found = bisect_left(befores, ordinal) - 1
+        return f"{files[found]}: row {ordinal - befores[found]}"
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        before = 0
+        befores, files = self._begun = ([], [])
+        for relative in self._files():
+            ordinal = 0
+            befores.append(before)
+            files.append(relative)
+            for ordinal, data, error, line, _ in self._opened(relative).records():
+                if before + ordinal > start:
+                    yield Record(before + ordinal, data, error, line, relative)
+            before += ordinal
+
+    def _files(self) -> Iterator[str]:
+        try:
+            yield from matching(self._spec.path, self._spec.patterns, self._spec.skipped)
+        except Unmatchable as error:
+            raise AgacError(f"{self._spec.shown}: {error}", remedy="Mend it, then run again.") from error
+
+    def _opened(self, relative: str) -> Source:
+        source = self._open(relative)
+        columns = source.columns()
+        if self._first is None:
+            self._first, self._columns = relative, columns
+        elif columns is not None and set(columns) != set(self._columns or ()):
+            raise UsageError(
+                f"{relative}: {_difference(self._columns or (), columns)} {self._first}",
+                remedy="Give all files the same columns, or read them with workflows of their own.",
+            )
+        return source
+
+
+def _difference(expected: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    missing = [quoted(name) for name in expected if name not in columns]
+    added = [quoted(name) for name in columns if name not in expected]
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has {', '.join(added)} besides"] if added else []
+    return f"its header {' and '.join(parts)}, compared with"
+
+
+# Standard input: kept in a file before anything reads it, because a run reads its input more than once.
+
+STANDARD_INPUT = "standard input"
+_PIECE = 1 << 20
+
+
+class Piped:
+    """Standard input before it was read: all that can be checked without it is checked."""
+
+    def columns(self) -> None:
+        return None
+
+    def describe(self) -> str:
+        return STANDARD_INPUT
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        raise AgacError(f"{STANDARD_INPUT}: was not read", remedy="Pipe rows into agac run, or into agac plan.")
+
+
+def keep(stream: BinaryIO, folder: Path) -> Path:
+    """Writes all that comes into a file of `folder`, durably, named by its content: the same content is one file.
+
+    Killed before its end it leaves a temporary file, which the next call removes. Raises UsageError when nothing comes,
+    AgacError when the file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        temporary, descriptor = create_temporary(folder / "piped")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                digest = _copied(stream, file)
+                os.fsync(file.fileno())
+            path = folder / f"{digest}{_suffix(temporary)}"
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise AgacError(
+            f"{STANDARD_INPUT}: cannot be kept in {folder}: {error.strerror or error}",
+            remedy="Make room, or write the rows to a file and name it with --input.",
+        ) from error
+    return path
+
+
+def forget(folder: Path, but: int = 1) -> None:
+    """Removes what was piped in before the last `but` times."""
+    if folder.is_dir():
+        kept = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_mtime)
+        for path in kept[: len(kept) - but]:
+            path.unlink(missing_ok=True)
+
+
+def _copied(stream: BinaryIO, file: BinaryIO) -> str:
+    """Copies everything; gives the hash of it in hex."""
+    hasher, size = blake2b(digest_size=DIGEST_BYTES), 0
+    while piece := stream.read(_PIECE):
+        hasher.update(piece)
+        file.write(piece)
+        size += len(piece)
+    file.flush()
+    if not size:
+        raise UsageError(
+            f"{STANDARD_INPUT}: nothing came", remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`."
+        )
+    return hasher.hexdigest()
+
+
+def _suffix(path: Path) -> str:
+    """The suffix of the format that the content begins with, where that can be told."""
+    with opened(path, STANDARD_INPUT) as file:
+        head = file.peek(BUFFER).lstrip()[:4]
+    if head == b"PAR1":
+        return ".parquet"
+    return {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
+
+
+# The formats that agac reads, and the way from an input to rows.
 
 __all__ = [
     "FORMATS",
@@ -161,3 +324,85 @@ def _no_id(data: dict[str, JSONValue], id_field: str, value: JSONValue) -> str:
         return f"the id field {name} is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
     what = "empty" if isinstance(value, str) else kind_of(value)
     return f"the id field {name} is {what}; an id is a string that is not empty, or an integer"
+
+
+# What columns hold, learned from the first rows of a source.
+
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
+
+_LOOKS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("integer", re.compile(r"[+-]?\d+")),
+    ("number", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
+    ("boolean", re.compile(r"true|false", re.IGNORECASE)),
+    ("date", re.compile(r"\d{4}-\d\d-\d\d")),
+    ("date and time", re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?")),
+)
+"""What texts may be written as, the narrowest first."""
+
+
+@dataclass(slots=True)
+class Column:
+    """One field of the rows that were looked at. `kinds` counts values by their JSON type, nulls aside; `looks` are the
+    kinds as which every text so far could be read, None before the first."""
+
+    JSON_KEYS = ("name", "type", "types=kinds", "nulls", "empty", "missing")
+
+    name: str
+    kinds: Counter[str] = field(default_factory=Counter)
+    nulls: int = 0
+    empty: int = 0
+    missing: int = 0
+    looks: set[str] | None = None
+
+    @property
+    def type(self) -> str:
+        """`integer`, `string`, `integer as text`, `string or list`; `null` when there is no value."""
+        names = []
+        for kind in self.kinds:
+            look = self.look if kind == "string" else None
+            names.append(f"{look} as text" if look else kind)
+        if {"integer", "number"} <= set(names):
+            names.remove("integer")
+        return " or ".join(names) or "null"
+
+    @property
+    def look(self) -> str | None:
+        """What all texts of the column could be read as; None for nothing but text."""
+        return next((name for name, _ in _LOOKS if name in (self.looks or ())), None)
+
+    def see(self, value: JSONValue) -> None:
+        """Counts a value."""
+        if value is None:
+            self.nulls += 1
+            return
+        self.kinds[_KINDS[type(value)]] += 1
+        if isinstance(value, str):
+            if not value.strip():
+                self.empty += 1
+            elif self.looks is None or self.looks:
+                fitting = {name for name, pattern in _LOOKS if pattern.fullmatch(value.strip())}
+                self.looks = fitting if self.looks is None else self.looks & fitting
+
+
+class Columns:
+    """The columns of some rows, in the order in which they were first met."""
+
+    def __init__(self, declared: tuple[str, ...] | None) -> None:
+        self._columns = {name: Column(name) for name in declared or ()}
+        self._rows = 0
+
+    def see(self, data: dict[str, JSONValue]) -> None:
+        """Counts a row."""
+        for name, value in data.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = Column(name, missing=self._rows)
+            column.see(value)
+        if len(data) < len(self._columns):
+            for name, column in self._columns.items():
+                column.missing += name not in data
+        self._rows += 1
+
+    def all(self) -> list[Column]:
+        """Every column that was met or declared."""
+        return list(self._columns.values())

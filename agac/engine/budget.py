@@ -1,23 +1,27 @@
-"""Budgets, kept by reservation: before a call its worst case is set aside, afterwards corrected to what it cost.
-
-A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when nothing
-that is under way could make room for it, the run stops at its limit.
-"""
+"""Budgets kept by reservation: before a call its worst case is reserved, afterwards corrected to its cost."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agac.engine.control import Control, Halted
+from agac.engine.stop_rules import RunStopped, StopSignal
+from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
 from agac.spec.workflow import Budget
-from agac.store.batch import Call
+from agac.store.records import Call
+from agac.store.runs import Count
+
+# Budgets, kept by reservation: before a call its worst case is set aside, afterwards corrected to what it cost.
+#
+# A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when
+# nothing that is under way could make room for it, the run stops at its limit.
 
 
 class Amount(NamedTuple):
@@ -35,7 +39,7 @@ class Amount(NamedTuple):
 NOTHING = Amount()
 
 
-class HeldBack(Exception):
+class BlockedByBatches(Exception):
     """A call does not fit beside open batches: there may be room once they are ingested."""
 
 
@@ -44,7 +48,7 @@ class RowBudgetExceeded(Exception):
 
 
 @dataclass(slots=True)
-class Pot:
+class BudgetBalance:
     """A budget under its name, what of it is spent, and what is set aside for calls under way.
 
     `unsure` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
@@ -91,50 +95,57 @@ class Pot:
             self.spent, self.unsure, self.unpriced = self.spent.plus(lost), self.unsure.plus(lost), 0
 
 
-class Hold(NamedTuple):
+class Reservation(NamedTuple):
     """What is set aside for one call, and where."""
 
     worst: Amount
-    pots: tuple[Pot, ...]
+    pots: tuple[BudgetBalance, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     worst: Amount
-    pots: tuple[Pot, ...]
+    pots: tuple[BudgetBalance, ...]
     place: asyncio.Future[None]
 
 
-class Purse:
+class BudgetLimiter:
     """All budgets of an invocation. `run` bound everything, `stages` one stage each, `row` what each row may spend.
 
     At a limit `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.
     """
 
-    def __init__(self, control: Control, *, run: Iterable[Pot], stages: Mapping[int, Pot], row: Budget | None) -> None:
+    def __init__(
+        self,
+        control: StopSignal,
+        *,
+        run: Iterable[BudgetBalance],
+        stages: Mapping[int, BudgetBalance],
+        row: Budget | None,
+    ) -> None:
         self._control = control
         self._run, self._stages, self._row = tuple(run), dict(stages), row
         self._waiting: deque[_Waiter] = deque()
-        self._batches: dict[int, Hold] = {}
-        self.reached: Pot | None = None
+        self._batches: dict[int, Reservation] = {}
+        self.reached: BudgetBalance | None = None
         self.missed = NOTHING
         control.when_stopped(self._halt)
 
     @property
-    def of_run(self) -> tuple[Pot, ...]:
+    def of_run(self) -> tuple[BudgetBalance, ...]:
         """The budgets that bound the run as a whole."""
         return self._run
 
     @property
-    def pots(self) -> tuple[Pot, ...]:
+    def pots(self) -> tuple[BudgetBalance, ...]:
         """The budgets of the run and of its stages."""
         return (*self._run, *self._stages.values())
 
-    def row_pot(self) -> Pot | None:
+    def row_pot(self) -> BudgetBalance | None:
         """What one row may spend, for a row that begins."""
-        return None if self._row is None else Pot("row", self._row)
+        return None if self._row is None else BudgetBalance("row", self._row)
 
-    async def reserve(self, stage: int, row: Pot | None, worst: Amount) -> Hold:
+    async def reserve(self, stage: int, row: BudgetBalance | None, worst: Amount) -> Reservation:
         """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
 
         Who waits here holds no slot of any lane, so that whoever can make room goes on. Raises RowBudgetExceeded,
@@ -152,9 +163,9 @@ class Purse:
             _hold(worst, pots)
         if row is not None:
             row.hold(worst)
-        return Hold(worst, everything)
+        return Reservation(worst, everything)
 
-    async def _wait(self, worst: Amount, pots: tuple[Pot, ...]) -> None:
+    async def _wait(self, worst: Amount, pots: tuple[BudgetBalance, ...]) -> None:
         """Waits until its turn came and the amount was set aside by whoever made room."""
         waiter = _Waiter(worst, pots, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
@@ -163,13 +174,13 @@ class Purse:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.settle(Hold(worst, pots), NOTHING)  # it was served just then
+                self.settle(Reservation(worst, pots), NOTHING)  # it was served just then
             elif waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._serve()
             raise
 
-    def settle(self, hold: Hold, real: Amount, unsure: Amount = NOTHING) -> None:
+    def settle(self, hold: Reservation, real: Amount, unsure: Amount = NOTHING) -> None:
         """A call ended: what was set aside for it becomes what it cost, or may have cost (`unsure`)."""
         for pot in hold.pots:
             pot.settle(hold.worst, real, unsure)
@@ -189,7 +200,7 @@ class Purse:
         """Remembers for what there was no room, should the run end for it."""
         self.note_missed_in(self._pots_of(stage), worst)
 
-    def note_missed_in(self, pots: Iterable[Pot], worst: Amount) -> None:
+    def note_missed_in(self, pots: Iterable[BudgetBalance], worst: Amount) -> None:
         """The same, by the budgets that it belongs to."""
         self.missed = worst
         self.reached = next((pot for pot in pots if pot.lacks(worst)), self.reached)
@@ -204,14 +215,14 @@ class Purse:
         """What an earlier invocation set aside for a batch that is still open."""
         self._grow(batch, self._pots_of(stage), worst)
 
-    def _grow(self, batch: int, pots: tuple[Pot, ...], worst: Amount) -> None:
+    def _grow(self, batch: int, pots: tuple[BudgetBalance, ...], worst: Amount) -> None:
         held = self._batches.get(batch)
         for pot in pots:
             pot.held, pot.holds = pot.held.plus(worst), pot.holds + (held is None)
             pot.batches += held is None
-        self._batches[batch] = Hold(worst if held is None else held.worst.plus(worst), pots)
+        self._batches[batch] = Reservation(worst if held is None else held.worst.plus(worst), pots)
 
-    def _pots_of(self, stage: int) -> tuple[Pot, ...]:
+    def _pots_of(self, stage: int) -> tuple[BudgetBalance, ...]:
         own = self._stages.get(stage)
         return (*self._run, own) if own else self._run
 
@@ -243,7 +254,7 @@ class Purse:
             if any(p.batches and p.holds == p.batches and p.lacks(first.worst) for p in first.pots):
                 self._waiting.popleft()
                 self.note_missed_in(first.pots, first.worst)
-                first.place.set_exception(HeldBack())
+                first.place.set_exception(BlockedByBatches())
                 continue
             hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
             if hopeless is not None:
@@ -255,10 +266,10 @@ class Purse:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.place.done():
-                waiter.place.set_exception(Halted())
+                waiter.place.set_exception(RunStopped())
 
 
-def _hold(worst: Amount, pots: Iterable[Pot]) -> None:
+def _hold(worst: Amount, pots: Iterable[BudgetBalance]) -> None:
     for pot in pots:
         pot.hold(worst)
 
@@ -283,7 +294,7 @@ class WorstCase:
 
     def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
         self._max_tokens = model.params.max_tokens or 0
-        self._steps = dearest(_prices(model, batch=batch)) if in_dollars else ()
+        self._steps = max_price_steps(_prices(model, batch=batch)) if in_dollars else ()
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`.
@@ -299,7 +310,7 @@ class WorstCase:
         return Amount(usd, size + self._max_tokens, 1)
 
 
-def dearest(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
+def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
     """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million.
 
     A call may turn out smaller than it could be, so a step that is cheaper does not count.
@@ -324,3 +335,87 @@ def _prices(model: PlannedModel, *, batch: bool) -> tuple[Price, ...]:
     tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
     found = (price_of(model.provider, model.model, tier) for tier in tiers)
     return tuple(price for price in found if price is not None)
+
+
+# The budgets of a plan, and what of them this run has spent before: budgets count over all invocations of a run.
+
+
+@dataclass(frozen=True, slots=True)
+class RunBudgets:
+    """Every budget that a plan has: named ones of the run, one a stage by its index and name, one for each row."""
+
+    run: tuple[tuple[str, Budget], ...]
+    stages: tuple[tuple[int, str, Budget], ...]
+    row: Budget | None
+
+    @staticmethod
+    def of(plan: Plan) -> RunBudgets | None:
+        """The plan's budgets; None when it has none."""
+        rules = plan.rules
+        named = (("budget of agac.yml", rules.project), ("budget of the run", rules.workflow))
+        run = tuple((name, budget) for name, budget in named if budget)
+        stages = tuple((stage.index, stage.name, stage.budget) for stage in plan.asking if stage.budget)
+        return RunBudgets(run, stages, rules.row) if run or stages or rules.row else None
+
+    @property
+    def in_dollars(self) -> bool:
+        """Whether one of them bounds dollars."""
+        budgets = [*(b for _, b in self.run), *(b for _, _, b in self.stages), *([self.row] if self.row else [])]
+        return any(budget.usd is not None for budget in budgets)
+
+    def purse(self, control: StopSignal, counts: Iterable[Count], lost_calls: int) -> BudgetLimiter:
+        """The purse of an invocation. `lost_calls`: calls of earlier ones that may have been billed and left nothing.
+
+        Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
+        every budget that it may belong to.
+        """
+        run, stages = self.pots(counts, lost_calls)
+        return BudgetLimiter(control, run=run, stages=stages, row=self.row)
+
+    def pots(self, counts: Iterable[Count], lost_calls: int) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
+        """The run's pots, and the stages' by index, each with what was spent of it before."""
+        counts = [count for count in counts if count.outcome == "call"]
+        run = [_loaded(BudgetBalance(name, budget), counts, lost_calls) for name, budget in self.run]
+        stages = {}
+        for index, name, budget in self.stages:
+            own = [count for count in counts if count.stage == name]
+            stages[index] = _loaded(BudgetBalance(f"budget of stage {name!r}", budget, name), own, lost_calls)
+        return run, stages
+
+
+def _loaded(pot: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> BudgetBalance:
+    """The pot with what was spent before."""
+    known = unsure = priced = Amount()
+    for c in counts:
+        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
+        known, held = known.plus(one), Amount(c.held_cost, c.held_tokens)
+        unsure = unsure.plus(held)
+        if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
+            priced = priced.plus(one).plus(held)
+    unsure = unsure.plus(_lost(priced, lost_calls))
+    pot.spent, pot.unsure = known.plus(unsure), unsure
+    pot.unpriced = 0 if priced.calls else lost_calls
+    return pot
+
+
+def _lost(priced: Amount, calls: int) -> Amount:
+    """What lost calls may have cost: the mean of those whose cost is known."""
+    if not priced.calls:
+        return Amount(0.0, 0, calls)
+    share = calls / priced.calls
+    return Amount(priced.usd * share, math.ceil(priced.tokens * share), calls)
+
+
+def facts(pots: Iterable[BudgetBalance]) -> list[dict[str, object]]:
+    """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no answer."""
+    return [_facts(pot) for pot in pots]
+
+
+def _facts(pot: BudgetBalance) -> dict[str, object]:
+    caps: Mapping[str, float | None] = {"usd": pot.budget.usd, "tokens": pot.budget.tokens, "calls": pot.budget.calls}
+    known, unsure = pot.spent.plus(pot.unsure, -1)._asdict(), pot.unsure._asdict()
+    return {"name": pot.name} | {
+        unit: {"limit": cap, "spent": round(known[unit], 6), "held": round(unsure[unit], 6)}
+        for unit, cap in caps.items()
+        if cap is not None
+    }

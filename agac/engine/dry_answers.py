@@ -6,24 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from agac.core.errors import RowError
 from agac.core.types import Request, RowId
-from agac.engine.baseline import Baseline, ForecastRow
-from agac.engine.call import Answer
-from agac.engine.dry_counts import SAMPLE, Forecast, Guess, Prompt, StageForecast
+from agac.engine.caller import Answer
 from agac.engine.effects import is_leave
+from agac.engine.estimate import TEXT, dummy_answer
 from agac.engine.executor import GuardNote, LocalCall, NotReady, Task, TaskResult, Unknown
-from agac.engine.lookup import MOST
-from agac.engine.scope import Scope
-from agac.engine.tasks import PARKED, UNPARSED
-from agac.plan import reasons as why
-from agac.plan.estimate import TEXT, dummy_answer
+from agac.engine.forecast import SAMPLE, Baseline, Forecast, ForecastRow, Guess, SamplePrompt, StageForecast
+from agac.engine.invocation import Scope
+from agac.engine.tasks import MAX_KEYS, PARKED, UNPARSED
+from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.prepare import Prepared, Preparer, Sight
-from agac.plan.replicas import outcome_of_vote
+from agac.plan.render import Prepared, Preparer, RowView, outcome_of_vote
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.template import ROWS_JSON
-from agac.store.batch import Result
+from agac.spec.templates import ROWS_JSON
 from agac.store.batches import live_tasks
 from agac.store.db import Database
+from agac.store.records import Result
 from agac.store.rows import EarlierResult, earlier_results
 
 
@@ -95,12 +92,12 @@ class Prompts:
     def __init__(self, preparer: Preparer, found: Forecast, show: int) -> None:
         self._preparer, self._found, self._show = preparer, found, show
 
-    def known(self, stage: PlannedStage, sight: Sight, row_id: RowId) -> Prepared | None:
+    def known(self, stage: PlannedStage, sight: RowView, row_id: RowId) -> Prepared | None:
         """The task of a row that sees this; None when its prompt cannot be rendered."""
         prepared = self._preparer.prepare(stage, sight, row_id)
         return None if isinstance(prepared, RowError) else prepared
 
-    def measure(self, stage: PlannedStage, sight: Sight, row_id: RowId, further: int = 0) -> None:
+    def measure(self, stage: PlannedStage, sight: RowView, row_id: RowId, further: int = 0) -> None:
         """Takes a prompt into the sample, with so many characters that are not there yet."""
         found = self._found.stages[stage.index]
         if found.sampled >= SAMPLE:
@@ -119,7 +116,7 @@ class Prompts:
         if found.sampled < SAMPLE:
             found.measure(request)
         if len(self._found.prompts) < self._show:
-            self._found.prompts.append(Prompt(row_id, stage.name, request))
+            self._found.prompts.append(SamplePrompt(row_id, stage.name, request))
 
 
 class StoredAnswers:
@@ -167,16 +164,16 @@ class StoredAnswers:
         found: dict[bytes, EarlierResult] = {}
         if self._db is not None and not self._fresh:
             since = self._baseline.since(stage, chosen=chosen)
-            for start in range(0, len(prints), MOST):
-                found |= await earlier_results(self._db, prints[start : start + MOST], since)
+            for start in range(0, len(prints), MAX_KEYS):
+                found |= await earlier_results(self._db, prints[start : start + MAX_KEYS], since)
         return found
 
     async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:
         """Those of these fingerprints that are in a batch, or wait for one."""
         found: set[bytes] = set()
         if self._db is not None and self._in_batches:
-            for start in range(0, len(prints), MOST):
-                found |= await live_tasks(self._db, prints[start : start + MOST], self._workflow)
+            for start in range(0, len(prints), MAX_KEYS):
+                found |= await live_tasks(self._db, prints[start : start + MAX_KEYS], self._workflow)
         return found
 
     def _without_look(self, stage: AnyStage, row: ForecastRow, task: Task) -> TaskResult | None:

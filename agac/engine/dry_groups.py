@@ -1,35 +1,189 @@
-"""Groups in a dry run: who comes to them, and, once all have come, what is known of their tasks and of their parts."""
+"""Derived rows and groups in a dry run: what is known of them, else a guess from the earlier run."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from agac.core.keys import member_hash, snapshot
-from agac.core.order import id_order
+from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
-from agac.engine.baseline import Baseline, BaselineCounts, ForecastRow, GroupTask
-from agac.engine.contents import array
+from agac.engine.derived_rows import DerivationFailed, MemberView, RowDeriver
 from agac.engine.dry_answers import CountedOutcomes, StoredAnswers
-from agac.engine.dry_counts import Guess
-from agac.engine.dry_rows import ForecastDeriver, is_known, text_of
+from agac.engine.effects import descended
+from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, dummy_answer
 from agac.engine.executor import LevelStages
-from agac.engine.groups import unusable
-from agac.engine.parts import GroupCut, call_size, part_id
-from agac.plan import reasons as why
-from agac.plan.estimate import CHARACTERS_A_TOKEN, dummy_answer
-from agac.plan.prepare import Prepared, Sight
+from agac.engine.forecast import Baseline, BaselineCounts, ForecastRow, GroupTask, Guess, StageForecast, source_of
+from agac.engine.groups import GroupCut, array, call_size, part_id, unusable
+from agac.engine.replay import inner
+from agac.plan import diff as why
+from agac.plan.reduce_tree import NodeId, TreeNode, tree
+from agac.plan.render import Prepared, RowView
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.plan.tree import Node, NodeId, tree
 from agac.spec.levels import Levels
-from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
-from agac.store.batch import Membership, NewRow
+from agac.spec.templates import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.store.records import Child, DerivedRows, Membership, NewRow
 from agac.store.rows import State
-from agac.store.scratch import ForecastGroup, ForecastMember, GroupInput, Part, Scratch
+from agac.store.scratch import ForecastGroup, ForecastMember, GroupInput, Scratch, ScratchPart
+
+# Rows that a run would make, in a dry run: as many as are known, else as many as the last run made.
+
+PARENT = "what it is made of"
+
+
+class ForecastDeriver:
+    """Makes the rows that a run would make. `fail` is told of a row of which nothing can be made."""
+
+    def __init__(
+        self,
+        levels: Levels[AnyStage],
+        found: Sequence[StageForecast],
+        counts: BaselineCounts,
+        fail: Callable[[ForecastRow, DerivationFailed], None],
+    ) -> None:
+        self._levels, self._found, self._counts, self._fail = levels, found, counts, fail
+        self._makers = RowDeriver(levels)
+        self._by_name = {stage.name: stage for stage in levels.stages}
+        self._left: dict[int, float] = defaultdict(float)
+        self._fed = {origin: frozenset(m.index for m in level.makers) for origin, level in levels.by_origin.items()}
+
+    @property
+    def members(self) -> Mapping[int, MemberView]:
+        """How stages that group rows look at them, by the stages' positions."""
+        return self._makers.members
+
+    def feeds(self, row: ForecastRow, maker: AnyStage) -> bool:
+        """Whether the stage makes rows of this one: not of one in whose place a function gave others."""
+        own = not row.dropped and maker.index in self._fed[row.level.origin]
+        return own and not any(maker.index in self._fed[index] for index in row.lists)
+
+    def made(self, row: ForecastRow) -> DerivedRows:
+        """What is made of a row, as far as it is known, or what would have been made of a lost one."""
+        if row.making is None:
+            known = {index: rows for index, rows in row.lists.items() if rows is not None}
+            unknown = {one.index for one in row.level.makers if self._makers.waits_for(one, row.sight) is not None}
+            unknown.update(*(self._fed[index] for index in row.lists))
+            while row.making is None:
+                try:
+                    level, sight = row.level, row.sight
+                    row.making = self._makers.made(level, sight, row.new, known, State.DONE, unknown=unknown)
+                except DerivationFailed as fault:
+                    if not row.lost:
+                        row.unmade = fault.stage
+                        self._fail(row, fault)
+                    unknown.add(fault.stage.index)
+                    known.pop(fault.stage.index, None)
+        return row.making
+
+    def membership(self, row: ForecastRow, maker: AnyStage) -> Membership | None:
+        """The group of the stage that the row comes to, or that lacks it; None where that is not known."""
+        made = None if row.lost else self.made(row)
+        if made is None or row.lost:  # it may have become lost just now
+            made = self._makers.lacking(row.level, row.sight, row.new)
+        return made.groups.get(maker.index)
+
+    def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
+        """The children that `explode` makes of a row; of one that fails, what they would be."""
+        made = self.made(row)
+        if maker.index in made.broods:
+            for child in made.broods[maker.index]:
+                yield self._child(maker, row, child, descended(row.sight, maker, json.loads(child.data)))
+        elif row.unmade is not maker:
+            yield from self._guessed(maker, row, descended(row.sight, maker, {ITEM: self._item(maker), INDEX: 0}))
+
+    def listed(self, row: ForecastRow) -> Iterator[ForecastRow]:
+        """The rows that functions gave in the place of this one."""
+        made = self.made(row)
+        for index, rows in row.lists.items():
+            maker = self._levels.stages[index]
+            if rows is None:
+                yield from self._guessed(maker, row, row.sight.child({}))
+            elif index in made.broods:
+                for child, fields in zip(made.broods[index], rows, strict=True):
+                    yield self._child(maker, row, child, descended(row.sight, maker, fields))
+
+    def kept(self, maker: AnyStage, row: ForecastRow, content: bytes, times: int = 1) -> ForecastRow:
+        """The row as it goes on after a stage that keeps the first of equal ones; or as many of which it is not known
+        which they are."""
+        made = self._child(maker, row, Child(row.id, content, "{}"), descended(row.sight, maker, {}))
+        made.times = times
+        made.guessed = made.guessed or not content
+        need = next((need for need in maker.needs if need in row.sight.unknown), None)
+        if need is not None:
+            made.sight.unknown[maker.name] = row.sight.unknown[need]
+        return made
+
+    def _child(self, maker: AnyStage, row: ForecastRow, child: Child, sight: RowView) -> ForecastRow:
+        new = NewRow(Row(child.id, 0, {}), 0, child.hash, child.data, State.PENDING, origin=maker.index)
+        made = ForecastRow(child.id, sight, new=new, level=self._levels.by_origin[maker.index])
+        made.blocked = set(row.blocked)
+        made.times, made.guessed, made.failed, made.parked = row.times, row.guessed, row.failed, row.parked
+        made.absent = row.failed is not None or row.absent
+        if row.lost:
+            made.blocked.add(maker.name)
+            made.group = GroupTask(refused=why.upstream_blocked(next(iter(row.blocked), maker.name)))
+        if maker.makes == "items" and made.sight.unknown:
+            made.sight.unknown.pop(ITEM, None)
+            made.sight.unknown.pop(INDEX, None)
+        return made
+
+    def _guessed(self, maker: AnyStage, row: ForecastRow, sight: RowView) -> Iterator[ForecastRow]:
+        """One row that stands for those that will be made, as many as the last run made of each."""
+        times = self.times(maker, row)
+        if times:
+            place = f"{row.id}/0" if maker.makes != "kept" else row.id
+            made = self._child(maker, row, Child(place, b"", "{}"), sight)
+            made.times, made.guessed = times, True
+            if maker.makes == "items":
+                reason = next(iter(row.sight.unknown.values()), PARENT)
+                made.sight.unknown[ITEM] = made.sight.unknown[INDEX] = reason
+            yield made
+
+    def times(self, maker: AnyStage, row: ForecastRow) -> int:
+        """For how many rows a guess stands: fractions are passed on to the next row."""
+        each = self._counts.each.get(maker.name)
+        source = maker.name if maker.makes == "rows" else self._makers.waits_for(maker, row.sight)
+        guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, 1.0, None)
+        if each is not None:
+            guess = guess._replace(number=each, run=self._counts.run)
+        found = self._found[maker.index]
+        found.guess = guess
+        if maker.makes != "rows":
+            found.exact = False
+        self._left[maker.index] += guess.number * row.times
+        whole = int(self._left[maker.index] + 1e-6)
+        self._left[maker.index] -= whole
+        return whole
+
+    def _item(self, maker: AnyStage) -> JSONValue:
+        """What an item may look like."""
+        path = maker.explode or ()
+        source = self._by_name.get(path[0])
+        try:
+            found = inner(dummy_answer(source), path[1:]) if source is not None else None
+        except KeyError:
+            return TEXT
+        return found[0] if isinstance(found, list) and found else TEXT
+
+
+def is_known(row: ForecastRow, member: MemberView) -> bool:
+    """Whether all is known of a row that the request of its group is made of."""
+    unknown = row.sight.unknown
+    return not row.guessed and not any(name in unknown for name in (*member.answers, member.rows_of))
+
+
+def text_of(member: MemberView, row: ForecastRow, stages: Mapping[str, AnyStage]) -> tuple[str, int]:
+    """A member of a group as its prompt has it, and how many characters it lacks of what is not there yet."""
+    sight = row.sight
+    lacking = (stages[name] for name in member.answers if name in sight.unknown and name not in sight.results)
+    return member.text(sight), sum(len(json.dumps(dummy_answer(stage))) for stage in lacking)
+
+
+# Groups in a dry run: who comes to them, and, once all have come, what is known of their tasks and of their parts.
 
 _PAGE = 512
 _SOME = 64
@@ -147,7 +301,7 @@ class GroupForecaster:
 
     def _row(self, stage: PlannedStage, group: RowId, fields: str) -> ForecastRow:
         new = NewRow(Row(group, 0, {}), 0, b"", fields, State.PENDING, origin=stage.index)
-        sight, level = Sight(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
+        sight, level = RowView(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
         return ForecastRow(group, sight, new=new, level=level, group=GroupTask())
 
     async def _ready(self, stage: PlannedStage, some: Sequence[tuple[ForecastRow, ForecastGroup]]) -> list[ForecastRow]:
@@ -225,7 +379,7 @@ def _refused(stage: PlannedStage, group: ForecastGroup) -> str | None:
 
 
 class _LookedFor(NamedTuple):
-    part: Part
+    part: ScratchPart
     row: ForecastRow
     task: Prepared
 
@@ -266,20 +420,20 @@ class PartForecaster:
         """Characters of a result that is not there yet."""
         return len(snapshot(dummy_answer(self.stage)))
 
-    def _cut(self, number: int, group: ForecastRow) -> Node:
+    def _cut(self, number: int, group: ForecastRow) -> TreeNode:
         cut = GroupCut(self.stage, partial(self._put, number))
         for one in self._held(group):
             cut.add(one.sort, one.tokens)
         return cut.close()
 
-    def _put(self, number: int, node: Node) -> None:
+    def _put(self, number: int, node: TreeNode) -> None:
         children = tuple(tuple(child) for child in node.children)
-        self.scratch.put_part(Part(number, *node.id, node.rows, children))
+        self.scratch.put_part(ScratchPart(number, *node.id, node.rows, children))
 
     def _held(self, group: ForecastRow, low: int = 0, high: int = (1 << 64) - 1) -> Iterator[ForecastMember]:
         return self.scratch.members(self.stage.index, group.id, low, high)
 
-    async def _some(self, parts: Sequence[Part], groups: Sequence[ForecastRow]) -> None:
+    async def _some(self, parts: Sequence[ScratchPart], groups: Sequence[ForecastRow]) -> None:
         wanted = []
         for part in parts:
             group = groups[part.group]
@@ -320,15 +474,15 @@ class PartForecaster:
         assert group.group is not None
         group.group.parts += 1
 
-    def _row(self, part: Part, group: ForecastRow) -> ForecastRow:
+    def _row(self, part: ScratchPart, group: ForecastRow) -> ForecastRow:
         """The part as a row."""
         node = NodeId(part.height, part.low, part.high, part.after)
         new = NewRow(Row(part_id(group.id, node), 0, {}), 0, b"", "", State.PENDING, origin=self.stage.index)
-        sight = Sight(group.sight.forms[None], self.variables)
+        sight = RowView(group.sight.forms[None], self.variables)
         sight.own |= {ROWS_COUNT: len(part.children) or part.rows, ROWS_FAILED: 0}
         return ForecastRow(new.row.id, sight, new=new, level=group.level)
 
-    def _contents(self, part: Part, group: ForecastRow) -> tuple[list[str] | None, int]:
+    def _contents(self, part: ScratchPart, group: ForecastRow) -> tuple[list[str] | None, int]:
         """The texts that a part is about, None where they are not there yet; and their characters."""
         if part.children:
             values = self.scratch.values(part.group, part.children)

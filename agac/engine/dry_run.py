@@ -19,24 +19,31 @@ from contextlib import ExitStack, aclosing, closing
 from itertools import islice
 
 from agac.core.types import Row, RowId
-from agac.engine.baseline import Baseline, BaselineCounts, BaselineOutcomes, BaselineRun, ForecastRow, baseline_counts
+from agac.engine.derived_rows import DerivationFailed
 from agac.engine.dry_answers import CountedOutcomes, Prompts, StoredAnswers
-from agac.engine.dry_counts import Forecast, StageForecast
-from agac.engine.dry_groups import GroupForecaster
-from agac.engine.dry_rows import ForecastDeriver
+from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.executor import LevelStages, Task
-from agac.engine.intake import CHUNK_ROWS, read_chunk
-from agac.engine.making import NotMade
-from agac.engine.scope import Retry, Scope
-from agac.plan import reasons as why
+from agac.engine.forecast import (
+    Baseline,
+    BaselineCounts,
+    BaselineOutcomes,
+    BaselineRun,
+    Forecast,
+    ForecastRow,
+    StageForecast,
+    baseline_counts,
+)
+from agac.engine.input_rows import CHUNK_ROWS, read_chunk
+from agac.engine.invocation import Retry, Scope
+from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.prepare import Preparer
+from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Levels, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
-from agac.store.batch import NewRow
 from agac.store.batches import open_batches
 from agac.store.db import Database
+from agac.store.records import NewRow
 from agac.store.rows import WALKED, ChosenRow, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
 from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
@@ -272,7 +279,7 @@ class DryWalk:
         """Whether rows that a function gave in the place of this one walk through the stage instead."""
         return bool(row.lists) and any(stage.index in self._walks[index] for index in row.lists)
 
-    def _fail(self, row: ForecastRow, fault: NotMade) -> None:
+    def _fail(self, row: ForecastRow, fault: DerivationFailed) -> None:
         row.fail(fault.stage, fault.error)
         self._outcomes.of(fault.stage).block(why.NOT_MADE, row.id, row.times)
 

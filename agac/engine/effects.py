@@ -1,23 +1,96 @@
-"""What an outcome does to a row: to what its stages see of it, and to how far it has come.
-
-The same functions are used where a row is worked on (`executor`), by `agac plan` (`dry_run`), and where stored outcomes
-are read back. They are pure: they change the row in memory, and keep and send nothing.
-"""
+"""A row at work, and what an outcome does to it. The walk, the dry run and the replay share these functions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, RowId
-from agac.plan.prepare import Sight
-from agac.plan.stage import AnyStage
-from agac.spec.template import SKIPPED
+from agac.engine.budget import BudgetBalance
+from agac.engine.retry_policy import RowDeadline
+from agac.plan.render import RowView
+from agac.plan.stage import AnyStage, LocalStage
+from agac.spec.templates import SKIPPED
 from agac.spec.workflow import Stage
-from agac.store.batch import Result
-from agac.store.rows import StageResult
+from agac.store.batches import Ready
+from agac.store.records import NewRow, Result
+from agac.store.rows import PriorTask, StageResult
+
+# A row at work: what is known of it before its stages, and how it had ended before.
+
+NO_DEADLINE = RowDeadline(None, float)
+"""Without `row_timeout` all rows share one."""
+
+
+@dataclass(slots=True)
+class ActiveRow:
+    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `purse` what it may
+    spend in this invocation, from its first call on.
+
+    `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
+    are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`.
+    `sight` is what a row that a stage made sees before its own stages; a `part` of a large group is a call of the
+    group's stage, and no row of it.
+    """
+
+    new: NewRow
+    prior: dict[int, PriorTask] = field(default_factory=dict)
+    patience: RowDeadline = NO_DEADLINE
+    purse: BudgetBalance | None = None
+    known: bool = False
+    forced: bool = False
+    again_from: int | None = None
+    since: float = 0.0
+    sight: RowView | None = None
+    part: bool = False
+    resumed: bool = False
+    """Walked on from where it waited: what failed meanwhile is not asked again."""
+    ready: Ready = field(default_factory=dict)
+    """What came of its tasks in batches since it was last walked."""
+
+    def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
+        """Whether a batch brought the task's answer, which the row has not been walked with."""
+        ready = self.ready.get((stage, replica, fingerprint))
+        return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
+
+    @property
+    def made(self) -> bool:
+        """Whether a stage made the row; else it is the input's."""
+        return self.new.origin is not None
+
+    def takes_since(self, stage: int) -> float:
+        """From when on earlier answers are taken for the stage, in seconds since 1970."""
+        return self.since if self.again_from is not None and stage >= self.again_from else 0.0
+
+
+def operation_text(stage: AnyStage) -> str:
+    """What a local stage does, in its own words."""
+    assert isinstance(stage, LocalStage)
+    return str(next(iter(stage.operation.body().values())))
+
+
+class StoredOutcome(Protocol):
+    """A stored row with how it had ended."""
+
+    @property
+    def state(self) -> int: ...
+    @property
+    def result_id(self) -> int | None: ...
+    @property
+    def error_type(self) -> str | None: ...
+    @property
+    def error_message(self) -> str | None: ...
+    @property
+    def error_stage(self) -> str | None: ...
+
+
+# What an outcome does to a row: to what its stages see of it, and to how far it has come.
+#
+# The same functions are used where a row is worked on (`executor`), by `agac plan` (`dry_run`), and where stored
+# outcomes are read back. They are pure: they change the row in memory, and keep and send nothing.
 
 LEFT = "null"
 """The stored result of a function that gave None: the row leaves."""
@@ -42,7 +115,7 @@ class RowProgress:
     """
 
     id: RowId
-    sight: Sight
+    sight: RowView
     settled: set[int] = field(default_factory=set)
     reached: bool = False
     written: Result | None = None
@@ -90,7 +163,7 @@ class RowProgress:
         self.lists[stage.index] = rows
 
 
-def replay(sight: Sight, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
+def replay(sight: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
     """Does to a row's view what the stage did when the row came through it, by the stage's stored result. Answers are
     read where the stage is one of those `followed`."""
     if stage.rows_of not in sight.forms:
@@ -104,7 +177,7 @@ def replay(sight: Sight, stage: Stage, result: StageResult, followed: Collection
         sight.become(stage, form)
 
 
-def descended(parent: Sight, maker: Stage, fields: Mapping[str, JSONValue]) -> Sight:
+def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
     """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
     if maker.makes != "rows":
         return parent.child(fields, without=_exploded_field(maker))

@@ -1,43 +1,85 @@
-"""What the stages of a level do to a row, and the walk of one row through them.
-
-`LevelStages` is all that a workflow means for a row, without waiting for anything: what a guard lets in, what a local
-stage does, which task a stage has, what an answer changes. `Executor` walks one row with it: it awaits the answer of
-each task, and settles outcomes in the store. `dry_run` walks some hundred rows with it: it looks their answers up, and
-counts outcomes.
-"""
+"""One row walks through the stages of its level in one coroutine: guards, prompts, functions, tasks, outcomes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import JSONValue
-from agac.engine.asking import Asker
-from agac.engine.call import Answer
-from agac.engine.control import Halted
-from agac.engine.effects import RowProgress, is_leave
-from agac.engine.flight import Flight
-from agac.engine.functions import Functions
-from agac.engine.making import Makers, NotMade
-from agac.engine.patience import Patience
-from agac.engine.replicas import Replicas
+from agac.engine.caller import Answer
+from agac.engine.derived_rows import DerivationFailed, RowDeriver
+from agac.engine.effects import ActiveRow, RowProgress, is_leave
+from agac.engine.invocation import Work
+from agac.engine.retry_policy import RowDeadline
 from agac.engine.settle import Settler
-from agac.engine.tasks import Parked, Tasks, value_of
-from agac.plan import reasons as why
-from agac.plan.judging import filters, guards
+from agac.engine.stop_rules import RunStopped, StopSignal
+from agac.engine.tasks import AnswerSource, Parked, Replicas, Tasks, value_of
+from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.prepare import Prepared, Preparer, Sight, followed
+from agac.plan.render import Prepared, Preparer, RowView, filters, followed, guards
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.guardvalues import Evaluator, GuardFailed
+from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.levels import Level
-from agac.spec.operations import Filter, Rename, Select, UnfitRow
-from agac.store.batch import Making
+from agac.spec.workflow import Filter, Python, Rename, Select, UnfitRow
+from agac.store.records import DerivedRows, Endpoint, Result
 from agac.store.rows import State
+from agac.tools.processes import FunctionFailed, Runner
+
+# Functions of the project at work: the one place in the engine that calls them.
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class Functions:
+    """Calls the functions of stages, by the stages' positions. `clean` takes secrets out of a text."""
+
+    def __init__(self, runners: Mapping[int, Runner], clean: Callable[[str], str], wall: Callable[[], float]) -> None:
+        self._runners, self._clean, self._wall = runners, clean, wall
+
+    async def call(self, stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue]) -> Answer | RowError:
+        """What a stage's function gives for a row; an exception of its is the row's failure, with its traceback."""
+        try:
+            came = await self._runners[stage.index].call(given)
+        except FunctionFailed as failed:
+            return RowError(ErrorType.PYTHON_ERROR, self._clean(failed.message), self._clean(failed.traceback_text))
+        if came.kind == "rows" and stage.makes != "rows":
+            message = f"{_named(stage)} gave a list of rows; after explode let it give one row, or None"
+            return RowError(ErrorType.PYTHON_ERROR, message)
+        value = list(came.rows) if came.kind == "rows" else came.rows[0] if came.rows else None
+        endpoint = Endpoint("python", "", _named(stage), False)
+        return Answer(Result(fingerprint, _encode(value), endpoint, self._wall()), value)
+
+
+@asynccontextmanager
+async def open_functions(work: Work) -> AsyncIterator[Functions]:
+    """The functions of a plan, ready to be called. Raises UsageError when one cannot be imported."""
+    async with AsyncExitStack() as stack:
+        runners = {}
+        for stage in work.plan.stages:
+            if isinstance(stage, LocalStage) and isinstance(does := stage.operation, Python):
+                runner = Runner(does.function, work.root, does.processes)
+                runners[stage.index] = await stack.enter_async_context(runner)
+        yield Functions(runners, work.redactor.clean, work.clocks.wall)
+
+
+def _named(stage: LocalStage) -> str:
+    assert isinstance(stage.operation, Python)
+    return str(stage.operation.function)
+
+
+# What the stages of a level do to a row, and the walk of one row through them.
+#
+# `LevelStages` is all that a workflow means for a row, without waiting for anything: what a guard lets in, what a
+# local stage does, which task a stage has, what an answer changes. `Executor` walks one row with it: it awaits the
+# answer of each task, and settles outcomes in the store. `dry_run` walks some hundred rows with it: it looks their
+# answers up, and counts outcomes.
 
 
 class LocalCall(NamedTuple):
@@ -149,8 +191,8 @@ class Branches:
         return freed
 
     async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:
-        """Begins each stage once all that it needs gave True; when it is `over`, no more. Raises Halted when a stage
-        does, after the others have ended."""
+        """Begins each stage once all that it needs gave True; when it is `over`, no more. Raises RunStopped when a
+        stage does, after the others have ended."""
         left = self.begin()
         working: dict[asyncio.Task[bool], AnyStage] = {}
         ready, halted = self.first, False
@@ -173,14 +215,14 @@ class Branches:
                     task.cancel()
                 await asyncio.wait(working)
         if halted:
-            raise Halted
+            raise RunStopped
 
 
 def _said(task: asyncio.Task[bool]) -> bool | None:
     """What a stage gave; None: the run stops."""
     try:
         return task.result()
-    except Halted:
+    except RunStopped:
         return None
 
 
@@ -235,7 +277,7 @@ class LevelStages(Generic[R]):
             return True
         return self._fail(row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None)
 
-    def lets_in(self, sight: Sight, stage: AnyStage) -> bool:
+    def lets_in(self, sight: RowView, stage: AnyStage) -> bool:
         """Whether the stage's guard would let the row in. One that cannot be told is settled on the way."""
         guard = self._guards.get(stage.index)
         try:
@@ -332,7 +374,7 @@ class LevelStages(Generic[R]):
 class WorkedRow(RowProgress):
     """A row that is worked on. `known`: something may have been made of it before."""
 
-    flight: Flight
+    flight: ActiveRow
     known: bool
 
 
@@ -372,9 +414,9 @@ class Executor:
         self,
         plan: Plan,
         level: Level[AnyStage],
-        makers: Makers,
+        makers: RowDeriver,
         preparer: Preparer,
-        asker: Asker,
+        asker: AnswerSource,
         functions: Functions,
         tasks: Tasks,
         settler: Settler,
@@ -391,13 +433,13 @@ class Executor:
         self._asker, self._functions, self._tasks, self._settler = asker, functions, tasks, settler
         self._replicas = Replicas(tasks, asker, settler)
 
-    async def walk(self, flight: Flight) -> None:
+    async def walk(self, flight: ActiveRow) -> None:
         """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
         sight = flight.sight or self._preparer.sight(flight.new.row.data)
         known = flight.known or flight.made
         row = WorkedRow(flight.new.row.id, sight, flight=flight, known=known, reached=not self.does.ends)
         if self._row_timeout is not None:
-            flight.patience = Patience(self._row_timeout, self._clock)
+            flight.patience = RowDeadline(self._row_timeout, self._clock)
         if self.does.in_turn:
             for stage in self.does.stages:
                 goes_on = self.does.settle(row, stage)
@@ -417,7 +459,7 @@ class Executor:
             return False
         return self.does.take(row, stage, task, await self._result(row.flight, stage, task))
 
-    async def _result(self, flight: Flight, stage: AnyStage, task: Task) -> TaskResult:
+    async def _result(self, flight: ActiveRow, stage: AnyStage, task: Task) -> TaskResult:
         if isinstance(task, LocalCall):
             assert isinstance(stage, LocalStage)
             called = partial(self._functions.call, stage, *task)
@@ -465,21 +507,21 @@ class Executor:
         """Whether a stage whose result is the row's has one, here or where functions gave rows in its place."""
         return row.reached or any(index in self._makers.to_ends for index in row.lists)
 
-    def _made(self, row: WorkedRow) -> Making | None:
+    def _made(self, row: WorkedRow) -> DerivedRows | None:
         """What is made of a row that went through; None: it fails for that."""
         try:
             state = State.DONE if self._reached(row) else State.SKIPPED
             return self._makers.made(self._level, row.sight, row.flight.new, dict(_known_lists(row)), state)
-        except NotMade as fault:
+        except DerivationFailed as fault:
             self.does.fail(row, fault.stage, fault.error, why.NOT_MADE)
             return None
 
-    def _make(self, row: WorkedRow, made: Making | None) -> None:
+    def _make(self, row: WorkedRow, made: DerivedRows | None) -> None:
         """Stores what is made of a row, which may be nothing in the place of what was made before."""
         new = row.flight.new
         if made is None:
             lacking = row.failed is not None and not row.dropped
-            made = self._makers.lacking(self._level, row.sight, new) if lacking else Making(new)
+            made = self._makers.lacking(self._level, row.sight, new) if lacking else DerivedRows(new)
         if made.broods or made.groups or made.alike or row.known:
             self._settler.making(made)
 
@@ -488,3 +530,71 @@ def _known_lists(row: RowProgress) -> Iterator[tuple[int, list[dict[str, JSONVal
     for index, rows in row.lists.items():
         assert rows is not None
         yield index, rows
+
+
+# The bounded window of rows in flight: workers pull rows from the intake, no task object is made for a row.
+
+READ_AHEAD = 64
+"""Rows that are ready beyond those being worked on, so that no worker waits for the input. The chunk that is being read
+comes on top (`intake.CHUNK_ROWS`)."""
+
+
+class RowWorker(Protocol):
+    """Takes rows to their end, as `Segment` does. Raises Halted when the run stops on the way."""
+
+    async def walk(self, flight: ActiveRow) -> None: ...
+
+
+async def run_workers(
+    flights: AsyncGenerator[list[ActiveRow], None], walker: RowWorker, control: StopSignal, workers: int
+) -> None:
+    """Walks every row, `workers` at a time. Returns when all have ended, or all work in flight has after a stop."""
+    ready: asyncio.Queue[ActiveRow | None] = asyncio.Queue(workers + READ_AHEAD)
+    async with asyncio.TaskGroup() as group:
+        hands = [group.create_task(_work(ready, walker, control)) for _ in range(workers)]
+        feeder = group.create_task(_feed(flights, ready, control, workers))
+        stopper = group.create_task(_end_feeding(control, feeder, ready, workers))
+        await asyncio.wait(hands)
+        stopper.cancel()
+        feeder.cancel()
+
+
+async def _feed(
+    flights: AsyncGenerator[list[ActiveRow], None],
+    ready: asyncio.Queue[ActiveRow | None],
+    control: StopSignal,
+    workers: int,
+) -> None:
+    try:
+        async with aclosing(flights):
+            async for some in flights:
+                for flight in some:
+                    await ready.put(flight)
+    except AgacError as error:  # calls in flight are paid for: they are not cut off for it
+        control.lose_input(error)
+        return
+    for _ in range(workers):
+        await ready.put(None)
+
+
+async def _end_feeding(
+    control: StopSignal, feeder: asyncio.Task[None], ready: asyncio.Queue[ActiveRow | None], workers: int
+) -> None:
+    """After a stop nothing that waits is begun: workers find the queue empty but for the word to go home."""
+    await control.stopped.wait()
+    feeder.cancel()
+    await asyncio.wait([feeder])
+    while not ready.empty():
+        ready.get_nowait()
+    for _ in range(workers):
+        ready.put_nowait(None)
+
+
+async def _work(ready: asyncio.Queue[ActiveRow | None], walker: RowWorker, control: StopSignal) -> None:
+    while (flight := await ready.get()) is not None:
+        if control.stop is not None:
+            return
+        try:
+            await walker.walk(flight)
+        except RunStopped:
+            return

@@ -1,31 +1,260 @@
-"""Groups of rows are asked (`group_by`): each once all of its members are there, large ones in parts."""
+"""Groups of rows (`group_by`): each is called once all members are there; large groups are cut into parts."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.engine.contents import Contents, array
-from agac.engine.executor import Executor
-from agac.engine.flight import Flight
-from agac.engine.levels import LevelPass, Passing, unfit
-from agac.engine.parts import Parts
+from agac.core.keys import IdOrder, id_order, snapshot
+from agac.core.types import Row, RowId
+from agac.engine.caller import Answer
+from agac.engine.derived_rows import MemberView
+from agac.engine.effects import ActiveRow
+from agac.engine.executor import Executor, run_workers
+from agac.engine.input_rows import InvocationRef
+from agac.engine.replay import Lineage
 from agac.engine.settle import Settler
-from agac.engine.window import walk_all
-from agac.plan.prepare import Sight
+from agac.engine.stored_rows import LevelContext, LevelPass, unfit
+from agac.engine.tasks import AnswerSource, Parked, Tasks
+from agac.plan.reduce_tree import CallSize, NodeId, Tree, TreeNode
+from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.plan.tree import Node
-from agac.spec.grouping import Group
 from agac.spec.levels import Level
-from agac.spec.template import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
-from agac.store.rows import GroupSize, MadeRow, PriorTask, failed_part, group_sizes, prior_tasks
+from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.spec.workflow import Group
+from agac.store.records import NewRow, Part
+from agac.store.rows import (
+    FIRST,
+    LAST,
+    GroupSize,
+    MadeRow,
+    PriorTask,
+    State,
+    any_open_part,
+    failed_part,
+    group_sizes,
+    open_parts,
+    part_values,
+    prior_tasks,
+    rows_of_keys,
+)
+from agac.store.rows import MemberRow as StoredMember
+from agac.store.rows import members as some_members
 
-MOST_ROWS = 100_000
-"""Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
+# What a call over many rows is given: the texts of a group's members, or of what its parts came to.
 
+PAGE = 512
+
+
+class Contents:
+    """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
+
+    def __init__(self, places: InvocationRef, lineage: Lineage, member: MemberView, origin: int) -> None:
+        self._db, self._run, _ = places
+        self._lineage, self._member, self._origin = lineage, member, origin
+
+    async def of_members(
+        self, group: int, *, low: int = FIRST, high: int = LAST, after: int = 0, rows: int | None = None
+    ) -> list[str]:
+        """The members of a group with hashes from `low` to `high`, less the first `after` of them, `rows` at most, in
+        the order of their ids: JSON texts."""
+        found: list[tuple[IdOrder, str]] = []
+        async for page in self.pages(group, low=low, high=high):
+            page, after = page[after:], max(after - len(page), 0)
+            if rows is not None:
+                page = page[: rows - len(found)]
+            sights = await self._lineage.ended([one.key for one in page])
+            found += [(id_order(one.id), self._member.text(sights[one.key])) for one in page]
+            if rows is not None and len(found) >= rows:
+                break
+        return [text for _, text in sorted(found)]
+
+    async def pages(self, group: int, *, low: int = FIRST, high: int = LAST) -> AsyncIterator[list[StoredMember]]:
+        """The members of a group that did not fail, some hundred at a time, by their hashes."""
+        at = (low, 0)
+        while page := await some_members(self._db, group, PAGE, after=at, upto=high):
+            yield page
+            at = (page[-1].sort, page[-1].key)
+
+    async def of_part(self, group: int, data: str) -> list[str] | None:
+        """What a part of a group is made of, as its stored `data` says: members, or what lower parts came to; None
+        where one of these has no result."""
+        body = json.loads(data)
+        if body["parts"]:
+            return await self.of_parts(body["parts"])
+        low, high = body["low"] + FIRST, body["high"] + FIRST
+        return await self.of_members(group, low=low, high=high, after=body["after"], rows=body["rows"])
+
+    async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
+        """What these parts came to, in their order: JSON texts; None where one of them has no result."""
+        values = await part_values(self._db, self._run, self._origin, ids)
+        return [values[one] for one in ids] if len(values) == len(ids) else None
+
+    async def waits(self, ids: Sequence[str]) -> bool:
+        """Whether one of these parts has no end yet: it waits for a batch."""
+        return await any_open_part(self._db, self._run, self._origin, ids)
+
+
+def array(texts: Sequence[str]) -> str:
+    """JSON texts as one array."""
+    return f"[{','.join(texts)}]"
+
+
+# Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first.
+
+RESULT_TOKENS = 500
+"""What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""
+
+_SIGNED = 1 << 63
 _SOME = 64
-"""Groups that are cut before any of them is asked."""
+
+
+def call_size(stage: PlannedStage) -> CallSize:
+    """What one call of a stage holds whose groups may be cut into parts."""
+    assert stage.group is not None
+    most = stage.group.max_tokens
+    result = stage.params.max_tokens or RESULT_TOKENS
+    return CallSize(stage.group.max_rows, most, result if most is None else max(1, min(result, most // 2)))
+
+
+def part_id(group: RowId, node: NodeId) -> str:
+    """The id of a part: the same whenever it holds the same range of the same group."""
+    after = f"+{node.after}" if node.after else ""
+    return f"{group}/{node.height}.{node.low:016x}.{node.high:016x}{after}"
+
+
+class GroupCut:
+    """Cuts one group as its members come, in the order of their hashes; `store` is given each part, children first."""
+
+    def __init__(self, stage: PlannedStage, store: Callable[[TreeNode], None]) -> None:
+        self._tree, self._store = Tree(call_size(stage)), store
+        self._last: TreeNode | None = None
+
+    def add(self, sort: int, tokens: int) -> None:
+        """One more member; `sort` is 64 bits, unsigned."""
+        self._take(self._tree.add(sort, tokens))
+
+    def close(self) -> TreeNode:
+        """All members came: the node that is the group itself, which is no part."""
+        self._take(self._tree.close())
+        assert self._last is not None
+        return self._last
+
+    def _take(self, nodes: Iterable[TreeNode]) -> None:
+        for node in nodes:
+            if self._last is not None:
+                self._store(self._last)
+            self._last = node
+
+
+class Parts:
+    """The parts of the large groups of one stage."""
+
+    def __init__(
+        self,
+        passing: LevelContext,
+        stage: PlannedStage,
+        contents: Contents,
+        preparer: Preparer,
+        asker: AnswerSource,
+        tasks: Tasks,
+        settler: Settler,
+    ) -> None:
+        assert stage.group is not None
+        self._passing, self._stage, self._contents = passing, stage, contents
+        self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
+
+    async def cut(self, group: MadeRow) -> TreeNode:
+        """Cuts a group and stores its parts; gives the node that is the group itself."""
+        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._passing.ledger
+        async for page in self._contents.pages(group.key):
+            for one in page:
+                cut.add(one.sort + _SIGNED, one.size)
+            await ledger.durable()
+        top = cut.close()
+        ledger.batch.cut.append(group.key)
+        await ledger.durable()
+        return top
+
+    def _store(self, group: MadeRow, node: TreeNode) -> None:
+        body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
+        part_id = self.name(group, node.id)
+        below = [self.name(group, child) for child in node.children]
+        part = Part(group.key, self._stage.index, part_id, node.id.height, snapshot({**body, "parts": below}))
+        self._passing.ledger.batch.parts.append(part)
+
+    def name(self, group: MadeRow, node: NodeId) -> str:
+        """The id of a part: the same whenever it holds the same range of the same group."""
+        return part_id(group.id, node)
+
+    async def ask(self, height: int) -> None:
+        """Asks all open parts of a height."""
+        await self._passing.ledger.durable()
+        if self._passing.control.stop is None:
+            await run_workers(self._flights(height), self, self._passing.control, self._passing.workers)
+
+    async def _flights(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
+        (database, run, _), after = self._passing.places, 0
+        while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
+            after = parts[-1].key
+            keys = [part.key for part in parts]
+            prior, ready = await prior_tasks(database, keys), await self._passing.ready(keys)
+            groups = await rows_of_keys(database, sorted({part.group for part in parts}))
+            for part in parts:
+                sight = self._passing.lineage.begun(groups[part.group].data, None, None)
+                texts = await self._contents.of_part(part.group, part.data)
+                if texts is not None:
+                    sight.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
+                new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
+                again, since = self._again()
+                yield [
+                    ActiveRow(
+                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._passing.retry is not None,
+                        again_from=again, since=since, ready=ready.get(part.key, {}),
+                    )
+                ]  # fmt: skip
+
+    def _again(self) -> tuple[int | None, float]:
+        """From which stage on parts are asked anew, and since when: as the groups are that a retry opened."""
+        retry, opened = self._passing.retry, self._passing.opened
+        if retry is not None:
+            return self._passing.again_from, retry.since
+        return (None, 0.0) if opened is None else (opened.again_from, opened.since)
+
+    async def walk(self, flight: ActiveRow) -> None:
+        """Asks one part."""
+        assert flight.sight is not None
+        if not flight.sight.own:
+            below = json.loads(flight.new.data)["parts"]
+            if below and await self._contents.waits(below):
+                return None
+            return self._fail(flight, None, unfit(self._stage, "a part of it has no result"))
+        prepared = self._preparer.prepare(self._stage, flight.sight, flight.new.row.id)
+        if isinstance(prepared, RowError):
+            return self._fail(flight, None, prepared)
+        asked = partial(self._asker.ask, flight, self._stage, prepared.fingerprint, prepared.request)
+        wait = partial(self._asker.wait, flight, self._stage, prepared.fingerprint)
+        answer = await self._tasks.answer(flight, self._stage, prepared.fingerprint, asked, wait=wait)
+        if flight.ready and answer is not Parked.PARKED:
+            self._settler.told(flight)
+        if isinstance(answer, Answer):
+            self._settler.row_done(flight, answer.result)
+        elif isinstance(answer, RowError):
+            self._fail(flight, prepared.fingerprint, answer)
+        return None
+
+    def _fail(self, flight: ActiveRow, fingerprint: bytes | None, error: RowError) -> None:
+        self._settler.task_failed(flight, self._stage, fingerprint, error)
+        self._settler.row_failed(flight, self._stage, error, {self._stage.index})
+
+
+# Groups of rows are asked (`group_by`): each once all of its members are there, large ones in parts.
+
+MAX_ROWS = 100_000
+"""Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
 
 
 Unusable = Literal["failed", "incomplete", "large"]
@@ -38,7 +267,7 @@ def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
         return "failed"
     if failed and group.incomplete == "fail":
         return "incomplete"
-    return "large" if rows > MOST_ROWS and not group.reduces else None
+    return "large" if rows > MAX_ROWS and not group.reduces else None
 
 
 class Ready(NamedTuple):
@@ -47,7 +276,7 @@ class Ready(NamedTuple):
     row: MadeRow
     prior: dict[int, PriorTask]
     size: GroupSize
-    top: Node | None
+    top: TreeNode | None
 
 
 class Groups:
@@ -55,7 +284,7 @@ class Groups:
 
     def __init__(
         self,
-        passing: Passing,
+        passing: LevelContext,
         level: Level[AnyStage],
         executor: Executor,
         contents: Contents,
@@ -89,7 +318,7 @@ class Groups:
             await self._parts.ask(height)
         await self._passing.ledger.durable()
         if self._passing.control.stop is None:
-            await walk_all(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
+            await run_workers(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
@@ -104,7 +333,7 @@ class Groups:
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 
-    def _sight(self, row: MadeRow, size: GroupSize) -> Sight:
+    def _sight(self, row: MadeRow, size: GroupSize) -> RowView:
         """What a group sees, but for its rows."""
         sight = self._passing.lineage.begun(row.data, None, None)
         sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
@@ -127,11 +356,11 @@ class Groups:
         """Whether one call holds all of the group."""
         return self._group.fits(size.rows, size.tokens)
 
-    def _fail(self, flight: Flight, error: RowError) -> None:
+    def _fail(self, flight: ActiveRow, error: RowError) -> None:
         self._settler.task_failed(flight, self._stage, None, error)
         self._settler.row_failed(flight, self._stage, error, {self._stage.index})
 
-    async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[Flight], None]:
+    async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[ActiveRow], None]:
         standing = await self._passing.ready([one.row.key for one in ready])
         for row, prior, size, top in ready:
             sight = self._sight(row, size)

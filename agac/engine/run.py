@@ -5,52 +5,296 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
-from agac.engine.accounts import assert_accounted
-from agac.engine.asking import Asker, Calls
-from agac.engine.batch.batches import Handled
-from agac.engine.batch.opening import batches_of
-from agac.engine.batch.standing import Standing
-from agac.engine.before import broken_off_retry, bury, killed_before, opened_by
-from agac.engine.budget import Purse
-from agac.engine.budgets import Budgets
-from agac.engine.call import Caller
-from agac.engine.calllog import fields
-from agac.engine.control import Control, Stop
-from agac.engine.crew import Crew
-from agac.engine.functions import open_functions
-from agac.engine.intake import Intake
-from agac.engine.levels import Passing
-from agac.engine.limits import Exposure
-from agac.engine.lineage import Lineage
-from agac.engine.lines import open_lines
-from agac.engine.lookup import Lookup
-from agac.engine.outputs import outputs_text
-from agac.engine.policy import most_billed
-from agac.engine.repeats import Places
-from agac.engine.scope import Retry
-from agac.engine.settle import Settler
-from agac.engine.stops import StopRules
-from agac.engine.summary import cost_of
-from agac.engine.tasks import Tasks
-from agac.engine.totals import StageTotals, Totals
-from agac.engine.walking import go_on, may_call, walk_rows, workers_of
-from agac.engine.work import Work
-from agac.plan.plan import Plan
-from agac.plan.prepare import Preparer
-from agac.plan.run_settings import run_settings
-from agac.spec.levels import levels_of
+from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of
+from agac.engine.budget import BudgetLimiter, RunBudgets
+from agac.engine.caller import Caller
+from agac.engine.derived_rows import Deduplicator, RowDeriver
+from agac.engine.effects import ActiveRow
+from agac.engine.executor import Executor, Functions, open_functions, run_workers
+from agac.engine.export import outputs_text
+from agac.engine.groups import Contents, Groups, Parts
+from agac.engine.input_rows import BatchWaits, InputRows, InvocationRef, scan_ids
+from agac.engine.invocation import ReopenedRows, Retry, StageTotals, Totals, Work
+from agac.engine.rate_limiter import UncommittedCallLimit
+from agac.engine.replay import Lineage
+from agac.engine.retry_policy import max_billed_calls
+from agac.engine.routes import open_lines
+from agac.engine.settle import Settler, fields
+from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
+from agac.engine.stored_rows import LevelContext, LevelPass, OpenRows, RetriedRows, walk_levels
+from agac.engine.tasks import AnswerSource, CallSource, Lookup, Tasks
+from agac.engine.telemetry import cost_of
+from agac.plan.plan import Plan, run_settings
+from agac.plan.render import Preparer
+from agac.plan.stage import AnyStage, PlannedStage
+from agac.spec.levels import Level, Levels, levels_of
 from agac.store import runs
-from agac.store.db import Database
-from agac.store.lease import lease_held
-from agac.store.ledger import Ledger
-from agac.store.making import Descent
-from agac.store.rows import State, made_counts, newest_result
+from agac.store.batches import was_batched
+from agac.store.db import Database, lease_held
+from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
+from agac.store.runs import Count
+from agac.store.writer import DerivedRowWriter, Ledger
+
+# No row ever vanishes: rows in are the sum of outcomes, at every level, at the end of every run.
+
+
+def assert_accounted(totals: Totals, made: Sequence[MadeCount], counts: Iterable[Count]) -> None:
+    """Raises AssertionError where rows that were to be worked on have no outcome though the run came to its end: those
+    that were read, those that stages made (but for parked ones); or where a roll-up counts what is not there."""
+    if totals.seen != totals.settled:
+        raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")
+    waiting = sum(one.rows for one in made if one.state == State.PENDING)
+    if waiting != totals.made_parked:
+        raise AssertionError(
+            f"{waiting} rows that stages made have no outcome, and {totals.made_parked} were left open"
+        )
+    for count in counts:
+        if count.tasks < 0:
+            raise AssertionError(f"{count.tasks} tasks of stage {count.stage!r} are counted as {count.outcome}")
+
+
+# What the invocation before left behind when it did not come to its end: lost calls, rows that a retry had opened.
+
+
+class KilledInvocation(NamedTuple):
+    """An invocation that was killed: how many calls may have been `lost` with it, of its own run; and with what it was
+    itself about to say of one that was killed before it, how many there are `to_tell` of."""
+
+    invocation: runs.InvocationRecord
+    lost: int
+    to_tell: int
+
+
+async def killed_before(database: Database, workflow: str) -> KilledInvocation | None:
+    """The workflow's last invocation if it was killed.
+
+    The bound is twice its concurrency (`Exposure`), and no more than the calls of rows without an outcome, where all
+    rows are the input's.
+    """
+    found = await runs.last_invocation(database, workflow)
+    if found is None or found[1].ended_at is not None:
+        return None
+    run, last = found
+    most = lost = 2 * int(last.body["concurrency"])
+    if not await made_counts(database, run):
+        pending = runs.row_counts(await runs.counters(database, run))["open"]
+        lost = min(most, pending * int(last.body.get("billed_a_row", most)))
+    return KilledInvocation(last, lost, lost + int(last.body["lost_calls"]))
+
+
+async def mark_killed(database: Database, killed: KilledInvocation | None, now: float) -> None:
+    """Ends an invocation that could not do it; only once the one that says so is on record."""
+    if killed is not None:
+        event = killed.invocation
+        await runs.end_invocation(database, event.id, runs.KILLED, event.body | {"lost": killed.lost}, now)
+
+
+async def broken_off_retry(database: Database, run: int) -> Retry | None:
+    """The retry with which the run's last invocation did not come to its end, or whose rows may wait for batches: a
+    plain run finishes the rows that it opened as it would have."""
+    record = await runs.read_run(database, run)
+    last = record.invocation if record else None
+    if record is None or last is None or not last.body.get("retry"):
+        return None
+    ended = last.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED)
+    waits = ended and record.finished_at is None and await was_batched(database, record.workflow)
+    if ended and not waits:
+        return None
+    return Retry.of_filters(last.body["retry"])
+
+
+async def opened_by(database: Database, run: int, retry: Retry | None, again_from: int | None) -> ReopenedRows | None:
+    """The rows that a retry, and what went on with it, opened; `again_from` is the position of its stage."""
+    if retry is None:
+        return None
+    return ReopenedRows(await first_event_since(database, run, retry.since), again_from, retry.since)
+
+
+# Everyone who takes rows through the stages of one invocation, level by level.
+
+
+@dataclass(frozen=True)
+class LevelWorkers:
+    """Makes the walkers of a plan's levels. `clock` gives monotonic seconds."""
+
+    plan: Plan
+    levels: Levels[AnyStage]
+    preparer: Preparer
+    asker: AnswerSource
+    functions: Functions
+    tasks: Tasks
+    settler: Settler
+    clock: Callable[[], float]
+
+    @cached_property
+    def makers(self) -> RowDeriver:
+        """What the stages make of rows."""
+        return RowDeriver(self.levels, self.plan.output.stages)
+
+    def executor(self, level: Level[AnyStage]) -> Executor:
+        """Who walks the rows of a level."""
+        return Executor(
+            self.plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, self.settler,
+            clock=self.clock,
+        )  # fmt: skip
+
+    async def walk_made(self, passing: LevelContext) -> None:
+        """Takes all rows that stages made through theirs, once those that they are made of have come to their end."""
+
+        async def children(level: Level[AnyStage]) -> None:
+            await LevelPass(passing, level).walk(self.executor(level))
+
+        async def kept(level: Level[AnyStage]) -> None:
+            assert level.maker is not None
+            await Deduplicator(passing.places, passing.ledger, self.settler, passing.control, level.maker).decide()
+            await children(level)
+
+        async def groups(level: Level[AnyStage]) -> None:
+            stage = level.maker
+            assert isinstance(stage, PlannedStage)
+            contents = Contents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
+            parts = Parts(passing, stage, contents, self.preparer, self.asker, self.tasks, self.settler)
+            await Groups(passing, level, self.executor(level), contents, parts, self.settler).walk()
+
+        take = {"items": children, "rows": children, "kept": kept, "groups": groups}
+        await walk_levels(passing, self.levels.all[1:], take)
+
+
+# The rows of an invocation on their way: those of the input or of the store, and then what stages made of them.
+
+ENROLLING_WORKERS = 256
+"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
+
+DRAIN_SECONDS = 60.0
+"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
+take as long as their own time-outs allow: they are paid for."""
+
+
+async def walk_rows(
+    work: Work,
+    intake: InputRows,
+    crew: LevelWorkers,
+    passing: LevelContext,
+    batches: Batches | None,
+    group: asyncio.TaskGroup,
+) -> None:
+    """Takes the rows of the input through their stages, or those of the store that a retry chose or for which a batch
+    brought something, and then those that stages made of them, level by level."""
+    plan, places, control = work.plan, passing.places, passing.control
+    if batches is not None:
+        await _ended(group.create_task(batches.take_up()), control)
+    if control.stop is not None:
+        return None
+    if work.batching.retrieves is not None:
+        return await _walk_open(crew, passing, group, again=False)
+    if work.retry is not None:
+        again = RetriedRows(
+            places, passing.ledger, crew.settler, control, passing.totals, work.retry, passing.again_from
+        )
+        flights = again.flights()
+    else:
+        if plan.input.on_duplicate_id == "last" and plan.input.id_field:
+            await scan_ids(places, work.rows())
+        await runs.note_reading(places.database, places.run, None)
+        flights = intake.flights(work.rows())
+    await _walk_level(crew, passing, flights, group)
+    if not control.stopped.is_set() and work.retry is None:
+        await intake.finish()
+        await runs.note_reading(places.database, places.run, work.clocks.wall())
+    await _walk_made(crew, passing, group)
+    return None
+
+
+async def _walk_open(
+    crew: LevelWorkers, passing: LevelContext, group: asyncio.TaskGroup, *, again: bool, idle: bool = True
+) -> None:
+    """Takes rows of the store through their stages for which batches brought something."""
+    rows = OpenRows(
+        passing.places, passing.ledger, passing.control, passing.totals, passing.standing,
+        again=again, idle=idle, opened=passing.opened,
+    )  # fmt: skip
+    await _walk_level(crew, passing, rows.flights(), group)
+    await _walk_made(crew, passing, group)
+
+
+async def _walk_level(
+    crew: LevelWorkers, passing: LevelContext, flights: AsyncGenerator[list[ActiveRow], None], group: asyncio.TaskGroup
+) -> None:
+    first = crew.executor(crew.levels.all[0])
+    await _ended(group.create_task(run_workers(flights, first, passing.control, passing.workers)), passing.control)
+
+
+async def _walk_made(crew: LevelWorkers, passing: LevelContext, group: asyncio.TaskGroup) -> None:
+    """The rows that stages made: all that are open, whoever looked at them before."""
+    if passing.control.stop is None and len(crew.levels.all) > 1:
+        passing.totals.made_parked = 0
+        await _ended(group.create_task(crew.walk_made(passing)), passing.control)
+
+
+async def go_on(crew: LevelWorkers, passing: LevelContext, batches: Batches, group: asyncio.TaskGroup) -> None:
+    """What was enrolled is submitted; who stays goes on until nothing is open."""
+
+    async def walk() -> None:
+        await _walk_open(crew, passing, group, again=True, idle=batches.begin_again())
+        batches.close_all()
+
+    batches.close_all()
+    with suppress(RunStopped):
+        await _ended(group.create_task(_unhalted(batches.go_on(walk))), passing.control)
+    batches.done.any_open = await batches.any_open()
+    if passing.control.stop is None and batches.held_back and not batches.done.any_open:
+        batches.use_up()
+
+
+def may_call(stage: PlannedStage) -> bool:
+    """Whether tasks of a stage may be called: else nothing is in flight that a kill could lose."""
+    batch = stage.batch
+    later = (
+        batch.retry == "sync" or batch.deadline is not None or any(one.provider.batch is None for one in stage.models)
+    )
+    return stage.run_mode == "sync" or later
+
+
+async def _unhalted(work: Coroutine[None, None, None]) -> None:
+    """Does it until the run stops."""
+    with suppress(RunStopped):
+        await work
+
+
+def workers_of(plan: Plan) -> int:
+    """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
+    batched = any(stage.run_mode == "batch" for stage in plan.asking)
+    return max(plan.concurrency, ENROLLING_WORKERS) if batched else plan.concurrency
+
+
+async def _ended(walking: asyncio.Task[None], control: StopSignal) -> None:
+    """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given up."""
+    stopped = asyncio.ensure_future(control.stopped.wait())
+    try:
+        await asyncio.wait({walking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not walking.done():
+            forced = asyncio.ensure_future(control.forced.wait())
+            patience = DRAIN_SECONDS if control.stop is StopReason.INTERRUPT else None
+            await asyncio.wait({walking, forced}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            forced.cancel()
+        if not walking.done():
+            walking.cancel()
+            await asyncio.wait({walking})
+    finally:
+        stopped.cancel()
+    if walking.cancelled():
+        return
+    walking.result()
+
 
 _log = logging.getLogger("agac.run")
 
@@ -72,13 +316,13 @@ class Invocation:
     concurrency: int = 0
     billed_a_row: int = 0
     totals: Totals = field(default_factory=Totals)
-    control: Control = field(default_factory=Control)
+    control: StopSignal = field(default_factory=StopSignal)
     ended: bool = False
     complete: bool = False
-    purse: Purse | None = None
+    purse: BudgetLimiter | None = None
     retry: Retry | None = None
     chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
-    batches: Handled = field(default_factory=Handled)
+    batches: BatchActivity = field(default_factory=BatchActivity)
     held_back: int = 0
     retrieves: bool = False
 
@@ -92,9 +336,9 @@ class Invocation:
         """What the process says when this is all that happened."""
         if self.ended:
             return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
-        if self.control.stop is Stop.INTERRUPT:
+        if self.control.stop is StopReason.INTERRUPT:
             return ExitCode.INTERRUPTED
-        return ExitCode.LIMIT if self.control.stop is Stop.LIMIT else ExitCode.FAILED
+        return ExitCode.LIMIT if self.control.stop is StopReason.LIMIT else ExitCode.FAILED
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
@@ -114,12 +358,12 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         if work.retry is None:
             invocation.retry = await broken_off_retry(database, invocation.run)
         event = await runs.begin_invocation(database, invocation.run, _about(invocation), now())
-        exposure = Exposure(2 * plan.concurrency)
+        exposure = UncommittedCallLimit(2 * plan.concurrency)
         ledger = Ledger(
             database, lease, run=invocation.run, event=event, urge=max(1, plan.concurrency // 2),
             clock=now, released=exposure.leave, descent=_descent(plan, invocation.run, event),
         )  # fmt: skip
-        await bury(database, killed, now())
+        await mark_killed(database, killed, now())
         await _work(database, work, invocation, ledger, exposure, event)
         await _end(ledger, invocation, event, now())
         if invocation.control.error is not None:
@@ -136,7 +380,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
     invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
     invocation.billed_a_row = sum(
-        stage.replicas * most_billed(stage.repair, len(stage.models)) for stage in plan.asking
+        stage.replicas * max_billed_calls(stage.repair, len(stage.models)) for stage in plan.asking
     )
     if found is None:
         invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
@@ -144,7 +388,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
         invocation.run, invocation.continued = found, True
         await runs.retarget_run(database, found, where)
     if work.batching.retrieves is None:
-        await runs.keep_manner(database, invocation.run, run_settings(plan, work.root))
+        await runs.store_run_settings(database, invocation.run, run_settings(plan, work.root))
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:
@@ -194,7 +438,7 @@ def _why_stopped(invocation: Invocation) -> dict[str, Any]:
 
 
 async def _work(
-    database: Database, work: Work, invocation: Invocation, ledger: Ledger, exposure: Exposure, event: int
+    database: Database, work: Work, invocation: Invocation, ledger: Ledger, exposure: UncommittedCallLimit, event: int
 ) -> None:
     plan, totals, control = work.plan, invocation.totals, invocation.control
     record = await runs.read_run(database, invocation.run)
@@ -204,7 +448,7 @@ async def _work(
     stops = await _bounds(database, work, invocation, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
     opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
-    places = Places(database, invocation.run, event)
+    places = InvocationRef(database, invocation.run, event)
     async with (
         open_lines(work, exposure, control) as lines,
         open_functions(work) as functions,
@@ -213,8 +457,8 @@ async def _work(
         ) as batches,
         asyncio.TaskGroup() as group,
     ):
-        standing = Standing(database, active=batches is not None)
-        intake = Intake(
+        standing = BatchWaits(database, active=batches is not None)
+        intake = InputRows(
             places, ledger, settler, control, totals,
             stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
             scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened, standing=standing,
@@ -229,16 +473,16 @@ async def _work(
             settler, ledger, lookup, totals, newest,
             timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
         )  # fmt: skip
-        asker: Asker = Calls(caller)
+        asker: AnswerSource = CallSource(caller)
         if batches is not None:
             invocation.batches = batches.done
             asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
             background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
-        crew = Crew(
+        crew = LevelWorkers(
             plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), asker, functions, tasks,
             settler, work.clocks.monotonic,
         )  # fmt: skip
-        passing = Passing(
+        passing = LevelContext(
             places, ledger, control, totals, Lineage(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
             work.retry, _position(plan, work.retry), opened, workers_of(plan), standing,
         )  # fmt: skip
@@ -263,9 +507,9 @@ async def _work(
         assert_accounted(totals, made, await runs.counters(database, invocation.run))
 
 
-def _descent(plan: Plan, run: int, event: int) -> Descent:
+def _descent(plan: Plan, run: int, event: int) -> DerivedRowWriter:
     makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
-    return Descent(run, event, [stage.name for stage in plan.stages], makes)
+    return DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes)
 
 
 async def _bounds(database: Database, work: Work, invocation: Invocation, event: int) -> StopRules:
@@ -276,7 +520,7 @@ async def _bounds(database: Database, work: Work, invocation: Invocation, event:
     totals.stages = {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, invocation.run):
         totals.expected = runs.row_counts(counts)["present"]
-    budgets = Budgets.of(plan)
+    budgets = RunBudgets.of(plan)
     if budgets is not None:
         lost = await runs.lost_calls(database, invocation.run, event)
         invocation.purse = budgets.purse(control, counts, lost)
@@ -304,7 +548,7 @@ def _position(plan: Plan, retry: Retry | None) -> int | None:
     return next((stage.index for stage in plan.stages if retry and stage.name == retry.from_stage), None)
 
 
-def _stop_rules(control: Control, plan: Plan, counts: list[runs.Count]) -> StopRules:
+def _stop_rules(control: StopSignal, plan: Plan, counts: list[runs.Count]) -> StopRules:
     done: Counter[str] = Counter()
     for count in counts:
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0

@@ -1,27 +1,106 @@
-"""The one place where an outcome is decided and written: every road, sync or batch, ends here.
-
-Nothing here waits: what is settled joins the ledger's next commit, with its counts, in one transaction.
-"""
+"""The one place where an outcome is decided and written, with the record of every call that led to it."""
 
 from __future__ import annotations
 
+import logging
+import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError, storable
 from agac.core.keys import canonical
-from agac.core.types import Outcome
-from agac.engine.callbook import CallBook
-from agac.engine.effects import is_leave
-from agac.engine.flight import Flight, Stood, told_of
-from agac.engine.policy import FURTHER_RUNS
-from agac.engine.stops import StopRules
-from agac.engine.totals import Totals
-from agac.plan.replicas import Voted
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind, JSONValue, Outcome, Reply, Request, RowId, Usage
+from agac.engine.effects import ActiveRow, StoredOutcome, is_leave, operation_text
+from agac.engine.invocation import Totals
+from agac.engine.retry_policy import FURTHER_RUNS
+from agac.engine.routes import CallResult, ModelConnection
+from agac.engine.stop_rules import StopRules
+from agac.engine.telemetry import bucket_of
+from agac.plan.render import VoteResult
 from agac.plan.stage import AnyStage
+from agac.providers.http import HttpReply
+from agac.providers.prices import cost
 from agac.spec.workflow import KeepReplies
-from agac.store.batch import AGREEMENT, HOW, PART, Call, Making, Result, RowEnd, TaskEnd
-from agac.store.ledger import Ledger
+from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, DerivedRows, Result, RowEnd, TaskEnd, TimingKey
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State
+from agac.store.writer import Ledger
+
+# Every call that was made, kept with what it brought, cost and took, and counted.
+
+COMPRESS_FROM = 1024
+"""Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
+
+
+class CallRecorder:
+    """Puts calls into a run's ledger."""
+
+    def __init__(self, ledger: Ledger, totals: Totals, keep_replies: KeepReplies) -> None:
+        self._ledger, self._totals, self._keeps_all = ledger, totals, keep_replies == "all"
+
+    def keep(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
+        """Stores what one call brought and cost, whatever comes of it."""
+        batch = self._ledger.batch
+        kept = call.body if self._keeps_all or call.error or call.mended else None
+        batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(kept), replica))
+        model = f"{call.endpoint.provider}/{call.endpoint.model}"
+        error = call.error.type.value if call.error else ""
+        simulated = call.endpoint.simulated
+        cost = 0.0 if call.free else call.cost
+        tally = batch.tally((stage.name, "call", error, model))
+        tally.add_call(call.usage, cost, simulated)
+        tally.held_cost += call.held_usd
+        tally.held_tokens += call.held_tokens
+        if call.answered:
+            _time(batch.timings, stage.name, call)
+        self._ledger.count_call()
+        self.count(call, cost, stage)
+
+    def count(self, call: Call, cost: float | None, stage: AnyStage) -> None:
+        """Counts a call for this invocation."""
+        totals, own = self._totals, self._totals.stage(stage.name)
+        own.cost += cost or 0.0
+        own.unpriced += cost is None
+        own.simulated += call.endpoint.simulated
+        if call.status is not None and call.status < 500 and not call.refused:
+            totals.waiting_for = None
+        totals.calls += 1
+        totals.retries += call.again
+        totals.repairs += call.purpose == "repair"
+        totals.fallbacks += call.purpose == "fallback" and not call.again
+        totals.ambiguous += call.ambiguous
+        totals.input_tokens += call.usage.input_tokens or 0
+        totals.output_tokens += call.usage.output_tokens or 0
+        totals.cost += cost or 0.0
+        totals.unpriced += cost is None
+        totals.simulated += call.endpoint.simulated
+
+
+def _time(timings: Counter[TimingKey], stage: str, call: Call) -> None:
+    """Counts how long an answered call took."""
+    timings[stage, "duration", bucket_of(call.duration)] += 1
+    if call.ttft is not None:
+        timings[stage, "ttft", bucket_of(call.ttft)] += 1
+    if call.time_to_response is not None:
+        timings[stage, "time_to_response", bucket_of(call.time_to_response)] += 1
+
+
+def stored_reply(body: bytes | None) -> str | bytes | None:
+    """A reply as the store keeps it: text while that is short, deflated when that is smaller."""
+    if body is None:
+        return None
+    if len(body) >= COMPRESS_FROM:
+        return zlib.compress(body, 1)
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return zlib.compress(body, 1)
+
+
+# The one place where an outcome is decided and written: every road, sync or batch, ends here.
+#
+# Nothing here waits: what is settled joins the ledger's next commit, with its counts, in one transaction.
 
 
 class Settler:
@@ -39,15 +118,15 @@ class Settler:
     ) -> None:
         self._stops = stops
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
-        self._book = CallBook(ledger, totals, keep_replies)
+        self._book = CallRecorder(ledger, totals, keep_replies)
         self._stood: dict[int, RowEnd] = {}
 
     @property
-    def book(self) -> CallBook:
+    def book(self) -> CallRecorder:
         """Where calls are kept."""
         return self._book
 
-    def call(self, flight: Flight, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
+    def call(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         self._book.keep(flight, stage, fingerprint, call, replica)
 
@@ -60,7 +139,7 @@ class Settler:
         self._totals.given_up += 1
 
     def task_done(
-        self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome, voted: Voted | None = None
+        self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None = None
     ) -> None:
         """A task has its result: `done` when it was asked for it, `reused` when the answer was there. `voted`: it was
         made of the answers of replicas, and is kept already."""
@@ -73,7 +152,7 @@ class Settler:
         self._uncount(flight, stage, prior)
         leaves = is_leave(stage, result.value)
         told = Outcome.DROPPED if leaves else outcome
-        note = canonical({"python": told_of(stage), "values": {}}) if leaves else voted.note if voted else None
+        note = canonical({"python": operation_text(stage), "values": {}}) if leaves else voted.note if voted else None
         batch.tally((stage.name, PART if flight.part else told.value, "", "")).count += 1
         if agreement and not flight.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
@@ -84,7 +163,7 @@ class Settler:
             flight.prior[stage.index] = settled
 
     def _count_done(
-        self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome, voted: Voted | None
+        self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None
     ) -> None:
         """Counts a result for this invocation, and keeps one that was asked for."""
         batch, own = self._ledger.batch, self._totals.stage(stage.name)
@@ -101,7 +180,7 @@ class Settler:
             own.reused += not (asked or leaves)
             own.dropped += leaves
 
-    def replica_done(self, flight: Flight, stage: AnyStage, replica: int, result: Result, outcome: Outcome) -> None:
+    def replica_done(self, flight: ActiveRow, stage: AnyStage, replica: int, result: Result, outcome: Outcome) -> None:
         """One of the answers of which the task's is made, from 1: the task alone is counted, once it is settled."""
         batch = self._ledger.batch
         if outcome is Outcome.DONE:
@@ -112,7 +191,7 @@ class Settler:
         batch.tasks.append(end._replace(replica=replica))
 
     def replica_failed(
-        self, flight: Flight, stage: AnyStage, replica: int, fingerprint: bytes, error: RowError
+        self, flight: ActiveRow, stage: AnyStage, replica: int, fingerprint: bytes, error: RowError
     ) -> None:
         """One of the answers of which the task's would have been made did not come."""
         end = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, 0, self._clock())
@@ -124,34 +203,34 @@ class Settler:
         self._ledger.batch.results.append(result)
         self._ledger.batch.on_durable.append(durable)
 
-    def _forget_replicas(self, flight: Flight, stage: AnyStage) -> None:
+    def _forget_replicas(self, flight: ActiveRow, stage: AnyStage) -> None:
         """The stage is not asked this time: what replicas said to an earlier content of the row tells nothing."""
         if stage.replicas > 1:
             self._ledger.batch.unasked.append((flight.new.key, stage.index))
 
-    def task_skipped(self, flight: Flight, stage: AnyStage, note: str) -> None:
+    def task_skipped(self, flight: ActiveRow, stage: AnyStage, note: str) -> None:
         """A guard said no: the row goes on without this result. `note` is JSON with the guard and its values."""
         self._not_asked(flight, stage, Outcome.SKIPPED, note)
         self._totals.stage(stage.name).skipped += 1
 
-    def task_dropped(self, flight: Flight, stage: AnyStage, note: str) -> None:
+    def task_dropped(self, flight: ActiveRow, stage: AnyStage, note: str) -> None:
         """A guard said no, and the row is to leave."""
         self._not_asked(flight, stage, Outcome.DROPPED, note)
         self._totals.stage(stage.name).dropped += 1
 
-    def _not_asked(self, flight: Flight, stage: AnyStage, outcome: Outcome, note: str | None) -> None:
+    def _not_asked(self, flight: ActiveRow, stage: AnyStage, outcome: Outcome, note: str | None) -> None:
         batch = self._ledger.batch
         self._uncount(flight, stage, flight.prior.get(stage.index))
         self._forget_replicas(flight, stage)
         batch.tally((stage.name, outcome.value, "", "")).count += 1
         batch.tasks.append(TaskEnd(flight.new, stage.index, None, outcome, None, None, 0, self._clock(), note))
 
-    def local_done(self, flight: Flight, stage: AnyStage) -> None:
+    def local_done(self, flight: ActiveRow, stage: AnyStage) -> None:
         """A stage that asks nothing and keeps nothing did its work."""
         self._not_asked(flight, stage, Outcome.DONE, None)
         self._totals.stage(stage.name).done += 1
 
-    def task_failed(self, flight: Flight, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> None:
+    def task_failed(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> None:
         """A task failed, and so will its row: the stages that follow have nothing to work on."""
         batch = self._ledger.batch
         prior = flight.prior.get(stage.index)
@@ -175,25 +254,25 @@ class Settler:
         own.failed += not flight.part
         own.last_error = (error, flight.new.row.id)
 
-    def row_failed(self, flight: Flight, stage: AnyStage, error: RowError, settled: Collection[int]) -> None:
+    def row_failed(self, flight: ActiveRow, stage: AnyStage, error: RowError, settled: Collection[int]) -> None:
         """A row of which a task failed came to its end. `settled` are the stages that have an outcome now."""
         self._end(flight, RowEnd(flight.new, State.FAILED, None, stage.name, error), settled)
         self._totals.last_error = (error, flight.new.row.id)
 
-    def row_filtered(self, flight: Flight, settled: Collection[int]) -> None:
+    def row_filtered(self, flight: ActiveRow, settled: Collection[int]) -> None:
         """A row leaves because of a guard."""
         self._end(flight, RowEnd(flight.new, State.FILTERED, None, None, None), settled)
 
-    def row_done(self, flight: Flight, result: Result | None, settled: Collection[int] | None = None) -> None:
+    def row_done(self, flight: ActiveRow, result: Result | None, settled: Collection[int] | None = None) -> None:
         """A row went through all stages. `result` is the one that is written; None: the results of several are, or
         none of its own."""
         self._end(flight, RowEnd(flight.new, State.DONE, result, None, None), settled)
 
-    def row_skipped(self, flight: Flight, settled: Collection[int] | None = None) -> None:
+    def row_skipped(self, flight: ActiveRow, settled: Collection[int] | None = None) -> None:
         """A row went through all stages, of which those whose results are written were all skipped."""
         self._end(flight, RowEnd(flight.new, State.SKIPPED, None, None, None), settled)
 
-    def row_moved(self, flight: Flight, old: int, state: State, result_id: int | None) -> None:
+    def row_moved(self, flight: ActiveRow, old: int, state: State, result_id: int | None) -> None:
         """A row that had come to its end is in another state, since other rows came or went; it keeps its result."""
         if old == state:
             return
@@ -205,11 +284,11 @@ class Settler:
                 self._totals.rows_done += change * (one is State.DONE)
                 self._totals.rows_skipped += change * (one is State.SKIPPED)
 
-    def making(self, making: Making) -> None:
+    def making(self, making: DerivedRows) -> None:
         """What is made of a row that came to its end."""
         self._ledger.batch.makings.append(making)
 
-    def _end(self, flight: Flight, end: RowEnd, settled: Collection[int] | None = None) -> None:
+    def _end(self, flight: ActiveRow, end: RowEnd, settled: Collection[int] | None = None) -> None:
         """Writes a row's end; `settled` None: every stage has an outcome."""
         batch = self._ledger.batch
         self._stood.pop(flight.new.key, None)
@@ -232,21 +311,21 @@ class Settler:
         error = end.error.type.value if end.error else ""
         self._ledger.batch.tally(("", OUTCOME_OF[end.state].value, error, "")).count += 1
 
-    def told(self, flight: Flight, held: Collection[int] = ()) -> None:
+    def told(self, flight: ActiveRow, held: Collection[int] = ()) -> None:
         """The row was walked with what came of its tasks in batches; but for those that wait for their user, and those
         at stages that could not be asked (`held`)."""
         for (stage, replica, _), ready in flight.ready.items():
             if ready.then_do != "run" and stage not in held:
                 self._ledger.batch.told.append((flight.new, stage, replica))
 
-    def row_parked(self, flight: Flight, stage: AnyStage) -> None:
+    def row_parked(self, flight: ActiveRow, stage: AnyStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""
         self._stood.pop(flight.new.key, None)
         self._totals.rows_parked += not flight.made
         self._totals.made_parked += flight.made
         self._totals.stage(stage.name).parked += 1
 
-    def take_up(self, flight: Flight, old: Stood) -> None:
+    def take_up(self, flight: ActiveRow, old: StoredOutcome) -> None:
         """A row that was settled before goes round again with the content that it had then."""
         state = State(old.state)
         if state in WALKED or (state is State.FAILED and old.error_stage is not None):
@@ -261,7 +340,7 @@ class Settler:
             self._count_end(end)
         self._stood.clear()
 
-    def _uncount(self, flight: Flight, stage: AnyStage, prior: PriorTask | None) -> None:
+    def _uncount(self, flight: ActiveRow, stage: AnyStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""
         if prior is not None and flight.part:
             self._ledger.batch.tally((stage.name, PART, "", "")).count -= 1
@@ -298,3 +377,158 @@ def _is_written(prior: PriorTask | None, result: Result, agreement: str | None) 
         return False
     same = prior.result_id == result.id and prior.fingerprint == result.fingerprint
     return same and prior.agreement == agreement
+
+
+# What is kept of a call that ended: one value for a reply, one for a fault.
+
+NO_USAGE = Usage()
+
+
+class ReplyRecord(NamedTuple):
+    """A reply on its way to be checked; `number` counts the task's attempts from 1."""
+
+    reply: Reply
+    sent: CallResult
+    number: int
+    again: bool
+
+
+def reply_call(line: ModelConnection, replied: ReplyRecord, purpose: str) -> Call:
+    """The attempt that brought a reply, at the price of the tier that served it."""
+    reply, sent = replied.reply, replied.sent
+    price = line.price(reply.service_tier)
+    return Call(
+        number=replied.number,
+        endpoint=line.endpoint(reply),
+        purpose=purpose,
+        started_at=sent.at,
+        duration=sent.duration,
+        status=sent.answer.status,
+        error=None,
+        ambiguous=False,
+        usage=reply.usage,
+        cost=cost(reply.usage, price) if price else None,
+        body=_body(sent),
+        again=replied.again,
+        ttft=reply.ttft,
+        time_to_response=reply.time_to_response,
+        service_tier=None if reply.service_tier is None else storable(reply.service_tier),
+    )
+
+
+def fault_call(
+    line: ModelConnection, sent: CallResult, fault: Fault, number: int, purpose: str, *, again: bool
+) -> Call:
+    """The attempt that brought no reply."""
+    return Call(
+        number=number,
+        endpoint=line.endpoint(None),
+        purpose=purpose,
+        started_at=sent.at,
+        duration=sent.duration,
+        status=fault.status,
+        error=RowError(fault.type, fault.message),
+        ambiguous=fault.ambiguous,
+        usage=NO_USAGE,
+        cost=None,
+        body=_body(sent),
+        again=again,
+        refused=fault.kind is FaultKind.PAUSE,
+    )
+
+
+def how_answered(purpose: str, position: int, *, mended: bool) -> str:
+    """How an answer came about, as results remember it; `position` counts the stage's models from 0."""
+    if purpose == "ask" and not mended:
+        return ""
+    ways = {"repair": purpose == "repair", "json_repair": mended, "fallback": position > 0}
+    return ",".join(way for way, taken in ways.items() if taken)
+
+
+def _body(sent: CallResult) -> bytes | None:
+    return sent.answer.body if isinstance(sent.answer, HttpReply) else None
+
+
+# What the log says of a call at DEBUG: who was asked what, what came back, how long it took and what it cost.
+#
+# Nothing here runs unless DEBUG is on. Every text loses its secrets before it is cut: half a key is a secret too.
+
+MOST_CHARACTERS = 20_000
+"""Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
+
+
+def fields(**told: JSONValue) -> dict[str, Any]:
+    """What a log record tells beside its message, as `extra` of a logger's methods: `--log-format json` shows it."""
+    return {"fields": told}
+
+
+def log_call(
+    log: logging.Logger,
+    call: Call,
+    request: Request,
+    reply: Reply | None,
+    *,
+    run: int,
+    row: RowId,
+    stage: str,
+    model: str,
+    redactor: Redactor,
+    replica: int = 0,
+) -> None:
+    """Logs a call that ended. `model` is the one that was asked, as users write it; `replica`, from 1, which of several
+    answers it is for."""
+    clean = redactor.clean
+    took = call.duration * 1000
+    told: dict[str, JSONValue] = {
+        "run": run,
+        "row": clean(row) if isinstance(row, str) else row,
+        "stage": stage,
+        **({"replica": replica} if replica else {}),
+        "attempt": call.number,
+        "purpose": call.purpose,
+        "model": model,
+        "answered_by": clean(call.endpoint.model),
+        "simulated": call.endpoint.simulated,
+        "status": call.status,
+        "error": call.error.type.value if call.error else None,
+        "error_message": clean(call.error.message) if call.error else None,
+        "duration_ms": round(took, 1),
+        "ttft_ms": _ms(call.ttft),
+        "time_to_response_ms": _ms(call.time_to_response),
+        "input_tokens": call.usage.input_tokens,
+        "cached_tokens": call.usage.cached_tokens,
+        "output_tokens": call.usage.output_tokens,
+        "reasoning_tokens": call.usage.reasoning_tokens,
+        "service_tier": call.service_tier and clean(call.service_tier),
+        "cost_usd": call.cost,
+        "request": _messages(request, clean),
+        "reply": _reply(call, reply, clean),
+    }
+    log.debug(
+        "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
+        told["row"], stage, call.number, call.purpose, model, call.status, took, call.usage.input_tokens,
+        call.usage.output_tokens, told["error_message"] or "ok", extra=fields(**told),
+    )  # fmt: skip
+
+
+def _messages(request: Request, clean: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [
+        {"role": message.role, "text": _cut(clean("".join(part.text for part in message.parts)))}
+        for message in request.messages
+    ]
+
+
+def _reply(call: Call, reply: Reply | None, clean: Callable[[str], str]) -> str | None:
+    """The answer's text; of what is no answer, the body as it came."""
+    if reply is not None:
+        return _cut(clean(reply.text or reply.refusal or ""))
+    return None if call.body is None else _cut(clean(call.body.decode("utf-8", "replace")))
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - MOST_CHARACTERS
+    return text if left_out <= 0 else f"{text[:MOST_CHARACTERS]}… ({left_out:,} more characters)"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

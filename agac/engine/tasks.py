@@ -1,29 +1,94 @@
-"""Tasks of a run, each asked once: later ones with the same fingerprint wait for the first, or take what is stored."""
+"""Tasks, each run once: equal ones wait for the first, stored answers are looked up, replicas vote."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import JSONValue, Outcome
-from agac.engine.call import Answer
-from agac.engine.control import Halted
-from agac.engine.flight import Flight
-from agac.engine.lookup import Lookup
-from agac.engine.patience import OutOfTime
-from agac.engine.policy import is_left
-from agac.engine.scope import Scope
+from agac.core.types import JSONValue, Outcome, Request
+from agac.engine.caller import Answer, Caller
+from agac.engine.effects import ActiveRow
+from agac.engine.invocation import Scope, Totals
+from agac.engine.retry_policy import RowDeadlineExceeded, is_left
 from agac.engine.settle import Settler
-from agac.engine.totals import Totals
+from agac.engine.stop_rules import RunStopped
+from agac.plan.render import Prepared, VoteResult, outcome_of_vote
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.store.batch import Result
-from agac.store.ledger import Ledger
-from agac.store.rows import EarlierResult
+from agac.store.db import Database
+from agac.store.records import Result
+from agac.store.rows import EarlierResult, earlier_results
+from agac.store.writer import Ledger
+
+# Looked up many at a time: whoever asks while a look-up is under way shares the next one.
+
+MAX_KEYS = 512
+"""Keys in one look-up."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LookupBatcher(Generic[K, V]):
+    """Finds what belongs to a key; `fetch` is given some hundred of them. Its `run` must be going."""
+
+    def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
+        self._fetch = fetch
+        self._wanted: dict[K, asyncio.Future[V | None]] = {}
+        self._work = asyncio.Event()
+
+    async def get(self, key: K) -> V | None:
+        """What belongs to the key."""
+        found = self._wanted.get(key)
+        if found is not None:  # somebody else asked just before
+            return await asyncio.shield(found)
+        found = self._wanted[key] = asyncio.get_running_loop().create_future()
+        self._work.set()
+        return await found
+
+    async def run(self) -> None:
+        """Answers until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._wanted:
+                some = [self._wanted.popitem() for _ in range(min(MAX_KEYS, len(self._wanted)))]
+                fetched = await self._fetch([key for key, _ in some])
+                for key, found in some:
+                    if not found.done():
+                        found.set_result(fetched.get(key))
+
+
+class Lookup:
+    """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
+
+    def __init__(self, database: Database, since: float) -> None:
+        self._database, self._since = database, since
+        self._gathered: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
+
+    async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
+        """The newest earlier result, made at or after `since` too."""
+        return await self._gathered.get((max(since, self._since), fingerprint))
+
+    async def run(self) -> None:
+        """Answers until cancelled."""
+        await self._gathered.run()
+
+    async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
+        found = {}
+        for since in {since for since, _ in keys}:
+            prints = [fingerprint for one, fingerprint in keys if one == since]
+            for fingerprint, result in (await earlier_results(self._database, prints, since)).items():
+                found[since, fingerprint] = result
+        return found
+
+
+# Tasks of a run, each asked once: later ones with the same fingerprint wait for the first, or take what is stored.
 
 T = TypeVar("T")
 
@@ -74,7 +139,7 @@ class Tasks:
 
     async def answer(
         self,
-        flight: Flight,
+        flight: ActiveRow,
         stage: AnyStage,
         fingerprint: bytes,
         ask: Ask,
@@ -97,7 +162,7 @@ class Tasks:
         known = self._failed.get(fingerprint)
         return known if known is not None else await self._lead(flight, stage, fingerprint, ask, replica)
 
-    def left(self, flight: Flight, stage: AnyStage, fingerprint: bytes) -> RowError | None:
+    def left(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
         prior = flight.prior.get(stage.index)
         if prior is None or prior.error is None or prior.fingerprint != fingerprint or flight.forced:
@@ -110,15 +175,19 @@ class Tasks:
         return None
 
     async def _follow(
-        self, flight: Flight, stage: AnyStage, leader: asyncio.Future[Answer | RowError | Parked | None], replica: int
+        self,
+        flight: ActiveRow,
+        stage: AnyStage,
+        leader: asyncio.Future[Answer | RowError | Parked | None],
+        replica: int,
     ) -> Answer | RowError | Parked | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
             answer = await flight.patience.wait(_shielded(leader))
-        except OutOfTime:
+        except RowDeadlineExceeded:
             return RowError(ErrorType.TIMEOUT, str(flight.patience))
         if answer is None:
-            raise Halted
+            raise RunStopped
         if isinstance(answer, Answer):
             self._collapsed(flight, stage, answer.result.id, replica)
             self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
@@ -126,20 +195,20 @@ class Tasks:
             return None
         return answer
 
-    def _collapsed(self, flight: Flight, stage: AnyStage, result: int, replica: int) -> None:
+    def _collapsed(self, flight: ActiveRow, stage: AnyStage, result: int, replica: int) -> None:
         """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
         prior = flight.prior.get(stage.index)
         had = prior is not None and bool(result) and prior.result_id == result
         self._totals.collapsed += replica <= 1 and not had
 
-    def _settled(self, flight: Flight, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
+    def _settled(self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
         if replica:
             self._settler.replica_done(flight, stage, replica, result, outcome)
         else:
             self._settler.task_done(flight, stage, result, outcome)
 
     async def _lead(
-        self, flight: Flight, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
+        self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
     ) -> Answer | RowError | Parked:
         mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
@@ -186,7 +255,7 @@ class Tasks:
         finally:
             own.in_flight -= 1
 
-    def since(self, flight: Flight, stage: AnyStage) -> float:
+    def since(self, flight: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
         max_age = stage.max_age if isinstance(stage, PlannedStage) and not _has_had(flight, stage) else None
         if max_age is None and flight.again_from is None:
@@ -209,7 +278,7 @@ class Tasks:
             self._failed.popitem(last=False)
 
 
-def _has_had(flight: Flight, stage: AnyStage) -> bool:
+def _has_had(flight: ActiveRow, stage: AnyStage) -> bool:
     """Whether the row goes on after a batch with what the stage gave it before: that grew old while the row waited."""
     if not (flight.resumed or flight.ready):
         return False
@@ -232,3 +301,135 @@ class _Unparsed:
 
 
 UNPARSED: Any = _Unparsed()
+
+
+# Who brings the answers of tasks: calls, or batches.
+
+
+class AnswerSource(Protocol):
+    """Asks a task that nobody has asked."""
+
+    async def ask(
+        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+    ) -> Answer | RowError | Parked:
+        """The answer, the error with which the task fails, or that it was enrolled in a batch. Raises Halted when the
+        run stops before any of these."""
+
+    def wait(self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
+        """An equal task has just been enrolled: this one waits for it."""
+
+
+class CallSource:
+    """Calls a model for each task."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def ask(
+        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+    ) -> Answer | RowError:
+        """The answer, or the error with which the task fails."""
+        return await self._caller.ask(flight, stage, fingerprint, request, replica)
+
+    def wait(self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
+        """Nothing is enrolled."""
+        raise AssertionError("a task waits for a batch, and there is none")
+
+
+# A row asked several times at one stage: its replicas, each a task of its own, and what is made of their answers.
+
+ReplicaReply = Answer | RowError | Parked
+
+
+class Replicas:
+    """Asks all replicas of a row at the same time, as far as lanes and budgets let them, and settles each of them by
+    itself: what one has is never asked again, whatever becomes of the others."""
+
+    def __init__(self, tasks: Tasks, asker: AnswerSource, settler: Settler) -> None:
+        self._tasks, self._asker, self._settler = tasks, asker, settler
+        self._made: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
+
+    async def answer(self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared) -> ReplicaReply:
+        """The task's answer; the error of its first replica that failed; parked where one may not be asked.
+
+        Raises Halted when the run stops before all of them have ended.
+        """
+        left = self._tasks.left(flight, stage, prepared.fingerprint)
+        if left is not None:
+            return left
+        asked: set[int] = set()
+        replied = await self._tasks.counted(stage, partial(self._all, flight, stage, prepared, asked))
+        answers = [one for one in replied if isinstance(one, Answer)]
+        if len(answers) == len(replied):
+            brought = any(flight.asked_in_batch(stage.index, k, one) for k, one in enumerate(prepared.replicas, 1))
+            return await self._settled(flight, stage, prepared.fingerprint, answers, anew=bool(asked) or brought)
+        parked = next((one for one in replied if isinstance(one, Parked)), None)
+        if parked is not None:
+            return parked
+        replica, error = next((k, one) for k, one in enumerate(replied, 1) if isinstance(one, RowError))
+        return RowError(error.type, f"replica {replica}: {error.message}", error.detail)
+
+    async def _all(
+        self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared, asked: set[int]
+    ) -> list[ReplicaReply]:
+        """What every replica came to; the numbers of those that had to be asked are added to `asked`."""
+        numbers = range(1, stage.replicas + 1)
+        works = [asyncio.ensure_future(self._one(flight, stage, prepared, k, asked)) for k in numbers]
+        try:
+            await asyncio.wait(works)
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)
+        if any(isinstance(work.exception(), RunStopped) for work in works):
+            raise RunStopped
+        return [work.result() for work in works]
+
+    async def _one(
+        self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared, replica: int, asked: set[int]
+    ) -> ReplicaReply:
+        fingerprint = prepared.replicas[replica - 1]
+
+        async def ask() -> ReplicaReply:
+            asked.add(replica)
+            return await self._asker.ask(flight, stage, fingerprint, prepared.request, replica)
+
+        def wait() -> None:
+            self._asker.wait(flight, stage, fingerprint, replica)
+
+        replied = await self._tasks.answer(flight, stage, fingerprint, ask, replica=replica, wait=wait)
+        if isinstance(replied, RowError):
+            self._settler.replica_failed(flight, stage, replica, fingerprint, replied)
+        return replied
+
+    async def _settled(
+        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
+    ) -> Answer:
+        """Makes the task's result of its replicas' and settles it."""
+        voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
+        result = None if anew else await self._stored(fingerprint, voted, self._tasks.since(flight, stage))
+        if result is None:
+            result = self._made.get(fingerprint)
+        if result is None or result.value != voted.text:
+            result = self._keep(fingerprint, voted, answers)
+        outcome = Outcome.DONE if anew else Outcome.REUSED
+        self._settler.task_done(flight, stage, result, outcome, voted)
+        return Answer(result, UNPARSED)
+
+    async def _stored(self, fingerprint: bytes, voted: VoteResult, since: float) -> Result | None:
+        """The same result where it was made of the same answers before."""
+        earlier = await self._tasks.find(fingerprint, since)
+        if earlier is None or earlier.value != voted.text:
+            return None
+        return Result(fingerprint, earlier.value, id=earlier.id)
+
+    def _keep(self, fingerprint: bytes, voted: VoteResult, answers: list[Answer]) -> Result:
+        """A new result, which has the endpoint of the answer that was taken, or of the first one."""
+        taken = answers[max(voted.replica, 1) - 1].result
+        result = self._made[fingerprint] = Result(fingerprint, voted.text, like=taken)
+        self._settler.keep_result(result, lambda: self._forget(result))
+        return result
+
+    def _forget(self, result: Result) -> None:
+        if self._made.get(result.fingerprint) is result:
+            del self._made[result.fingerprint]

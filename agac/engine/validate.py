@@ -1,4 +1,4 @@
-"""Whether a reply is a result: complete, not refused, and of the shape that was asked for."""
+"""Whether a reply is a result: complete, not refused, and of the requested shape; near-JSON is repaired if enabled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,61 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
-from agac.engine.mend import mended_json
 from agac.plan.stage import ExtraCheck, PlannedStage
-from agac.spec.schemabody import compiled
+from agac.spec.json_schema import compiled
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator, ValidationError
+
+
+# Replies that are almost JSON, written as what they were surely meant to be: `json_repair: true`.
+
+_BLOCK = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```", re.DOTALL)
+_OPEN_FENCE = re.compile(r"\A```(?:json|JSON)?[ \t]*\r?\n")
+_decode = json.JSONDecoder().raw_decode
+
+
+def mended_json(text: str) -> str | None:
+    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it.
+
+    None when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it:
+    nothing is made out of prose, and nothing is filled in. Wants the extra `agac[json-repair]`.
+    """
+    bare = _bare(text)
+    if not bare.startswith(("{", "[")):
+        return None
+    try:
+        _, end = _decode(bare)
+    except json.JSONDecodeError:
+        return _repaired(bare)
+    except (ValueError, RecursionError):
+        return None
+    another = any(mark in bare[end:] for mark in "{[")  # nobody knows which of the two is meant
+    return None if another else bare[:end]
+
+
+def _bare(text: str) -> str:
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        return stripped
+    blocks: list[str] = _BLOCK.findall(stripped)
+    if not blocks:
+        return _OPEN_FENCE.sub("", stripped).strip()
+    return blocks[0].strip() if len(blocks) == 1 else ""
+
+
+def _repaired(bare: str) -> str | None:
+    from json_repair import loads
+
+    try:
+        value = loads(bare, skip_json_loads=True, strict=True)
+        meant = isinstance(value, dict if bare[0] == "{" else list) and value
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
+    except (ValueError, RecursionError):
+        return None
+
+
+# Whether a reply is a result: complete, not refused, and of the shape that was asked for.
 
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
@@ -26,7 +75,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
-class Checked(NamedTuple):
+class ValidReply(NamedTuple):
     """A reply that is a result: its JSON text, its value, and whether its JSON had to be mended."""
 
     text: str
@@ -43,7 +92,7 @@ class Checker:
         self._field = stage.output_field
         self._validator = None if stage.schema is None else _validator(stage.name, stage.schema.body)
 
-    def check(self, reply: Reply) -> Checked | RowError:
+    def check(self, reply: Reply) -> ValidReply | RowError:
         """The result, or why the reply is none."""
         error = _unusable(reply)
         if error is not None:
@@ -53,7 +102,7 @@ class Checker:
         checked = self._one(reply.text)
         return (self._mended(reply.text) if isinstance(checked, RowError) else None) or checked
 
-    def _one(self, text: str) -> Checked | RowError:
+    def _one(self, text: str) -> ValidReply | RowError:
         if self._validator is None:
             return _text_result(text, self._field)
         try:
@@ -63,9 +112,9 @@ class Checker:
         problems = self._problems(self._validator, value)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
-        return Checked(encoded, value)
+        return ValidReply(encoded, value)
 
-    def _only(self, texts: tuple[str, ...]) -> Checked | RowError:
+    def _only(self, texts: tuple[str, ...]) -> ValidReply | RowError:
         """The one of several messages that is the answer: the one that is valid. The same one twice is one.
 
         Mended ones count only where none is valid as it stands: mending makes an answer even of a message that was cut.
@@ -73,7 +122,7 @@ class Checker:
         (`output_text`), but where the model began anew that is half an answer before the whole one.
         """
         checked = [self._one(text) for text in texts]
-        found = [one for one in checked if isinstance(one, Checked)]
+        found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
         if len({canonical(one.value) for one in found}) > 1:
             told = f"the reply holds {len(found)} messages that are valid and differ; nobody knows which one is meant"
@@ -83,7 +132,7 @@ class Checker:
         problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
         return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
 
-    def _mended(self, text: str) -> Checked | None:
+    def _mended(self, text: str) -> ValidReply | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
         if not self._mends or self._validator is None or (mended := mended_json(text)) is None:
             return None
@@ -91,7 +140,7 @@ class Checker:
             encoded, value = _parsed(mended)
         except ValueError:
             return None
-        return None if self._problems(self._validator, value) else Checked(encoded, value, mended=True)
+        return None if self._problems(self._validator, value) else ValidReply(encoded, value, mended=True)
 
     def _problems(self, validator: Draft202012Validator, value: JSONValue) -> list[str]:
         try:
@@ -112,14 +161,14 @@ def _validator(stage: str, body: dict[str, Any]) -> Draft202012Validator:
         raise UsageError(f"the output_schema of stage {stage!r} cannot be compiled: {reason}", remedy=remedy) from error
 
 
-def _text_result(text: str, field: str | None) -> Checked | RowError:
+def _text_result(text: str, field: str | None) -> ValidReply | RowError:
     """The text as it came, or trimmed in an object with one field."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return RowError(ErrorType.SCHEMA_MISMATCH, "the reply holds a lone surrogate, which is no character")
     value: JSONValue = text if field is None else {field: text.strip()}
-    return Checked(_encode(value), value)
+    return ValidReply(_encode(value), value)
 
 
 def _unusable(reply: Reply) -> RowError | None:

@@ -12,11 +12,10 @@ from typing import Any
 
 from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
 from agac.core.types import JSONValue, Message, Params, RowId
-from agac.plan.prepare import Sight, rendered, reuse_salt
-from agac.plan.replicas import replica_prints
+from agac.plan.render import RowView, rendered, replica_prints, reuse_salt
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import seen_after
-from agac.spec.workflow import Stage, Stored, Workflow
+from agac.spec.workflow import Stage, StoredModel, Workflow
 
 
 def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]
     }
 
 
-def stored_fields(*, decides: bool) -> Iterator[tuple[Field[Any], Stored]]:
+def stored_fields(*, decides: bool) -> Iterator[tuple[Field[Any], StoredModel]]:
     """The fields of a Stage that stand in the definition, or beside it, and how they do."""
     for one in fields(Stage):
         how = one.metadata.get("stored")
@@ -101,7 +100,7 @@ class RecordedStage(Stage):
     alias: Mapping[str, str] | None = None
     variables: Mapping[str, JSONValue] = field(default_factory=dict)
 
-    def messages(self, sight: Sight) -> tuple[Message, ...]:
+    def messages(self, sight: RowView) -> tuple[Message, ...]:
         """What was asked of a row. Raises MissingField."""
         visible = sight.sent(self)
         asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))

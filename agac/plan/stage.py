@@ -13,10 +13,9 @@ from typing import Any
 
 from agac.core.keys import Fingerprinter
 from agac.core.types import JSONValue, Params
-from agac.providers.modelref import ModelRef
+from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.operations import Operation
-from agac.spec.workflow import PythonSchema, Stage, Timeout
+from agac.spec.workflow import Operation, PythonSchema, Stage, Timeout
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""

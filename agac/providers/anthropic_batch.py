@@ -1,11 +1,8 @@
-"""Anthropic's message batches, through the anthropic SDK, which is an extra.
-
-Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the anthropic SDK 2.12, November 2026.
-Requests are sent inline, and a batch carries nothing of ours: it is found by the number of its requests.
-"""
+"""Anthropic's message batches: the API through the anthropic SDK (an extra), and the lines."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,17 +11,36 @@ from urllib.parse import quote
 from agac.core.errors import AgacError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import anthropic_errors, openai_errors
-from agac.providers.batches import BatchState, BatchTraits, Order, Remote, RemoteFile, Seen
-from agac.providers.batchpages import listed, none
-from agac.providers.batchreading import STATES, UNKNOWN, count_of, moment, text_of
-from agac.providers.controlfaults import refused
-from agac.providers.controlplane import PIECE, ControlPlane, Sdk
+from agac.providers import error_tables
+from agac.providers.batch import (
+    STATES,
+    UNKNOWN,
+    BatchState,
+    BatchTraits,
+    Order,
+    ProviderBatch,
+    Remote,
+    RemoteFile,
+    ResultLine,
+    count_of,
+    moment,
+    object_of,
+    text_of,
+)
+from agac.providers.control_plane import PIECE, ControlPlane, Sdk, listed, none, refused
+from agac.providers.openai_batch import one_line
 from agac.providers.provider import Provider
+from agac.providers.wire import encode
 
 if TYPE_CHECKING:
     import anthropic
     import httpx2
+
+
+# Anthropic's message batches, through the anthropic SDK, which is an extra.
+#
+# Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the anthropic SDK 2.12, November 2026.
+# Requests are sent inline, and a batch carries nothing of ours: it is found by the number of its requests.
 
 _PAGE = 1000
 _ADDRESS = "/messages/batches"
@@ -49,9 +65,9 @@ def _sdk() -> Sdk:
         client=client,
         answered=anthropic.APIStatusError,
         lost=(anthropic.AnthropicError,),
-        rules=anthropic_errors.RULES,
-        read_error=anthropic_errors.read_error,
-        is_error=openai_errors.is_error,
+        rules=error_tables.ANTHROPIC_RULES,
+        read_error=error_tables.read_anthropic_error,
+        is_error=error_tables.is_error,
     )
 
 
@@ -77,7 +93,7 @@ class AnthropicBatches:
         """No input lies there."""
         return None
 
-    async def create(self, order: Order) -> Seen | Fault:
+    async def create(self, order: Order) -> ProviderBatch | Fault:
         """Creates a batch of the requests in `order.path`: this is what costs money. See `BatchApi.create`."""
         size = order.path.stat().st_size - 1  # without the last line's break
         headers = {"Content-Type": "application/json", "Content-Length": str(len(_OPEN) + size + len(_CLOSE))}
@@ -86,7 +102,7 @@ class AnthropicBatches:
             found = await self._plane.post(_ADDRESS, creates=True, model=order.model, headers=headers, content=content)
         return self._plane.read(found, self._seen, "a batch without an id", creates=True)
 
-    async def candidates(self, order: Order, since: float) -> AsyncIterator[Seen | Fault]:
+    async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
         """Batches that were created since then with as many requests as `order` has. A Fault ends it."""
         limit = _PAGE if self._traits.pages else None
         async for one in listed(self._plane, _ADDRESS, limit=limit, cursor="after_id", since=since):
@@ -97,7 +113,7 @@ class AnthropicBatches:
                 if recent and seen.total in (None, order.requests):
                     yield seen
 
-    async def look(self, batch: str) -> Seen | Fault:
+    async def look(self, batch: str) -> ProviderBatch | Fault:
         """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
         found = await self._plane.get(f"{_ADDRESS}/{quote(batch, safe='')}", known=True)
         return self._plane.read(found, self._seen, "a batch without an id", creates=False)
@@ -129,7 +145,7 @@ class AnthropicBatches:
         """There are no files."""
         return none()
 
-    def _seen(self, data: Any) -> Seen | None:
+    def _seen(self, data: Any) -> ProviderBatch | None:
         return seen_of(data, self._traits, self._redactor)
 
 
@@ -142,7 +158,7 @@ async def _body(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
     yield _CLOSE
 
 
-def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> Seen | None:
+def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
     """A batch as it is told; None when it has no id."""
     batch = text_of(data, "id")
     if batch is None:
@@ -153,7 +169,7 @@ def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> Seen | None:
     state, known = (_end(data), True) if ended else STATES.get(word.lower(), UNKNOWN)
     created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
     told = [count_of(counts, name) for name in ("processing", *_ENDS)]
-    return Seen(
+    return ProviderBatch(
         id=batch,
         state=state,
         word=redactor.clean(word),
@@ -176,3 +192,64 @@ def _end(data: dict[str, Any]) -> BatchState:
     if data.get("cancel_initiated_at") and count_of(counts, "canceled"):
         return BatchState.CANCELLED
     return BatchState.EXPIRED if count_of(counts, "expired") else BatchState.COMPLETED
+
+
+# Requests and results of Anthropic's message batches.
+#
+# Shapes: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the anthropic SDK 2.12,
+# November 2026.
+
+STATUSES: dict[str, int] = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "timeout_error": 504,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 529,
+}
+"""The status with which each error comes where it comes by itself (the SDK's `ErrorType`): a result has only its
+name."""
+
+
+def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
+    """One of the requests. All of them are messages: `endpoint` is not told."""
+    return b'{"custom_id":' + json.dumps(custom_id).encode() + b',"params":' + one_line(body) + b"}"
+
+
+def result(line: bytes) -> ResultLine:
+    """One line of the results. Raises UnreadableLine."""
+    custom_id, data = object_of(line)
+    found = data.get("result")
+    kind = text_of(found, "type")
+    if not isinstance(found, dict) or kind is None:
+        return ResultLine(custom_id, "unanswered", message="no result")
+    if kind == "succeeded":
+        message = found.get("message")
+        if not isinstance(message, dict) or not message:
+            return ResultLine(custom_id, "unanswered", 200, message="a success without a message")
+        return ResultLine(custom_id, "answered", 200, encode(message))
+    if kind == "expired":
+        return ResultLine(custom_id, "expired", message="the batch ended before the request was worked on")
+    if kind in ("canceled", "cancelled"):
+        return ResultLine(custom_id, "cancelled", message="the batch was cancelled before the request was worked on")
+    if kind == "errored":
+        return _errored(custom_id, found.get("error"))
+    return ResultLine(custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}")
+
+
+def _errored(custom_id: str, outer: Any) -> ResultLine:
+    """The reason stands within an error within the error; some who look alike leave the outer one out."""
+    inner = outer.get("error") if isinstance(outer, dict) else None
+    error = inner if isinstance(inner, dict) else outer
+    kind, words = text_of(error, "type"), text_of(error, "message") or ""
+    request_id = text_of(outer, "request_id") or ""
+    if kind is None:
+        words = words or (outer if isinstance(outer, str) else "an error without words")
+        return ResultLine(custom_id, "unanswered", message=words, request_id=request_id)
+    body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
+    return ResultLine(custom_id, "answered", STATUSES.get(kind, 500), body, words, request_id)

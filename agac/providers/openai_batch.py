@@ -1,11 +1,8 @@
-"""OpenAI's files and batches, and those of everyone who looks alike, through the openai SDK.
-
-Facts: platform.openai.com/docs/api-reference/batch and /files, the types of the openai SDK 3.52, Azure's pages and
-public bug reports, November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
-"""
+"""OpenAI's files and batches, and those of compatible providers: the API through the openai SDK, and the lines."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -15,16 +12,36 @@ from urllib.parse import quote
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import openai_errors
-from agac.providers.batches import BatchError, BatchState, BatchTraits, Order, Remote, RemoteFile, Seen
-from agac.providers.batchpages import listed, none
-from agac.providers.batchreading import STATES, UNKNOWN, count_of, moment, text_of
-from agac.providers.controlfaults import refused
-from agac.providers.controlplane import ControlPlane, Sdk
+from agac.providers import error_tables
+from agac.providers.batch import (
+    STATES,
+    UNKNOWN,
+    BatchError,
+    BatchState,
+    BatchTraits,
+    EndedBatch,
+    Order,
+    ProviderBatch,
+    Remote,
+    RemoteFile,
+    ResultLine,
+    count_of,
+    moment,
+    object_of,
+    text_of,
+)
+from agac.providers.control_plane import ControlPlane, Sdk, listed, none, refused
 from agac.providers.provider import Provider
+from agac.providers.wire import encode
 
 if TYPE_CHECKING:
     import httpx2
+
+
+# OpenAI's files and batches, and those of everyone who looks alike, through the openai SDK.
+#
+# Facts: platform.openai.com/docs/api-reference/batch and /files, the types of the openai SDK 3.52, Azure's pages and
+# public bug reports, November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
 
 KEY = "agac_intent"
 """The name in a batch's metadata under which it carries our key."""
@@ -52,9 +69,9 @@ def _sdk() -> Sdk:
         client=client,
         answered=openai.APIStatusError,
         lost=(openai.OpenAIError,),
-        rules=openai_errors.RULES,
-        read_error=openai_errors.read_error,
-        is_error=openai_errors.is_error,
+        rules=error_tables.OPENAI_RULES,
+        read_error=error_tables.read_openai_error,
+        is_error=error_tables.is_error,
     )
 
 
@@ -98,7 +115,7 @@ class OpenAIBatches:
                 return one.id
         return None
 
-    async def create(self, order: Order) -> Seen | Fault:
+    async def create(self, order: Order) -> ProviderBatch | Fault:
         """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
         body = {
             "input_file_id": order.file_id,
@@ -110,13 +127,13 @@ class OpenAIBatches:
         made = self._plane.read(found, self._seen, "a batch without an id", creates=True)
         return _file_is_late(made) if isinstance(made, Fault) else made
 
-    async def candidates(self, order: Order, since: float) -> AsyncIterator[Seen | Fault]:
+    async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
         """Batches that echo the key or the input file of `order`. A Fault ends it."""
         async for one in self._batches(since, {self._traits.filters: order.key} if self._traits.filters else {}):
             if isinstance(one, Fault) or one.key == order.key or (one.file_id and one.file_id == order.file_id):
                 yield one
 
-    async def look(self, batch: str) -> Seen | Fault:
+    async def look(self, batch: str) -> ProviderBatch | Fault:
         """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
         found = await self._plane.get(f"/batches/{quote(batch, safe='')}", known=True)
         return self._plane.read(found, self._seen, "a batch without an id", creates=False)
@@ -179,7 +196,7 @@ class OpenAIBatches:
                 name = text_of(one, "filename") or ""
                 yield RemoteFile(one["id"], name, count_of(one, "bytes"), moment(one.get("created_at")))
 
-    async def _batches(self, since: float | None, query: Mapping[str, object]) -> AsyncIterator[Seen | Fault]:
+    async def _batches(self, since: float | None, query: Mapping[str, object]) -> AsyncIterator[ProviderBatch | Fault]:
         limit = _BATCHES_PAGE if self._traits.pages else None
         async for one in listed(self._plane, "/batches", query=query, limit=limit, since=since):
             if isinstance(one, Fault):
@@ -187,7 +204,7 @@ class OpenAIBatches:
             elif seen := self._seen(one):
                 yield seen
 
-    def _seen(self, data: Any) -> Seen | None:
+    def _seen(self, data: Any) -> ProviderBatch | None:
         return seen_of(data, self._traits, self._redactor)
 
 
@@ -198,7 +215,7 @@ def _file_is_late(fault: Fault) -> Fault:
     return fault
 
 
-def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> Seen | None:
+def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
     """A batch as it is told; None when it has no id. Whatever else is missing or odd is read as not told."""
     batch = text_of(data, "id")
     if batch is None:
@@ -207,7 +224,7 @@ def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> Seen | None:
     state, known = STATES.get(word.lower(), UNKNOWN)
     counts, metadata = data.get("request_counts"), data.get("metadata")
     created = moment(data.get("created_at"))
-    return Seen(
+    return ProviderBatch(
         id=batch,
         state=state,
         word=redactor.clean(word),
@@ -249,3 +266,84 @@ def _error(error: Any, redactor: Redactor) -> BatchError:
     code = text_of(error, "code") or text_of(error, "type") or ""
     message = redactor.clean(text_of(error, "message") or code)
     return BatchError(redactor.clean(code), message, line if type(line) is int and line > 0 else None)
+
+
+# Lines of OpenAI's batch files, and those of everyone who looks alike.
+#
+# Shapes: platform.openai.com/docs/guides/batch and the types of the openai SDK 3.52; the odd ones are from public bug
+# reports of OpenAI, Azure, Together, vLLM and others, November 2026.
+
+_ENDED: dict[str, EndedBatch] = {
+    "batch_expired": "expired",
+    "batch_cancelled": "cancelled",
+    "batch_canceled": "cancelled",
+    "request_timeout": "unanswered",
+}
+"""What the codes of a line's error mean that say that the request was never, or not to its end, worked on."""
+
+
+def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
+    """One line of an input file. Separators that some readers of lines split at are escaped."""
+    head = json.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint}, separators=(",", ":")).encode()
+    return head[:-1] + b',"body":' + one_line(body) + b"}"
+
+
+def one_line(body: bytes) -> bytes:
+    """The same JSON without U+2028 and U+2029, which can stand in its texts only."""
+    if b"\xe2\x80" not in body:
+        return body
+    return body.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+
+
+def result(line: bytes) -> ResultLine:
+    """One line of an output or an error file. Raises UnreadableLine."""
+    custom_id, data = object_of(line)
+    response, error = data.get("response"), data.get("error")
+    if error:
+        return _failed(custom_id, response, error)
+    if not isinstance(response, dict):
+        return ResultLine(custom_id, "unanswered", message="neither a response nor an error")
+    request_id, status = text_of(response, "request_id") or "", _status(response)
+    if status is None:
+        return ResultLine(custom_id, "unanswered", message="a response without a status", request_id=request_id)
+    body = _body(response.get("body"))
+    if not body:
+        message = f"a response of status {status} without a body"
+        return ResultLine(custom_id, "unanswered", status, message=message, request_id=request_id)
+    return ResultLine(custom_id, "answered", status, body, request_id=request_id)
+
+
+def _failed(custom_id: str, response: Any, error: Any) -> ResultLine:
+    """A line with an error of its own. One that stands beside an answer is read as the endpoint's error: what it means
+    is the dialect's to say."""
+    code, message = text_of(error, "code") or "", text_of(error, "message") or ""
+    if isinstance(error, str):
+        message = error
+    request_id = text_of(response, "request_id") or ""
+    if ended := _ENDED.get(code):
+        return ResultLine(custom_id, ended, message=message or code, request_id=request_id)
+    status = _status(response) or _status(error) or 0
+    body = _body(response.get("body")) if isinstance(response, dict) else b""
+    if status >= 400 or code:
+        # an error that comes with no status, or with a good one, is told by its code
+        body = body if body and status >= 400 else encode({"error": error})
+        return ResultLine(custom_id, "answered", max(status, 200), body, message, request_id)
+    return ResultLine(custom_id, "unanswered", message=message or "an error without words", request_id=request_id)
+
+
+def _status(of: Any) -> int | None:
+    """The HTTP status that an object names; None where it names none, or 0."""
+    for name in ("status_code", "code"):
+        value = of.get(name) if isinstance(of, dict) else None
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
+        if type(value) is int and 100 <= value < 600:
+            return value
+    return None
+
+
+def _body(value: Any) -> bytes:
+    """The endpoint's payload; empty where there is none. Some send it as a text that holds JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass") if value.strip() not in ("", "null", "{}") else b""
+    return encode(value) if value else b""

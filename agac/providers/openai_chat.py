@@ -1,20 +1,73 @@
-"""OpenAI chat completions, as OpenAI and everyone who looks alike serves it: one `build`, one `parse`.
-
-Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read November 2026.
-"""
+"""OpenAI chat completions, as OpenAI and compatible servers have it: `build`, `parse`, and the stream put together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Finish, JSONValue, Reply, Request, Usage
-from agac.providers.openai_wire import body_of, headers, messages_with, said, told
+from agac.core.types import Fault, Finish, JSONValue, Message, Params, Reply, Request, Usage
+from agac.providers.error_tables import OPENAI_RULES, fault_of, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
-from agac.providers.ratelimits import rate_state
-from agac.providers.reading import count, reply_of, unreadable
-from agac.providers.structured import shape_of
+from agac.providers.wire import count, json_of, reply_of, shape_of, unreadable
+
+# What OpenAI's two APIs, chat completions and responses, have in common on the wire.
+
+
+def headers(provider: Provider) -> dict[str, str]:
+    """The key as a bearer token."""
+    return {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
+
+
+def told(params: Params, names: Iterable[tuple[str, str]], provider: Provider) -> dict[str, JSONValue]:
+    """Those of the parameters that are set. `names` are their fields with OpenAI's names for them."""
+    wire: dict[str, JSONValue] = {}
+    for name, wire_name in names:
+        if (value := getattr(params, name)) is not None:
+            wire[provider.renames.get(name, wire_name)] = list(value) if isinstance(value, tuple) else value
+    return wire
+
+
+def messages_with(instruction: str | None, messages: Iterable[Message]) -> list[dict[str, str]]:
+    """Messages on the wire, the first one, a system message, ending with `instruction`, where there is one."""
+    wire = [{"role": m.role, "content": "".join([p.text for p in m.parts])} for m in messages]
+    if instruction is None:
+        return wire
+    if wire and wire[0]["role"] == "system":
+        wire[0]["content"] += "\n\n" + instruction
+    else:
+        wire.insert(0, {"role": "system", "content": instruction})
+    return wire
+
+
+def body_of(
+    status: int, headers: Mapping[str, str], body: bytes, *, provider: Provider, model: str, redactor: Redactor
+) -> Any | Fault:
+    """The JSON of an answer that is no error, or what its error means, whatever the status it came with."""
+    data = json_of(body)
+    if 200 <= status < 300 and not is_error(data):
+        return data
+    error = read_openai_error(data)
+    return fault_of(error, OPENAI_RULES, status, headers, body, provider=provider, model=model, redactor=redactor)
+
+
+def said(parts: Any, kind: str) -> tuple[str, str | None]:
+    """The text of a message's parts of type `kind`, and its refusal where there is one. Thinking belongs to neither."""
+    texts: list[str] = []
+    refusal: str | None = None
+    for part in parts if isinstance(parts, list) else ():
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == kind and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+            refusal = refusal or part["refusal"] or None
+    return "".join(texts), refusal
+
+
+# OpenAI chat completions, as OpenAI and everyone who looks alike serves it: one `build`, one `parse`.
+#
+# Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read November 2026.
 
 __all__ = ["build", "headers", "parse", "path", "rates", "refused", "websocket"]
 
@@ -121,3 +174,75 @@ def _usage(usage: Any) -> Usage:
     if thought and given is not None and made is not None and usage.get("total_tokens") == given + made + thought:
         made += thought  # xAI counts thinking beside the completion, not within it
     return Usage(given, made, cached, thought)
+
+
+# The chunks of a streamed chat completion, put together into the completion that they describe.
+#
+# Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
+
+_KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
+_THOUGHTS = ("reasoning_content", "reasoning")
+"""What look-alikes call a piece of thinking."""
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class ChatAssembly:
+    """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped.
+
+    The first choice counts, as it does where nothing is streamed.
+    """
+
+    __slots__ = ("_finish", "_frame", "_refused", "_texts", "answering", "begun", "done")
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.answering = False
+        self.done = False
+        self._frame: dict[str, JSONValue] = {}
+        self._texts: list[str] = []
+        self._refused: list[str] = []
+        self._finish: JSONValue = None
+
+    def take(self, event: Any) -> None:
+        """One chunk; `None` stands for `[DONE]`."""
+        if self.done:
+            return
+        if event is None:
+            self.done = True
+        elif is_error(event):
+            self.done = True
+            self._frame = {"error": event["error"]} if isinstance(event, dict) and event.get("error") else event
+        elif isinstance(event, dict):
+            self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
+            choices = event.get("choices")
+            for choice in choices if isinstance(choices, list) else ():
+                if isinstance(choice, dict) and choice.get("index") in (0, None):
+                    self._choice(choice)
+
+    def finish(self) -> bool:
+        """Whether the answer is whole: its end was said."""
+        return self.done or self._finish is not None
+
+    def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
+        """The completion, or the error that came in its place."""
+        if is_error(self._frame):
+            return 200, _NO_HEADERS, self._frame
+        message = {
+            "role": "assistant",
+            "content": "".join(self._texts) if self._texts or not self._refused else None,
+            "refusal": "".join(self._refused) or None,
+        }
+        choice = {"index": 0, "message": message, "finish_reason": self._finish}
+        return 200, _NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            for name, pieces in (("content", self._texts), ("refusal", self._refused)):
+                if isinstance(piece := delta.get(name), str) and piece:
+                    pieces.append(piece)
+                    self.begun = self.answering = True
+            self.begun = self.begun or any(isinstance(delta.get(name), str) and delta[name] for name in _THOUGHTS)
+        if choice.get("finish_reason") is not None:
+            self._finish = choice["finish_reason"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agac.core.keys import account_mark
-from agac.providers.batches import BatchTraits
+from agac.providers.batch import BatchTraits
 
 Structured = Literal["json_schema", "json_object", "none"]
 """How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""

@@ -17,17 +17,14 @@ import aiohttp
 from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSMsgType
 
 from agac.core.types import Fault
-from agac.providers.base import encode
-from agac.providers.faults import NO_WEBSOCKET
-from agac.providers.http import Sender
-from agac.providers.sending import HttpReply, streamed_reply
-from agac.providers.sse import GarbledStream
-from agac.providers.streams import Streaming, Watched, asking
+from agac.providers.dialects import Streaming, WatchedStream, asking
+from agac.providers.http import NO_WEBSOCKET, GarbledStream, HttpReply, Sender, streamed_reply
+from agac.providers.wire import encode
 from agac.spec.workflow import Timeout
 
 _log = logging.getLogger("agac.websocket")
 
-LONGEST_LIFE = 55 * 60.0
+MAX_LIFETIME_S = 55 * 60.0
 """Seconds after which a socket takes no further request: a call may take minutes, and at 60 the server ends it."""
 
 CLOSING = 1.0
@@ -51,7 +48,7 @@ class _Socket(NamedTuple):
 
     @property
     def old(self) -> bool:
-        return time.monotonic() - self.opened > LONGEST_LIFE
+        return time.monotonic() - self.opened > MAX_LIFETIME_S
 
 
 class _Redirected(aiohttp.ClientError):
@@ -136,7 +133,7 @@ class SocketSender:
         return _Socket(ws, time.monotonic())
 
     async def _ask(self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float) -> HttpReply:
-        watched = Watched(self._streaming.assembly())
+        watched = WatchedStream(self._streaming.assembly())
         first_byte: float | None = None
         sound = False
         try:

@@ -1,19 +1,121 @@
-"""The order in which a row meets the stages: what `needs` makes of them is a graph without circles."""
+"""The order of stages: `needs` makes a graph without circles, and each stage has the rows of one before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
+from pathlib import Path
 
-from agac.core.errors import Problem, key_path
+from agac.core.errors import Path_, Problem, did_you_mean, key_path
+from agac.spec.guards import compile_guard
 from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
-from agac.spec.localstages import exploded, makes_of
-from agac.spec.models import StageFile
-from agac.spec.operations import CHANGING
-from agac.spec.suggest import did_you_mean
-from agac.spec.yamlfile import Document
+from agac.spec.models import DefaultsFile, StageFile
+from agac.spec.python_code import parse_reference
+from agac.spec.workflow import CHANGING, OPERATIONS, Dedupe, Filter, Group, Operation, Python, Rename, Select, made_by
+from agac.spec.yaml import Document
+
+# Stages that ask no model, as they are written: which of their keys go together.
+
+_ASKING = frozenset(
+    {
+        "agent",
+        "instructions",
+        "prompt",
+        "template",
+        "messages",
+        "output_schema",
+        "output_field",
+        "visible",
+        "budget",
+        "group_by",
+        "reduce",
+        "incomplete",
+        "replicas",
+        "vote",
+    }
+    | DefaultsFile.model_fields.keys()
+)
+"""Keys that only mean something where a model is asked."""
+
+
+def operations_of(written: StageFile) -> list[str]:
+    """The keys of a stage that say what it does in the place of asking a model."""
+    return [key for key in OPERATIONS if getattr(written, key) is not None]
+
+
+def makes_of(written: StageFile) -> Makes | None:
+    """What a stage makes of rows."""
+    return made_by(written.explode, written.group_by, next(iter(operations_of(written)), None))
+
+
+def misplaced(written: StageFile, document: Document, path: Path_) -> list[Problem]:
+    """Keys that do not go with what the stage does."""
+    does = operations_of(written)
+    problems = []
+    if len(does) > 1:
+        message = f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"
+        problems.append(Problem(document.where((*path, does[1]), key=True), message, key_path((*path, does[1]))))
+    for key in sorted(_ASKING & written.model_fields_set) if does else ():
+        message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
+        problems.append(Problem(document.where((*path, key), key=True), message, key_path((*path, key))))
+    if written.explode is not None and written.dedupe is not None:
+        at = (*path, "explode")
+        message = "explode makes rows and dedupe drops some of them; make a stage of each"
+        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
+    if written.when is not None and written.dedupe is not None:
+        at = (*path, "when")
+        message = "dedupe looks at all rows that come to it; put the condition into a filter before it"
+        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
+    if written.processes is not None and written.python is None:
+        at = (*path, "processes")
+        message = "processes says where a function runs; add python, or remove processes"
+        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
+    return problems
+
+
+def ways(fields: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Fields as they are written, each by its parts."""
+    return tuple(tuple(field.split(".")) for field in fields)
+
+
+def exploded(written: StageFile) -> tuple[str, ...] | None:
+    """The way to the list of whose items a stage makes rows, by its parts; None: it makes none."""
+    return None if written.explode is None else tuple(written.explode.split("."))
+
+
+def grouping(written: StageFile) -> Group | None:
+    """How a stage makes groups; None: it makes none."""
+    if written.group_by is None:
+        return None
+    fields, bounds = ways(written.group_by), written.reduce
+    max_rows, max_tokens = (bounds.max_rows, bounds.max_tokens) if bounds else (None, None)
+    return Group(fields, max_rows, max_tokens, written.incomplete or "use")
+
+
+def operation(
+    written: StageFile, document: Document, path: Path_, root: Path
+) -> tuple[Operation | None, list[Problem]]:
+    """What a stage does in the place of asking a model; None for one that asks, or when something is wrong with it."""
+    if written.python is not None:
+        at = (*path, "python")
+        function, problems = parse_reference(written.python, document.where(at), key_path(at), root)
+        return (Python(function, written.processes) if function else None), problems
+    if written.filter is not None:
+        at = (*path, "filter")
+        guard, problems = compile_guard(written.filter, document.where(at), key_path(at))
+        return (Filter(guard) if guard else None), problems
+    if written.select is not None:
+        return Select(tuple(written.select)), []
+    if written.rename is not None:
+        return Rename(written.rename), []
+    if written.dedupe is not None:
+        return Dedupe(ways(written.dedupe)), []
+    return None, []
+
+
+# The order in which a row meets the stages: what `needs` makes of them is a graph without circles.
 
 
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:

@@ -1,24 +1,107 @@
-"""Where a workflow's rows come from: a file, several, a database, or standard input."""
+"""The input of a workflow: a file, several, a database or standard input, and the format of each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
+from urllib.parse import unquote_plus
 
-from agac.core.errors import Problem, UsageError, Where, key_path
-from agac.spec.databaseurl import SCHEME, NoDatabase, parse_database
-from agac.spec.formats import DATABASES, KNOWN_FILES, PACKED, SUFFIXES, TABLES_LATER, format_of, suffix_of
-from agac.spec.globbing import ANY_FOLDERS, Unmatchable, fixed_part, is_pattern, matching
-from agac.spec.inoutmodels import InputFile
-from agac.spec.models import WorkflowFile
-from agac.spec.paths import OutsideProject, inside, lies_in
-from agac.spec.suggest import listed, sentence
-from agac.spec.texts import near_files
+from agac.core.errors import Problem, UsageError, Where, did_you_mean, key_path, listed, sentence
+from agac.spec.models import InputFile, WorkflowFile
+from agac.spec.paths import ANY_FOLDERS, OutsideProject, Unmatchable, fixed_part, inside, is_pattern, lies_in, matching
+from agac.spec.templates import near_files
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
-from agac.spec.yamlfile import Document
+from agac.spec.yaml import Document
+
+# Which format a file has, by its name.
+
+SUFFIXES: Mapping[str, InputFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "txt",
+    ".parquet": "parquet",
+}
+"""The format of a file that says none, by its suffix."""
+
+PACKED = (".gz", ".zst")
+"""Suffixes of compressed files; the format's own stands before them."""
+
+DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
+TABLES_LATER = frozenset({".xlsx", ".xls", ".ods", ".arrow", ".feather"})
+KNOWN_FILES = "csv, tsv, json, jsonl, txt or parquet"
+
+
+def suffix_of(name: str) -> str:
+    """The suffix that tells what a file holds, in small letters: `.csv` of `Rows.CSV.gz`."""
+    path = PurePath(name)
+    if path.suffix.lower() in PACKED:
+        path = path.with_suffix("")
+    return path.suffix.lower()
+
+
+def format_of(name: str) -> InputFormat | None:
+    """The format that a file's name tells, if it tells one."""
+    return SUFFIXES.get(suffix_of(name))
+
+
+# `sqlite://data.db?query=SELECT …` and `sqlite://data.db?table=name`: a database file and what is read of it.
+
+SCHEME = "sqlite://"
+KEYS = ("query", "table")
+FORM = "write sqlite://data.db?query=SELECT … or sqlite://data.db?table=NAME"
+_COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
+_READS = re.compile(r"(?:SELECT|WITH|VALUES)\b", re.IGNORECASE)
+_ORDERED = re.compile(r"\bORDER\s+BY\b", re.IGNORECASE)
+
+
+class DatabaseUrl(NamedTuple):
+    """The path as it was written, the one statement that reads it, and whether its rows surely keep their order."""
+
+    path: str
+    statement: str
+    ordered: bool
+
+
+class NoDatabase(ValueError):
+    """What stands after `sqlite://` cannot be used; the message says why and what to write instead."""
+
+
+def parse_database(text: str) -> DatabaseUrl:
+    """The parts of `text`. Raises NoDatabase.
+
+    What follows `?query=` is the statement as it stands, to the end: `%` and `&` are its own. Only one without any
+    white space is taken to be percent-encoded.
+    """
+    path, sign, rest = text.removeprefix(SCHEME).partition("?")
+    key, equals, value = rest.partition("=")
+    if not path:
+        raise NoDatabase(f"names no database; {FORM}")
+    if not sign or not equals:
+        raise NoDatabase(f"does not say what to read; {FORM}")
+    if key not in KEYS:
+        raise NoDatabase(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
+    if not any(map(str.isspace, value.strip())):
+        value = unquote_plus(value)
+    if not value.strip():
+        raise NoDatabase(f"{key} is empty; {FORM}")
+    if key == "table":
+        name = value.strip().replace('"', '""')
+        return DatabaseUrl(path, f'SELECT * FROM "{name}"', ordered=True)  # noqa: S608 - quoted; read by rowid
+    start = _COMMENTS.match(value)
+    if not _READS.match(value, start.end() if start else 0):
+        raise NoDatabase("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
+    return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
+
+
+# Where a workflow's rows come from: a file, several, a database, or standard input.
 
 PIPED = "-"
 """Standard input, as a path."""
@@ -33,7 +116,7 @@ LOOKED_AT = 1_000
 _REMEDY = f"Name a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."
 
 
-class _Refused(ValueError):
+class _InputRefused(ValueError):
     """An input that cannot be used; the message says why and what to write instead."""
 
 
@@ -61,7 +144,7 @@ class _Asked:
         try:
             return inside(self.project.root, text)
         except OutsideProject as error:
-            raise _Refused(f"{error}, or use --input") from None
+            raise _InputRefused(f"{error}, or use --input") from None
 
     def format_of(self, name: str) -> InputFormat | None:
         """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
@@ -94,7 +177,7 @@ def input_spec(
         return None, [Problem(asked.where, message, key)]
     try:
         spec = _one(keys.path[0], asked) if len(keys.path) == 1 else _several(keys.path, asked)
-    except _Refused as error:
+    except _InputRefused as error:
         return None, [Problem(asked.where, str(error), key_path((key, "path")))]
     return spec, _unordered(spec, key)
 
@@ -113,7 +196,7 @@ def _typed(texts: Sequence[str], asked: _Asked, flag: str) -> InputSpec:
         flag, shown = "", "standard input"
     try:
         return _one(texts[0], asked) if len(texts) == 1 else _several(texts, asked)
-    except _Refused as error:
+    except _InputRefused as error:
         what, _, todo = str(error).partition("; ")
         raise UsageError(f"{flag}{shown}: {what}", remedy=sentence(todo) if todo else _REMEDY) from None
 
@@ -139,7 +222,7 @@ def _one(text: str, asked: _Asked) -> InputSpec:
     if text.startswith(SCHEME):
         return _database(text, asked)
     if "://" in text:
-        raise _Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
+        raise _InputRefused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
     path = asked.place(text)
     if asked.keys.format == "files":
         return _whole_files((text,), asked)
@@ -147,7 +230,7 @@ def _one(text: str, asked: _Asked) -> InputSpec:
         return _several((text,), asked)
     _refuse_no_file(text, path, asked)
     if path.parent == asked.project.root / INPUTS and not asked.typed:
-        raise _Refused("is what was piped into an earlier run; write '-'")
+        raise _InputRefused("is what was piped into an earlier run; write '-'")
     return _file(text, path, asked)
 
 
@@ -156,33 +239,33 @@ def _file(text: str, path: Path, asked: _Asked) -> InputSpec:
         own = format_of(asked.keys.path[0]) if asked.keys.path else None
         found = _piped_format(asked) or format_of(path.name) or own
         if found is None:
-            raise _Refused(f"cannot tell the format of what is piped in; {_add_format(asked)}")
+            raise _InputRefused(f"cannot tell the format of what is piped in; {_add_format(asked)}")
         return asked.spec(path, PIPED, found)
     found = asked.format_of(path.name)
     if found is None:
-        raise _Refused(_no_format(text, asked))
+        raise _InputRefused(_no_format(text, asked))
     return asked.spec(path, text, found)
 
 
 def _refuse_no_file(text: str, path: Path, asked: _Asked) -> None:
     suffix = suffix_of(path.name)
     if suffix in TABLES_LATER:
-        raise _Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
+        raise _InputRefused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
     if path.is_dir():
         what = "is a folder" if asked.typed else f"{text!r} is a folder"
-        raise _Refused(f"{what}; name a file in it, or several as 'data/*.csv'; with format: files each is a row")
+        raise _InputRefused(f"{what}; name a file in it, or several as 'data/*.csv'; with format: files each is a row")
     if not path.exists():
         if asked.typed:
-            raise _Refused("no such file")
-        raise _Refused(f"no such file: {text!r}; {near_files(path, asked.project.root)}")
+            raise _InputRefused("no such file")
+        raise _InputRefused(f"no such file: {text!r}; {near_files(path, asked.project.root)}")
     if not path.is_file():
-        raise _Refused("is not a file" if asked.typed else f"{text!r} is not a file")
+        raise _InputRefused("is not a file" if asked.typed else f"{text!r} is not a file")
     if asked.keys.format == "sqlite" or (suffix in DATABASES and asked.format_of(path.name) is None):
-        raise _Refused(
+        raise _InputRefused(
             f"a database is named with what to read: {SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
         )
     if suffix == ".parquet" and path.suffix.lower() in PACKED:
-        raise _Refused(f"parquet is compressed inside; unpack the {path.suffix.lower()} around it")
+        raise _InputRefused(f"parquet is compressed inside; unpack the {path.suffix.lower()} around it")
 
 
 def _no_format(text: str, asked: _Asked) -> str:
@@ -203,20 +286,20 @@ def _piped(asked: _Asked) -> InputSpec:
 
 def _piped_format(asked: _Asked) -> InputFormat | None:
     if asked.keys.format in ("files", "sqlite"):
-        raise _Refused(f"format: {asked.keys.format} cannot be piped in")
+        raise _InputRefused(f"format: {asked.keys.format} cannot be piped in")
     return asked.keys.format
 
 
 def _database(text: str, asked: _Asked) -> InputSpec:
     if asked.keys.format not in (None, "sqlite") and not asked.typed:
-        raise _Refused(f"the path names a SQLite database, and format says {asked.keys.format}; remove format")
+        raise _InputRefused(f"the path names a SQLite database, and format says {asked.keys.format}; remove format")
     try:
         url = parse_database(text)
     except NoDatabase as error:
-        raise _Refused(str(error) if asked.typed else f"{text.partition('?')[0]!r}: {error}") from None
+        raise _InputRefused(str(error) if asked.typed else f"{text.partition('?')[0]!r}: {error}") from None
     path = asked.place(url.path)
     if not path.is_file():
-        raise _Refused(f"no such database: {url.path!r}")
+        raise _InputRefused(f"no such database: {url.path!r}")
     return replace(asked.spec(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
 
@@ -248,10 +331,10 @@ def _patterns(texts: Sequence[str], asked: _Asked) -> tuple[Path, tuple[str, ...
     for text in texts:
         try:
             found.append(_pattern(text, asked))
-        except _Refused as error:
+        except _InputRefused as error:
             refused.append(str(error))
     if refused:
-        raise _Refused("; ".join(refused))
+        raise _InputRefused("; ".join(refused))
     root = asked.project.root
     if not all(lies_in(path, root) for path in found):
         root = Path(os.path.commonpath([fixed_part(path.as_posix()) for path in found]))
@@ -261,14 +344,14 @@ def _patterns(texts: Sequence[str], asked: _Asked) -> tuple[Path, tuple[str, ...
 def _pattern(text: str, asked: _Asked) -> Path:
     """A path or a pattern, absolute."""
     if text == PIPED or "://" in text:
-        raise _Refused(f"{text!r} cannot stand in a list; a list names files")
+        raise _InputRefused(f"{text!r} cannot stand in a list; a list names files")
     path = asked.place(text)
     if path.is_file():
         return path if asked.typed else asked.project.root / PurePosixPath(text)
     if not is_pattern(text):
-        raise _Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
+        raise _InputRefused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
     if ".." in PurePosixPath(text).parts and not asked.typed:
-        raise _Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
+        raise _InputRefused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
     fixed = fixed_part(text)
     return asked.place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
 
@@ -293,9 +376,9 @@ def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
             return list(islice(matching(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
         hidden = next(matching(spec.path, spec.patterns), None) is not None
     except Unmatchable as error:
-        raise _Refused(str(error)) from None
+        raise _InputRefused(str(error)) from None
     where = "what it matches are results or agac's own files" if hidden else _near(spec, empty[0])
-    raise _Refused(f"{', '.join(map(repr, empty))} matches no file; {where}")
+    raise _InputRefused(f"{', '.join(map(repr, empty))} matches no file; {where}")
 
 
 def _near(spec: InputSpec, text: str) -> str:
@@ -308,9 +391,9 @@ def _common_format(names: Sequence[str], asked: _Asked) -> InputFormat:
     for name in names:
         found = asked.format_of(name)
         if found is None:
-            raise _Refused(f"cannot tell the format of {name!r}; name files of one format, or say it with format")
+            raise _InputRefused(f"cannot tell the format of {name!r}; name files of one format, or say it with format")
         formats.setdefault(found, name)
     if len(formats) > 1:
         (first, name), (second, other) = list(formats.items())[:2]
-        raise _Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
+        raise _InputRefused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
     return next(iter(formats))

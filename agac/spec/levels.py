@@ -87,7 +87,7 @@ class Levels(Generic[S]):
 
 
 @dataclass(frozen=True)
-class Apart:
+class UnrelatedNeeds:
     """A stage cannot meet its needs in one row: `one` and `other` are needs of it on different lines of descent."""
 
     stage: str
@@ -112,7 +112,7 @@ def beside_dedupe(stages: Sequence[StageNode]) -> list[tuple[str, str]]:
     return _Places(stages).beside_dedupe()
 
 
-def apart(stages: Sequence[StageNode]) -> list[Apart]:
+def apart(stages: Sequence[StageNode]) -> list[UnrelatedNeeds]:
     """The stages whose needs lie on different lines of descent."""
     return _Places(stages).apart
 
@@ -138,7 +138,7 @@ class _Places:
     """
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
-        self.apart: list[Apart] = []
+        self.apart: list[UnrelatedNeeds] = []
         self.home: dict[str, str | None] = {}
         self._base: dict[str, str | None] = {}
         self._after: dict[str, str | None] = {}
@@ -197,6 +197,6 @@ class _Places:
         line = self._lines[self._after[deepest]]
         for need in stage.needs:
             if self._after[need] not in line:
-                self.apart.append(Apart(stage.name, need, deepest))
+                self.apart.append(UnrelatedNeeds(stage.name, need, deepest))
                 break
         return self._after[deepest]

@@ -1,7 +1,7 @@
-"""The keys of workflow files, and of what agac.yml says for all of them. `projectmodels` has agac.yml's other keys and
-`cardmodels` those of AgentCards: they are the only description; docs and the JSON Schemas for editors are made of it.
+"""Every mapping of every file as one frozen model: workflow files, agac.yml and AgentCards.
 
-What needs more than one key, another file or the project around it is checked where the file is loaded.
+They are the only description of the keys: docs and the JSON Schemas for editors are made of them. Checks that need more
+than one key, another file or the project are made by the loader.
 """
 
 from __future__ import annotations
@@ -10,19 +10,185 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from agac.spec import modelchecks as check
-from agac.spec.batchmodels import BatchFile
-from agac.spec.filemodel import Duration, FileModel, NonEmpty
-from agac.spec.grouping import Incomplete
-from agac.spec.inoutmodels import InputFile, OutputFile
-from agac.spec.workflow import OnEmpty, ReusePolicy, RunMode
+from agac.spec import value_checks as check
+from agac.spec.value_checks import CAMEL_CASE
+from agac.spec.workflow import (
+    AtDeadline,
+    BatchRetry,
+    Incomplete,
+    InputFormat,
+    Merge,
+    OnDuplicateId,
+    OnEmpty,
+    OutputFormat,
+    ReusePolicy,
+    RunMode,
+)
+
+# What all models of files are: mappings in which nothing is unknown, and nothing is guessed.
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
+Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
+
+
+class FileModel(BaseModel):
+    """A mapping in a file: no unknown keys, no conversions, nothing changes after reading."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_value(cls, value: Any) -> Any:
+        if value is None:
+            raise PydanticCustomError("no_value", "has no value; give one or remove the key")
+        return value
+
+
+# The keys of `batch:`, which stands among the defaults of both files and in stages: see `models`.
+
+SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
+Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
+Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})]
+
+
+class BatchFile(FileModel):
+    """How batches are cut, waited for and ended. Each key that is given takes the place of the same key of the defaults
+    above it; what is left out stays as they say."""
+
+    max_requests: int | None = Field(
+        default=None, ge=1, description="The most requests in a batch; as many as the provider takes when left out."
+    )
+    max_bytes: Size | None = Field(
+        default=None,
+        ge=1,
+        description="The most bytes of a batch's input: a number, or a text as `500kB`, `100MB`; as many as the "
+        "provider takes when left out.",
+        examples=["100MB"],
+    )
+    completion_window: NonEmpty | None = Field(
+        default=None,
+        description="The time that the provider is given, in its own words (`24h`); its own choice when left out.",
+    )
+    poll_interval: Duration | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="How often a waiting command asks the provider: seconds, or a text as `30s`. When left out, after "
+        "15 s at first, and up to 5 min while nothing moves.",
+    )
+    grace: Duration | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        description="How long a batch whose creation was cut off is looked for at the provider before it is created "
+        "again; as the provider's list needs when left out.",
+    )
+    retry: BatchRetry | None = Field(
+        default=None,
+        description="Where a request is asked again that a batch left without a good answer: in the next `batch` (when "
+        "left out), at once by a call (`sync`), or nowhere (`fail`).",
+    )
+    max_rounds: int | None = Field(
+        default=None, ge=1, le=100, description="In how many batches one request may be; 3 when left out."
+    )
+    deadline: Deadline | None = Field(
+        default=None,
+        description="When a batch that is not finished is cancelled: a time from its submission as `8h`, or a time of "
+        "day as `07:30`, the next one after it; what was finished is kept.",
+        examples=["8h", "07:30"],
+    )
+    on_deadline: AtDeadline | None = Field(
+        default=None,
+        description="What becomes of the requests that the deadline left over: calls at full price (`sync`, when left "
+        "out), or none: it only is said, and the batch goes on (`wait`).",
+    )
+    stuck_after: Duration | None = Field(
+        default=None,
+        gt=0,
+        description="How long a batch may stand still until it is said to be stuck: seconds, or a text; 6h when left "
+        "out.",
+    )
+
+
+# The keys of `input` and `output` of a workflow.
+
+Paths = Annotated[
+    list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
+]
+
+
+class InputFile(FileModel):
+    """Where rows come from."""
+
+    path: Paths | None = Field(
+        default=None,
+        description="File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
+        "`sqlite://data.db?query=SELECT …`, or `-` for standard input.",
+    )
+    format: InputFormat | None = Field(
+        default=None,
+        description="Format of the input; by its suffix when left out. `files`: each file is a row "
+        "`{path, name, content}`.",
+    )
+    id_field: NonEmpty | None = Field(
+        default=None, description="Field that holds each row's id; else rows are numbered."
+    )
+    on_duplicate_id: OnDuplicateId = Field(
+        default="error", description="What to do with the later of two rows with one id."
+    )
+
+
+class OutputFile(FileModel):
+    """Where results go."""
+
+    dir: NonEmpty | None = Field(default=None, description="Folder for the results, relative to the project.")
+    include_input: bool = Field(default=False, description="Put the row's fields beside its result.")
+    format: Annotated[
+        list[OutputFormat],
+        BeforeValidator(check.output_formats, json_schema_input_type=OutputFormat | list[OutputFormat]),
+    ] = Field(default=[], description="Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.")
+    to: NonEmpty | None = Field(
+        default=None, description="Table to write rows into, by id: `sqlite://data/out.db?table=results`."
+    )
+    merge: Merge | None = Field(
+        default=None,
+        description="What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), "
+        "`update` (the same, the result's win), `append` (the row with the result under the stage's name).",
+    )
+    stages: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
+        Field(
+            default=None,
+            min_length=1,
+            description="The stages whose results are written: one alone, of several an object by their names; those "
+            "that no other stage needs when left out.",
+        )
+    )
+    csv_safe: bool = Field(
+        default=False, description="Keep spreadsheets from running cells of csv and tsv files as formulas."
+    )
+
+    @model_validator(mode="after")
+    def _safe_cells_somewhere(self) -> OutputFile:
+        if self.csv_safe and not {"csv", "tsv"} & set(self.format):
+            raise PydanticCustomError("not_used", "csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
+        return self
+
+
+# The keys of workflow files, and of what agac.yml says for all of them. `projectmodels` has agac.yml's other keys and
+# `cardmodels` those of AgentCards: they are the only description; docs and the JSON Schemas for editors are made of it.
+#
+# What needs more than one key, another file or the project around it is checked where the file is loaded.
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
@@ -355,3 +521,182 @@ class WorkflowFile(RunRulesFile):
     )
     stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
     output: OutputFile = Field(default=OutputFile(), description="Where results go.")
+
+
+# The keys of AgentCards: see `models`.
+
+
+def _camel(value: Any) -> Any:
+    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
+    if not isinstance(value, dict):
+        return value
+    return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
+
+
+class RequestParamsFile(FileModel):
+    """Sampling and service parameters of a card."""
+
+    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
+    top_p: float | None = Field(default=None, ge=0, le=1, description="Nucleus sampling; also written topP.")
+    top_k: int | None = Field(default=None, ge=1, description="Of how many tokens one is chosen; also written topK.")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="How likely a token must be beside the likeliest; also written minP."
+    )
+    repetition_penalty: float | None = Field(default=None, gt=0, description="Also written repetitionPenalty.")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written presencePenalty.")
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Also written frequencyPenalty.")
+    stop_sequences: list[NonEmpty] | None = Field(default=None, min_length=1, description="Texts that end a reply.")
+    service_tier: Literal["auto", "default", "flex", "priority", "standard_only", "fast"] | None = Field(
+        default=None, description="Service tier; `fast` means priority."
+    )
+
+
+_AnyCase = Literal["agent"] | Annotated[str, Field(pattern="^[Aa][Gg][Ee][Nn][Tt]$")]
+
+
+class CardFile(FileModel):
+    """The front matter of an AgentCard of type agent."""
+
+    type: Annotated[Literal["agent"], BeforeValidator(check.in_small_letters, json_schema_input_type=_AnyCase)] = Field(
+        default="agent", description="Kind of the card."
+    )
+    name: NonEmpty | None = Field(default=None, description="Name; the file's name when left out.")
+    description: NonEmpty | None = Field(default=None, description="What the agent is for.")
+    instruction: NonEmpty | None = Field(default=None, description="System message; instead of the text below.")
+    model: NonEmpty | None = Field(default=None, description="Model as `provider/model?key=value`.")
+    request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
+        default=RequestParamsFile(), description="Sampling and service parameters."
+    )
+    messages: Annotated[list[NonEmpty], BeforeValidator(check.paths, json_schema_input_type=str | list[str])] | None = (
+        Field(default=None, min_length=1, description="Files of messages that stand before the prompt.")
+    )
+    schema_version: int = Field(default=1, ge=1, le=1, description="Version of the card format.")
+    default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")
+    tool_only: Annotated[bool, AfterValidator(check.not_tool_only)] = Field(default=False, description="Must be false.")
+    use_history: bool = Field(default=False, description="Rows share no history; true only warns.")
+    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = Field(
+        default=False, description="Must be false."
+    )
+
+
+# The keys of `agac.yml` that workflow files do not have too: see `models`.
+
+ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
+HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
+
+
+class LimitsFile(FileModel):
+    """What a provider lets an account do."""
+
+    concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
+    rpm: int | None = Field(default=None, ge=1, description="Requests a minute.")
+    tpm: int | None = Field(default=None, ge=1, description="Tokens a minute.")
+    enqueued_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt tokens that may wait in batches of one model at once; learned from refusals when left out.",
+    )
+
+
+class PriceFile(FileModel):
+    """US dollars for a million tokens."""
+
+    input: float = Field(ge=0, description="$ per million input tokens.")
+    cached_input: float | None = Field(default=None, ge=0, description="$ per million input tokens that were cached.")
+    output: float = Field(ge=0, description="$ per million output tokens.")
+    batch: float | None = Field(
+        default=None, gt=0, le=1, description="Factor on all prices in batches; the provider's when left out."
+    )
+    flex: float | None = Field(default=None, gt=0, description="Factor on all prices of the service tier flex.")
+    priority: float | None = Field(default=None, gt=0, description="Factor on all prices of the tier priority.")
+
+
+BatchApiName = Literal["openai", "anthropic", "none"]
+
+
+class BatchApiFile(FileModel):
+    """The batch API that a provider offers, and where it differs from the one that it is like."""
+
+    api: BatchApiName = Field(description="Whose batch API it speaks; `none`: it has no batches.")
+    max_requests: int | None = Field(default=None, ge=1, description="The most requests in a batch.")
+    max_bytes: Size | None = Field(
+        default=None, ge=1, description="The most bytes of a batch's input: a number, or a text as `100MB`."
+    )
+    windows: Annotated[list[NonEmpty], Field(min_length=1)] | None = Field(
+        default=None,
+        description="The completion windows that may be asked for, the usual one first.",
+        examples=[["24h"]],
+    )
+    endpoint_prefix: Annotated[str, AfterValidator(check.endpoint_prefix)] | None = Field(
+        default=None, description="What stands before the dialect's path in a request's `url`; `/v1` when left out."
+    )
+    finds_by: Literal["key", "file", "count"] | None = Field(
+        default=None,
+        description="How a batch is found whose creation was cut off: by our `key`, which the list echoes as "
+        "`metadata.agac_intent`, by its input `file`, or by the `count` of its requests.",
+    )
+    filters: NonEmpty | None = Field(
+        default=None,
+        description="The parameter by which the list is asked for our key alone, as `metadata[agac_intent]`.",
+    )
+    pages: bool | None = Field(default=None, description="Whether its lists have pages; true when left out.")
+    grace: Duration | None = Field(
+        default=None, ge=0, le=86_400, description="How long a new batch may take to show up in the list: `20s`, `10m`."
+    )
+    results_kept: Duration | None = Field(
+        default=None, gt=0, description="How long results can be fetched from the creation of a batch: `30d`."
+    )
+
+
+class ProviderSpec(FileModel):
+    """A provider as agac.yml tells it. `${VAR}` in texts is looked up in the environment by whoever uses them."""
+
+    dialect: (
+        Annotated[Literal["openai-chat", "openai-responses", "anthropic"], BeforeValidator(check.dialect)] | None
+    ) = Field(default=None, description="The API that it speaks.")
+    base_url: Annotated[str, AfterValidator(check.base_url)] | None = Field(
+        default=None, description="Address up to and with the version, as `http://127.0.0.1:8000/v1`."
+    )
+    api_key: ApiKey | None = Field(default=None, description="The key as `${VARIABLE}` of the environment or .env.")
+    batch: (
+        Annotated[BatchApiFile, BeforeValidator(check.batch_api, json_schema_input_type=BatchApiName | BatchApiFile)]
+        | None
+    ) = Field(
+        default=None,
+        description="Batch API that it offers: `openai`, `anthropic`, `none`, or a mapping that says where it differs; "
+        "when left out what agac knows of it, else sync only.",
+    )
+    structured: Literal["json_schema", "json_object", "none"] | None = Field(
+        default=None, description="What it can be told about the form of an answer."
+    )
+    seeds: bool | None = Field(
+        default=None, description="Whether it can be told a seed, as `replicas` does; true when left out."
+    )
+    limits: LimitsFile = Field(default=LimitsFile(), description="What the account may do.")
+    prices: dict[NonEmpty, PriceFile] = Field(default={}, description="Prices by model.")
+    headers: dict[Annotated[str, AfterValidator(check.header_name)], HeaderValue] = Field(
+        default={}, description="Headers to send with every request."
+    )
+
+
+class PathsFile(FileModel):
+    """The project's folders, relative to its root."""
+
+    workflows: NonEmpty = Field(default="workflows", description="Workflow files.")
+    agentcards: NonEmpty = Field(default="agentcards", description="AgentCards.")
+    schemas: NonEmpty = Field(default="schemas", description="JSON Schemas.")
+    output: NonEmpty = Field(default="output", description="Results of workflows that name no folder.")
+
+
+class ProjectFile(RunRulesFile):
+    """agac.yml; nothing in it is required."""
+
+    providers: dict[Annotated[str, AfterValidator(check.provider_name)], ProviderSpec] = Field(
+        default={}, description="Providers on top of the ones that agac knows."
+    )
+    aliases: dict[NonEmpty, NonEmpty] = Field(
+        default={}, description="Short names of models, as `fast: openai/gpt-5.4-mini?reasoning=low`."
+    )
+    defaults: DefaultsFile = Field(default=DefaultsFile(), description="What holds for all workflows.")
+    paths: PathsFile = Field(default=PathsFile(), description="The project's folders.")

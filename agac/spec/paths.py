@@ -1,8 +1,43 @@
-"""Paths that files of a project name: always inside the project, whatever links and dots they go through."""
+"""Paths and text files: the project's root, paths inside it, files that patterns match, and reading text."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from agac.core.errors import Problem, UsageError, Where
+
+# Finding the project: light enough for commands that only read the store.
+
+PROJECT_FILE = "agac.yml"
+
+
+def find_project(start: Path, explicit: Path | None = None) -> Path:
+    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward.
+
+    Raises `UsageError` when there is none.
+    """
+    if explicit is not None:
+        if (explicit / PROJECT_FILE).is_file():
+            return explicit.resolve()
+        raise UsageError(f"{explicit} has no {PROJECT_FILE}", remedy=f"Run `agac init {explicit}` to make a project.")
+    here = start.resolve()
+    for folder in (here, *here.parents):
+        if (folder / PROJECT_FILE).is_file():
+            return folder
+    raise UsageError(
+        f"no {PROJECT_FILE} in {here} or any folder above it",
+        remedy="Run `agac init` to make a project here, or name one with --project-dir.",
+    )
+
+
+# Paths that files of a project name: always inside the project, whatever links and dots they go through.
 
 MAX_LENGTH = 1_000
 
@@ -36,3 +71,191 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
 def lies_in(path: Path, folder: Path) -> bool:
     """Whether `path` is `folder` or below it."""
     return path == folder or path.is_relative_to(folder)
+
+
+# Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
+
+MAX_BYTES = 5_000_000
+"""A larger file is data that stands in the wrong place."""
+
+_BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_text(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> tuple[str, Problem | None]:
+    """The text with `\\n` line ends and without a byte order mark, or `""` and the Problem."""
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return "", Problem(Where(shown), "not a regular file")
+        if info.st_size > max_bytes:
+            message = (
+                f"{info.st_size:,} bytes are more than the {max_bytes:,} that are read; put data into an input file"
+            )
+            return "", Problem(Where(shown), message)
+        raw = path.read_bytes()
+    except OSError as error:
+        return "", Problem(Where(shown), f"cannot be read: {error.strerror or error}")
+    return _decode(raw, shown)
+
+
+def _decode(raw: bytes, shown: str) -> tuple[str, Problem | None]:
+    if raw.startswith(_UTF16):
+        return "", Problem(Where(shown, 1, 1), "this is UTF-16; save the file as UTF-8")
+    body = raw.removeprefix(_BOM)
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = body[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        line = before.count(b"\n") + 1
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        message = f"byte 0x{body[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
+        return "", Problem(Where(shown, line, column), message)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), None
+
+
+# The files that paths and patterns name below a folder: found as they are asked for, always in the same order.
+#
+# `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
+# named with its dot. `**` goes through no links; a link that leads out of the folder is refused, not followed. Memory
+# is that of the largest single folder.
+
+_SIGNS = re.compile(r"[*?\[]")
+ANY_FOLDERS = "**"
+
+Steps = frozenset[int]
+"""Which parts of a pattern may come next."""
+
+
+class Unmatchable(ValueError):
+    """A folder that cannot be searched, or a link that leads out; the message says which."""
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a path means all files of a kind."""
+    return _SIGNS.search(text) is not None
+
+
+def fixed_part(pattern: str) -> PurePosixPath:
+    """The folder in which a pattern begins to vary; of a path without signs its folder."""
+    parts = PurePosixPath(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if is_pattern(part)), len(parts))
+    return PurePosixPath(*parts[: min(fixed, len(parts) - 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A pattern, part by part. Parts that match nothing but themselves are matched like all others."""
+
+    parts: tuple[str, ...]
+
+    @staticmethod
+    def of(text: str) -> Pattern:
+        """The pattern that `text` is; `**` at its end means all files below."""
+        parts = PurePosixPath(text).parts
+        return Pattern((*parts, "*") if parts and parts[-1] == ANY_FOLDERS else parts)
+
+    def start(self) -> Steps:
+        """The steps with which a search begins."""
+        return self._reachable({0})
+
+    def into(self, steps: Steps, name: str, *, link: bool) -> Steps:
+        """The steps inside the folder `name`; empty when nothing in it can match."""
+        found = {i for i in steps if self.parts[i] == ANY_FOLDERS and not link and not name.startswith(".")}
+        found |= {i + 1 for i in steps if i + 1 < len(self.parts) and _fits(self.parts[i], name)}
+        return self._reachable(found)
+
+    def takes(self, steps: Steps, name: str) -> bool:
+        """Whether the file `name` matches."""
+        last = len(self.parts) - 1
+        return last in steps and _fits(self.parts[last], name)
+
+    def matches(self, relative: str) -> bool:
+        """Whether a whole path, relative to where the pattern begins, matches."""
+        *folders, name = PurePosixPath(relative).parts
+        steps = self.start()
+        for folder in folders:
+            steps = self.into(steps, folder, link=False)
+        return self.takes(steps, name)
+
+    def _reachable(self, steps: set[int]) -> Steps:
+        reached = set(steps)
+        for i in sorted(steps):
+            while i + 1 < len(self.parts) and self.parts[i] == ANY_FOLDERS:  # which also stands for no folder
+                i += 1
+                reached.add(i)
+        return frozenset(reached)
+
+
+def _fits(part: str, name: str) -> bool:
+    if part == ANY_FOLDERS or (name.startswith(".") and not part.startswith(".")):
+        return False
+    return part == name or _regex(part)(name) is not None
+
+
+@cache
+def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(translate(part)).match
+
+
+def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:
+    """The files below `root` that `patterns` name, relative to it with `/`: the patterns in their order, each one's
+    files by name, a file that several match once. A pattern that is the path of a file names that file.
+
+    `skipped` are folders of which nothing is taken. Raises Unmatchable.
+    """
+    real = root.resolve()
+    earlier: list[Pattern] = []
+    for text in patterns:
+        if (real / text).is_file():
+            if not (real / text).resolve().is_relative_to(real):
+                raise Unmatchable(f"{text!r} leads out of {real}")
+            found: Iterator[str] = iter((PurePosixPath(text).as_posix(),))
+            pattern = Pattern(PurePosixPath(text).parts)
+        else:
+            pattern = Pattern.of(text)
+            found = _Search(real, pattern, skipped).below(real, "", pattern.start())
+        yield from (path for path in found if not any(before.matches(path) for before in earlier))
+        earlier.append(pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    root: Path
+    pattern: Pattern
+    skipped: Sequence[Path]
+
+    def below(self, folder: Path, relative: str, steps: Steps) -> Iterator[str]:
+        for name, is_link in _entries(folder, relative):
+            path, inner = folder / name, f"{relative}{name}"
+            below = self.pattern.into(steps, name, link=is_link)
+            taken = self.pattern.takes(steps, name)
+            if not (below or taken) or (is_link and not self._stays(path, inner)):
+                continue
+            if path.is_dir():
+                if below and not self._is_skipped(path):
+                    yield from self.below(path, f"{inner}/", below)
+            elif taken and (path.is_file() or is_link):
+                yield inner
+
+    def _stays(self, path: Path, relative: str) -> bool:
+        """Whether what a link leads to is to be looked at. Raises Unmatchable when it lies outside."""
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError):
+            raise Unmatchable(f"{relative!r} cannot be followed: its links lead in a circle") from None
+        if not target.is_relative_to(self.root):
+            raise Unmatchable(f"{relative!r} is a link that leads out of {self.root}; remove it or name fewer files")
+        return not self._is_skipped(target)
+
+    def _is_skipped(self, path: Path) -> bool:
+        return any(lies_in(path, folder) for folder in self.skipped)
+
+
+def _entries(folder: Path, relative: str) -> list[tuple[str, bool]]:
+    """Names and whether each is a link, sorted."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry.name, entry.is_symlink()) for entry in found)
+    except OSError as error:
+        raise Unmatchable(f"the folder {relative or '.'!r} cannot be read: {error.strerror}") from error

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from agac.core.types import RowId
 from agac.store.db import Database, select, select_one
 from agac.store.rows import EXPORT_RANGE, made_counts
-from agac.store.runs import Invocation
+from agac.store.runs import InvocationRecord
 
 
 class RunLine(NamedTuple):
@@ -153,9 +153,9 @@ async def definitions(database: Database, hashes: Sequence[bytes]) -> dict[bytes
     return dict(await select(database, "definitions_read", tuple[bytes, dict[str, Any]], list(hashes)))
 
 
-async def invocations(database: Database, run: int, most: int) -> list[Invocation]:
+async def invocations(database: Database, run: int, most: int) -> list[InvocationRecord]:
     """The last invocations of a run, the newest first."""
-    return await select(database, "invocations_read", Invocation, run, most)
+    return await select(database, "invocations_read", InvocationRecord, run, most)
 
 
 async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:

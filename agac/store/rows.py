@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, select, select_one, translated
-from agac.store.sql import sql
+from agac.store.db import Database, select, select_one, sql, translated
 
 T = TypeVar("T")
 
@@ -221,7 +220,7 @@ class SeenIds:
 # Rows that a retry chooses.
 
 
-class Choice(Protocol):
+class RowChoice(Protocol):
     """What is chosen: ids (none: all), the stage and the kind of error of failed rows; `from_stage`: done rows too.
 
     Rows that invocations from `since` on left open are chosen as well: the same retry had opened them.
@@ -267,7 +266,7 @@ async def first_event_since(database: Database, run: int, since: float) -> int:
     return await select_one(database, "first_event_since", int, run, since) or 0
 
 
-async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
+async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
     """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
 
     async def read(after: int) -> list[ChosenRow]:
@@ -279,7 +278,7 @@ async def chosen_rows(database: Database, run: int, choice: Choice) -> AsyncIter
             yield chosen
 
 
-async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIterator[list[ChosenRow]]:
+async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
     """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
 
     async def read(after: int) -> list[ChosenRow]:
@@ -290,7 +289,7 @@ async def rows_of_retry(database: Database, run: int, choice: Choice) -> AsyncIt
         yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
 
 
-async def chosen_counts(database: Database, run: int, choice: Choice) -> list[tuple[str | None, str | None, int]]:
+async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:
     """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones,
     ("", None, n) open ones."""
     values = _chosen(run, choice)
@@ -304,7 +303,7 @@ async def chosen_counts(database: Database, run: int, choice: Choice) -> list[tu
     return [(stage, error, count) for (stage, error), count in found.items()]
 
 
-def _chosen(run: int, choice: Choice) -> dict[str, Any]:
+def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
     done_too = choice.from_stage is not None and choice.stage is None and choice.error is None
     return {"run": run, "done_too": done_too, "stage": choice.stage, "error": choice.error, "since": choice.since}
 
@@ -361,7 +360,7 @@ class GroupSize(NamedTuple):
     failed: int
 
 
-class Member(NamedTuple):
+class MemberRow(NamedTuple):
     """A member of a group; `sort` is 64 bits, signed."""
 
     sort: int
@@ -444,9 +443,9 @@ LAST = (1 << 63) - 1
 
 async def members(
     database: Database, group: int, limit: int, *, after: tuple[int, int] = (FIRST, 0), upto: int = LAST
-) -> list[Member]:
+) -> list[MemberRow]:
     """Some members of a group that did not fail, by their hashes: those after a (hash, key), up to a hash."""
-    return await select(database, "members_page", Member, group, *after, upto, limit)
+    return await select(database, "members_page", MemberRow, group, *after, upto, limit)
 
 
 async def open_parts(database: Database, run: int, origin: int, height: int, after: int, limit: int) -> list[OpenPart]:

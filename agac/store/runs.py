@@ -16,7 +16,7 @@ UNWRITTEN = [-1, -1]
 """In `exported_files` a table that could not be written: no file ever is so, so that the next run tries again."""
 
 
-class Invocation(NamedTuple):
+class InvocationRecord(NamedTuple):
     """One call of `agac run`. `ended_at` is None while it runs, and for ever when it was killed."""
 
     id: int
@@ -30,7 +30,7 @@ class LastInvocation(NamedTuple):
     """An invocation with the run that it was about."""
 
     run: int
-    invocation: Invocation
+    invocation: InvocationRecord
 
 
 class RunRecord(NamedTuple):
@@ -52,7 +52,7 @@ class RunRecord(NamedTuple):
     revision: int
     exported_revision: int | None
     exported_files: dict[str, list[int]]
-    invocation: Invocation | None
+    invocation: InvocationRecord | None
 
 
 class Count(NamedTuple):
@@ -111,7 +111,7 @@ async def retarget_run(database: Database, run: int, where: OutputPlace) -> None
     await write(database, "run_retarget", **values)
 
 
-class Written(NamedTuple):
+class WrittenFiles(NamedTuple):
     """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
 
     run: int
@@ -119,9 +119,9 @@ class Written(NamedTuple):
     files: dict[str, list[int]]
 
 
-async def files_written(database: Database, output_dir: str) -> list[Written]:
+async def files_written(database: Database, output_dir: str) -> list[WrittenFiles]:
     """What the runs that write into a folder left there."""
-    return await select(database, "run_files", Written, output_dir)
+    return await select(database, "run_files", WrittenFiles, output_dir)
 
 
 async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
@@ -134,7 +134,7 @@ async def end_invocation(database: Database, event: int, exit_code: int, body: d
     await write(database, "event_end", now, exit_code, canonical(body), event)
 
 
-async def last_invocation(database: Database, workflow: str) -> tuple[int, Invocation] | None:
+async def last_invocation(database: Database, workflow: str) -> tuple[int, InvocationRecord] | None:
     """The newest invocation of a workflow, whichever of its runs it was about, and the number of that run."""
     found = await select_one(database, "invocation_last", LastInvocation, workflow)
     return (found.run, found.invocation) if found else None
@@ -184,12 +184,12 @@ async def definition_of(database: Database, run: int) -> dict[str, Any]:
     return found
 
 
-async def keep_manner(database: Database, run: int, manner: dict[str, Any]) -> None:
+async def store_run_settings(database: Database, run: int, manner: dict[str, Any]) -> None:
     """Notes how a run goes about its definition (`plan.run_settings.run_settings`)."""
     await write(database, "run_manner", snapshot(manner), run)
 
 
-async def manner_of(database: Database, run: int) -> dict[str, Any] | None:
+async def run_settings_of(database: Database, run: int) -> dict[str, Any] | None:
     """How a run goes about its definition; None: it was made before that was kept."""
     return await select_one(database, "run_manner_read", dict[str, Any], run)
 

@@ -70,7 +70,7 @@ class ForecastMember(NamedTuple):
     text: str | None
 
 
-class Part(NamedTuple):
+class ScratchPart(NamedTuple):
     """A part of the large group number `group`: `plan.tree.NodeId`, and what the node holds."""
 
     group: int
@@ -139,13 +139,13 @@ class Scratch:
         for row in self._db.execute(statement, (maker, group, low - _SIGNED, high - _SIGNED)):
             yield ForecastMember(row[0] + _SIGNED, *row[1:])
 
-    def put_part(self, part: Part) -> None:
+    def put_part(self, part: ScratchPart) -> None:
         """Remembers a part of a large group."""
         low, high = part.low - _SIGNED, part.high - _SIGNED
         values = (part.group, part.height, low, high, part.after, part.rows, json.dumps(part.children), None)
         self._db.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
-    def parts(self, height: int, some: int) -> Iterator[list[Part]]:
+    def parts(self, height: int, some: int) -> Iterator[list[ScratchPart]]:
         """The parts of all groups at hand of one height, some at a time."""
         after = 0
         statement = (
@@ -155,11 +155,13 @@ class Scratch:
         while found := self._db.execute(statement, (height, after, some)).fetchall():
             after = found[-1][0]
             yield [
-                Part(group, height, low + _SIGNED, high + _SIGNED, tie, rows, tuple(map(tuple, json.loads(children))))
+                ScratchPart(
+                    group, height, low + _SIGNED, high + _SIGNED, tie, rows, tuple(map(tuple, json.loads(children)))
+                )
                 for _, group, _, low, high, tie, rows, children in found
             ]
 
-    def part_came_to(self, part: Part, value: str) -> None:
+    def part_came_to(self, part: ScratchPart, value: str) -> None:
         """A part has a result, JSON."""
         key = (value, part.group, part.height, part.low - _SIGNED, part.after)
         self._db.execute(

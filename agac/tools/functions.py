@@ -1,94 +1,272 @@
-"""`python:` stages at work: one function of the project, called for one row after the other."""
+"""Functions of the project: imported, called in threads beside the event loop; their prints go to standard error."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, Generic, TextIO, TypeVar, cast
+from weakref import WeakSet
 
-from agac.spec.functions import FunctionRef
-from agac.tools.loading import SPARE_DEPTH, Function, is_awaited, load_function, outcome_of
-from agac.tools.outcome import FunctionFailed, Record, Returned, failure, returned
-from agac.tools.plain import plain
-from agac.tools.processes import Processes
-from agac.tools.stdout import exchanged, user_code
-from agac.tools.threads import Threads
+from agac.core.errors import UsageError
+from agac.spec.python_code import FunctionRef, as_written, import_file, source_hash
+from agac.tools.values import FunctionFailed, Record, Returned, failure, plain, returned
 
-__all__ = ["FunctionFailed", "Returned", "Runner", "load_function"]
+# A function of the project: imported, looked at, and called once.
 
-THREADS = 32
-"""Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
+Function = Callable[[Record], Any]
+
+SPARE_DEPTH = -20
+"""A row holds results by stage, and so may be a little deeper than what a function may give."""
 
 
-class Runner:
-    """Calls one function for many rows: `async with Runner(ref, root) as runner: await runner.call(row)`.
+def load_function(ref: FunctionRef, root: Path) -> Function:
+    """Imports the file and gives the function. What it prints meanwhile goes to standard error.
 
-    A function written with `async def` is awaited in the event loop. Any other runs in threads, at most `THREADS` calls
-    at once. With `processes`, calls run in that many processes, each with its own copy of the module; a process that
-    dies fails the row that it had, and a new one takes its place. Entering raises UsageError (see `load_function`).
+    Raises UsageError, with the user's exception as its cause and its traceback as a note: it cannot be imported, is no
+    function of one row, or its text is not the one that `ref` was made of.
     """
+    with redirect_stdout(sys.stderr):
+        module = _imported(ref, root)
+    if source_hash(ref.file, root)[0] != ref.source_hash:
+        raise UsageError(
+            f"{ref.shown}, or a file that it imports, was changed meanwhile", remedy="Run the command again."
+        )
+    function: Function | None = getattr(module, ref.name, None)
+    if not callable(function):
+        raise UsageError(f"{ref} is no function once the file is imported", remedy=f"Write def {ref.name}(row).")
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise UsageError(
+            f"{ref} cannot be called with one row: {error}", remedy=f"Write def {ref.name}(row)."
+        ) from error
+    except ValueError:  # written in C, or by a decorator of an unusual kind: the call shows
+        pass
+    return function
 
-    def __init__(self, ref: FunctionRef, root: Path, processes: int | None = None) -> None:
-        self._ref, self._root, self._processes = ref, root, processes
-        self._stack = AsyncExitStack()
-        self._ask: Callable[[Record], Awaitable[Returned | FunctionFailed]]
-        self._function: Function
 
-    async def __aenter__(self) -> Runner:
-        async with AsyncExitStack() as stack:
-            if self._processes is not None:
-                processes = await stack.enter_async_context(Processes(self._ref, self._root, self._processes))
-                self._ask = processes.call
-            else:
-                stack.enter_context(exchanged())
-                self._function = load_function(self._ref, self._root)
-                self._ask = self._awaited if is_awaited(self._function, self._ref) else self._threads(stack).call
-            self._stack = stack.pop_all()
-        return self
+def _imported(ref: FunctionRef, root: Path) -> ModuleType:
+    try:
+        return import_file(ref.file, root)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
+        told = failure(error, root, ref.shown)
+        problem = UsageError(f"{ref} cannot be imported: {told.message}", remedy=_remedy(error, ref))
+        problem.add_note(told.traceback_text)
+        raise problem from error
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
 
-    async def call(self, row: Record) -> Returned:
-        """What the function gives for a copy of `row`. Raises FunctionFailed; UsageError when a further process finds
-        that the function's text was changed.
+def _remedy(error: BaseException, ref: FunctionRef) -> str:
+    name = as_written(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if name and (ref.file.parent / f"{name}.py").is_file():
+        return f"It stands beside {ref.shown}: write `from . import {name}`, or import it from the project's root."
+    if name:
+        return f"Install the package that has {name!r} where agac runs, or correct the import."
+    return (
+        f"Correct {ref.shown}, and try it: agac runs it with the project's root as the place that imports start from."
+    )
 
-        It may be cancelled. What a function does in a process ends then, as the process does; what it does in a thread
-        goes on, and its result is thrown away.
-        """
-        outcome = await self._ask(row)
-        if isinstance(outcome, FunctionFailed):
-            raise outcome
-        return outcome
 
-    def _threads(self, stack: AsyncExitStack) -> Threads[Record, Returned | FunctionFailed]:
-        threads = Threads(self._outcome, THREADS)
-        stack.callback(threads.close)
-        return threads
+def is_awaited(function: Function, ref: FunctionRef) -> bool:
+    """Whether calling it gives something to await, also behind a decorator."""
+    return ref.is_async or inspect.iscoroutinefunction(function)
 
-    def _outcome(self, row: Record) -> Returned | FunctionFailed:
-        """In a thread."""
-        with user_code():
-            return outcome_of(self._function, row, self._root, str(self._ref))
 
-    async def _awaited(self, row: Record) -> Returned | FunctionFailed:
+def outcome_of(function: Function, row: Record, root: Path, named: str) -> Returned | FunctionFailed:
+    """What a function makes of a copy of `row`, whatever it raises."""
+    try:
+        value = function(plain(row, SPARE_DEPTH))
+    except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row too)
+        return failure(error, root, named)
+    return returned(value, named)
+
+
+# Calls that may block, in threads beside the event loop.
+#
+# Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that ended meanwhile), and a
+# call that never returns would keep the whole process from ending. And Python runs one thread at a time: threads that
+# compute keep the event loop waiting, with 32 of them for a tenth of a second each time. So there are fewer of them as
+# soon as the loop is late for what they ended, and more again while it is not; threads that wait cost it nothing.
+
+_Given = TypeVar("_Given")
+_Got = TypeVar("_Got")
+
+MAX_LEFT = 100
+"""Threads that may be left alone with calls that nobody waits for any more; beyond, such calls keep their places."""
+
+MIN_THREADS = 2
+
+LATE, IN_TIME = 0.015, 0.004
+"""Seconds that the loop takes to hear of a call's end: above, there are too many threads; below, not."""
+
+
+class _Call(Generic[_Given]):
+    __slots__ = ("begun", "ended", "given", "left", "waiter")
+
+    def __init__(self, given: _Given, waiter: asyncio.Future[Any]) -> None:
+        self.given, self.waiter = given, waiter
+        self.begun = self.ended = False
+        self.left = False  # by whoever waited for it
+
+
+class Threads(Generic[_Given, _Got]):
+    """Calls `function`, at most `most` times at once. Lives in one event loop; `close` waits for nobody."""
+
+    def __init__(self, function: Callable[[_Given], _Got], most: int) -> None:
+        self._function, self._most = function, most
+        self._loop = asyncio.get_running_loop()
+        self._waiting: SimpleQueue[_Call[_Given] | None] = SimpleQueue()
+        self._ended: deque[tuple[_Call[_Given], _Got | None, BaseException | None]] = deque()
+        self._told = False
+        self._told_at = 0.0
+        self._late = 0.0  # seconds, smoothed
+        self._now_most = float(most)
+        self._lock = threading.Lock()  # for `_serving`, which threads change too
+        self._open = 0  # calls that somebody waits for
+        self._serving = 0  # threads that take calls
+        self._left = 0  # threads with a call that nobody waits for
+
+    async def call(self, given: _Given) -> _Got:
+        """What `function` gives; raises what it raises."""
+        call = _Call(given, self._loop.create_future())
+        self._open += 1
+        self._waiting.put(call)
+        self._serve()
         try:
-            with user_code():
-                value = self._function(plain(row, SPARE_DEPTH))
-                if inspect.isawaitable(value):
-                    value = await value
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return failure(error, self._root, str(self._ref))
-        except (KeyboardInterrupt, GeneratorExit):
+            result: _Got = await call.waiter
+            return result
+        except asyncio.CancelledError:
+            self._leave(call)
             raise
-        except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row)
-            return failure(error, self._root, str(self._ref))
-        return returned(value, str(self._ref))
+        finally:
+            self._open -= 1
+
+    def close(self) -> None:
+        """Threads end as soon as their calls do."""
+        self._waiting.put(None)
+
+    def _serve(self) -> None:
+        with self._lock:
+            if self._serving >= min(self._open, int(self._now_most)):
+                return
+            self._serving += 1
+        threading.Thread(target=self._work, name="agac python stage", daemon=True).start()
+
+    def _leave(self, call: _Call[_Given]) -> None:
+        """A call that was cancelled: its thread cannot be stopped, so another may take its place."""
+        if call.begun and not call.ended and self._left < MAX_LEFT:
+            call.left = True
+            self._left += 1
+            with self._lock:
+                self._serving -= 1
+            self._serve()
+
+    def _work(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            call.begun = True
+            result, error = None, None
+            if not call.waiter.cancelled():
+                try:
+                    result = self._function(call.given)
+                except BaseException as raised:  # noqa: BLE001  (it is raised where the call is awaited)
+                    error = raised
+            self._ended.append((call, result, error))
+            self._tell()
+            if call.left or self._is_one_too_many():
+                return
+        self._waiting.put(None)  # for the next thread
+
+    def _is_one_too_many(self) -> bool:
+        with self._lock:
+            if self._serving <= max(self._now_most, MIN_THREADS):
+                return False
+            self._serving -= 1
+            return True
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._told_at = self._loop.time()
+            with suppress(RuntimeError):  # the loop was closed: nobody waits
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._adapt(self._loop.time() - self._told_at)
+        self._told = False  # before the first is taken, so that none is left behind
+        while self._ended:
+            call, result, error = self._ended.popleft()
+            call.ended = True
+            self._left -= call.left
+            if call.waiter.done():
+                continue
+            if error is None:
+                call.waiter.set_result(result)
+            else:
+                call.waiter.set_exception(error)
+
+    def _adapt(self, late: float) -> None:
+        """How many threads there may be, after the loop was so many seconds late."""
+        self._late += (late - self._late) / 4
+        if self._late > LATE:
+            self._now_most = max(self._now_most * 0.7, MIN_THREADS)
+        elif self._late < IN_TIME:
+            self._now_most = min(self._now_most + 0.25, self._most)
+
+
+# Standard output is for results: what functions of the user's print goes to standard error.
+#
+# `sys.stdout` is exchanged while a Runner is open, and decides at each use: what runs in the context of a call, and
+# every thread that was started since, prints to standard error; all others print where they did.
+
+_in_call: ContextVar[bool] = ContextVar("_in_call", default=False)
+_open = 0
+_lock = threading.Lock()
+
+
+class _Switch:
+    """Stands for `sys.stdout`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._spared = WeakSet(threading.enumerate())  # not their idents, which the next thread gets again
+
+    def __getattr__(self, name: str) -> Any:
+        theirs = _in_call.get() or threading.current_thread() not in self._spared
+        return getattr(sys.stderr if theirs else self.stream, name)
+
+
+@contextmanager
+def exchanged() -> Iterator[None]:
+    """Within it `user_code` has an effect."""
+    global _open
+    with _lock:
+        _open += 1
+        if _open == 1 and sys.stdout is not None:
+            sys.stdout = cast("TextIO", _Switch(sys.stdout))
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if _open == 0 and isinstance(sys.stdout, _Switch):
+                sys.stdout = sys.stdout.stream
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Within it, in this task or thread, code of the user's runs."""
+    token = _in_call.set(True)
+    try:
+        yield
+    finally:
+        _in_call.reset(token)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agac.core.errors import UsageError
-from agac.spec.functions import FunctionRef
-from agac.tools.loading import Function, is_awaited, load_function, outcome_of
-from agac.tools.outcome import Record
+from agac.spec.python_code import FunctionRef
+from agac.tools.functions import Function, is_awaited, load_function, outcome_of
+from agac.tools.values import Record
 
 LENGTH = 8
 WATCH = 1.0

@@ -17,7 +17,7 @@ from support.project import ProjectFolder, clean_environment
 from support.server import Server
 
 import agac
-from agac.store import backup as copying
+from agac.store import gc as copying
 
 Faulty = Callable[..., Server]
 

@@ -151,7 +151,7 @@ def test_a_fallback_without_batches_is_no_problem(project: ProjectFolder) -> Non
 def test_a_library_that_is_not_installed_is_named(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = importlib.util.find_spec
     monkeypatch.setattr(
-        "agac.plan.batchcheck.find_spec", lambda name, *rest: None if name == "anthropic" else whole(name, *rest)
+        "agac.plan.checks.find_spec", lambda name, *rest: None if name == "anthropic" else whole(name, *rest)
     )
     configure(project, local=LOCAL, claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"})
     [problem] = found(project, {"model": "claude/big"})

@@ -14,7 +14,7 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Server
 
 import agac
-from agac.api.watching import BatchCount, RowCount, Watched
+from agac.api.report import BatchCount, RowCount, WatchedRun
 
 THREE: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "run_mode": "batch"},
@@ -230,7 +230,7 @@ def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Serve
     shop.workflow(stages=THREE[:1], defaults={"max_tokens": 200, "batch": {"max_requests": 4, "poll_interval": "0.2s"}})
     seen: list[tuple[BatchCount, ...]] = []
 
-    async def watch(watched: Watched) -> None:
+    async def watch(watched: WatchedRun) -> None:
         while not seen:
             await asyncio.sleep(0.02)
             batches = watched.snapshot().batches

@@ -11,7 +11,7 @@ import pytest
 from support.batchrun import BATCHES, BatchProject, advance
 from support.server import Server
 
-from agac.providers.batchtraits import GENERIC
+from agac.providers.batch import GENERIC
 
 Start = Callable[..., Server]
 Make = Callable[..., BatchProject]

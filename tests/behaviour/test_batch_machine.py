@@ -18,8 +18,8 @@ from support.project import Ran
 from support.server import Server
 
 from agac.core.errors import AgacError, StoreError
-from agac.engine.batch.spool import BUFFER, Spool
-from agac.engine.work import Clocks
+from agac.engine.batch.enrol import BUFFER, Spool
+from agac.engine.invocation import Clocks
 
 Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
@@ -160,7 +160,7 @@ def test_a_clock_that_was_wrong_when_it_was_submitted(
     """Ahead, and set back later; or behind, and set forward."""
     project = make()
     with monkeypatch.context() as patch:
-        patch.setattr("agac.api.running.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        patch.setattr("agac.api.run.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
         project.run()
     assert project.retrieve().exit_code == 75
     assert project.agac("batch", "status").code == 0
@@ -178,7 +178,7 @@ def test_a_wrong_clock_finds_what_was_created_under_it(
     """The answer to the create is lost, and the clock is an hour off: it is found by its name, not by its time."""
     project = make(10, {"kind": "batch_drop_after", "first": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("agac.api.running.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        patch.setattr("agac.api.run.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
         project.run()
     project.to_the_end(seconds=SECONDS)
     assert project.account["posts"] == 2

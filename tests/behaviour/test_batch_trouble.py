@@ -225,7 +225,7 @@ def test_a_key_of_another_project_sees_no_batch_and_submits_none(api: str, start
 
 def test_results_that_are_no_longer_kept_are_not_asked_for_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 40: they were paid for, so a human decides."""
-    monkeypatch.setattr("agac.engine.batch.collect.LATE_FILES", ())
+    monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", ())
     case = start("anthropic")
     case.submit()
     case.advance(30 * 86_400)

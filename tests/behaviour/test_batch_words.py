@@ -8,10 +8,10 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
-from agac.api.confirming import confirm_stale
-from agac.api.watching import BatchCount, Snapshot
+from agac.api.plan import confirm_stale
+from agac.api.report import BatchCount, Snapshot
 from agac.cli import batch as submitted
-from agac.cli.progress import Layout, run_lines
+from agac.cli.progress import ProgressLayout, run_lines
 from agac.store.batches import CLOSED
 
 BATCH: dict[str, Any] = {
@@ -137,11 +137,11 @@ def test_progress_shows_the_batches() -> None:
         BatchCount("reply", "not submitted", 1, 7, 0, 0),
     )
     snapshot = Snapshot("reviews", (), None, 0, 0, None, stopping=False, batches=counts)
-    assert run_lines(snapshot, {}, Layout(None, "utf-8", bars=False)) == [
+    assert run_lines(snapshot, {}, ProgressLayout(None, "utf-8", bars=False)) == [
         "classify: 2 batches in_progress, 1,204/100,000 done, 3 failed",
         "reply: 1 batch not submitted, 0/7 done",
     ]
-    (line, _) = run_lines(snapshot, {}, Layout(30, "utf-8"))
+    (line, _) = run_lines(snapshot, {}, ProgressLayout(30, "utf-8"))
     assert len(line) == 30
 
 

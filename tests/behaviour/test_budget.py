@@ -11,11 +11,11 @@ from support.processes import ended, kill_at, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
 
-from agac.api.retrying import retry
+from agac.api.run import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
-from agac.engine.scope import Retry
+from agac.engine.invocation import Retry
 from agac.spec.workflow import Budget
-from agac.store.sql import migrations
+from agac.store.db import migrations
 
 Faulty = Callable[..., Server]
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}

@@ -65,8 +65,7 @@ def test_a_call_is_given_up_at_its_own_bound(project: ProjectFolder, faulty: Any
 
 
 def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> None:
-    from agac.api.checking import checked_workflow
-    from agac.api.project import open_project
+    from agac.api.project import checked_workflow, open_project
     from agac.plan.plan import Selection, make_plan
     from agac.spec.workflow import Overrides
 

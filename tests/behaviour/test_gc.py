@@ -19,11 +19,10 @@ from support.soak import campaign
 
 import agac
 from agac.core.errors import LeaseHeld, LeaseLost
-from agac.store import clearing, collect
-from agac.store.db import open_database
+from agac.store import gc
+from agac.store.db import lease_held, open_database
+from agac.store.gc import Bits
 from agac.store.history import RunLine
-from agac.store.lease import lease_held
-from agac.store.used import Bits
 
 TWO = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -86,13 +85,13 @@ def three(project: ProjectFolder) -> ProjectFolder:
 
 
 @asynccontextmanager
-async def collector_of(project: ProjectFolder, workflow: str = "reviews") -> AsyncIterator[collect.Collector]:
+async def collector_of(project: ProjectFolder, workflow: str = "reviews") -> AsyncIterator[gc.GarbageCollector]:
     """Somebody who drops, holding one workflow."""
     async with (
         open_database(project.root / ".agac/agac.db") as database,
         lease_held(database, workflow, time.time) as lease,
     ):
-        yield collect.Collector(database, [lease], time.time)
+        yield gc.GarbageCollector(database, [lease], time.time)
 
 
 def test_the_newest_runs_stay_and_ask_nothing_when_run_again(three: ProjectFolder, server: Server) -> None:
@@ -396,7 +395,7 @@ def test_a_run_of_which_half_is_dropped_is_gone_on_with(
     three.workflow(stages=[{**TWO[0], "prompt": "Opinion: ${text}"}, TWO[1]])
     before = three.run().summary["run"]
     files = three.envelopes()
-    monkeypatch.setattr(collect, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(gc, "CHUNK_ROWS", 10)
 
     async def dropping() -> None:
         async with collector_of(three) as collector:
@@ -467,7 +466,7 @@ def lines(words: str) -> list[RunLine]:
     ],
 )
 def test_which_runs_go(words: str, keep: int, workflow: str | None, doomed: list[int]) -> None:
-    found = clearing.choose(lines(words), keep, workflow)
+    found = gc.choose(lines(words), keep, workflow)
     assert [line.id for line in found.doomed] == doomed
     assert len(found.doomed) + len(found.kept) == len(words.split())
 
@@ -612,7 +611,7 @@ def test_a_run_with_levels_of_which_some_is_dropped_is_gone_on_with(
     first = levels(project)
     files = project.envelopes("levels")
     levels(project, "Paragraph")
-    monkeypatch.setattr(collect, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(gc, "CHUNK_ROWS", 7)
     names = [str(stage["name"]) for stage in LEVELS]
     transactions, more = 0, True
 
@@ -640,7 +639,7 @@ def test_dropping_a_run_with_levels_that_was_killed_goes_on(
     project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = levels(project), levels(project, "Paragraph")
-    monkeypatch.setattr(collect, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(gc, "CHUNK_ROWS", 5)
     names = [str(stage["name"]) for stage in LEVELS]
 
     async def dropping() -> None:

@@ -11,7 +11,7 @@ from behaviour.scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder, Ran
 
 from agac.core.redact import Redactor
-from agac.engine import call, calllog
+from agac.engine import caller, settle
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
@@ -118,7 +118,7 @@ def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolde
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFolder) -> None:
-    length = calllog.MOST_CHARACTERS
+    length = settle.MOST_CHARACTERS
     project.rows([{"id": "r-1", "text": "a" * (length + 1234)}])
     project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
     with scripted(Step("b" * length)) as server:
@@ -145,7 +145,7 @@ def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
 
 def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(call, "log_call", lambda *args, **kwargs: made.append(args))
+    monkeypatch.setattr(caller, "log_call", lambda *args, **kwargs: made.append(args))
     with scripted(Step(BAD), Step(GOOD)) as server:
         asked.configure(server.base_url)
         assert asked.run().exit_code == 0
@@ -154,5 +154,5 @@ def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monke
 
 def test_a_secret_is_taken_out_before_a_text_is_cut() -> None:
     secret = "s3cret-value-0123456789"
-    text = "a" * (calllog.MOST_CHARACTERS - 5) + secret
-    assert "s3cre" not in calllog._cut(Redactor([secret]).clean(text))
+    text = "a" * (settle.MOST_CHARACTERS - 5) + secret
+    assert "s3cre" not in settle._cut(Redactor([secret]).clean(text))

@@ -18,27 +18,26 @@ from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 
 from agac.api.options import RunOptions
-from agac.api.piping import ready_workflow
-from agac.api.project import open_project
+from agac.api.project import open_project, ready_workflow
 from agac.core.errors import SpecError, UsageError, Where
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message
-from agac.plan.plan import Plan, Selection, make_plan
-from agac.plan.prepare import Prepared, Preparer
-from agac.plan.run_settings import restored_plan, run_settings
+from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
+from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
-from agac.providers.modelref import ModelRef
+from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.functions import FunctionRef
-from agac.spec.grouping import Group
-from agac.spec.operations import Python, Rename
-from agac.spec.rounds import BatchRules
+from agac.spec.python_code import FunctionRef
 from agac.spec.workflow import (
+    BatchRules,
     Budget,
     Example,
+    Group,
     InputSpec,
     OutputSpec,
+    Python,
     PythonSchema,
+    Rename,
     RunRules,
     Stage,
     TableTarget,

@@ -11,8 +11,8 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.providers import aliases as shipped
-from agac.providers import modelref
+from agac.providers import model_string
+from agac.providers import model_string as shipped
 
 SAY: dict[str, Any] = {"name": "say", "prompt": "${text}"}
 MEANS = "local/small?temperature=0.5&max_tokens=50"
@@ -68,7 +68,7 @@ def test_a_name_of_agac_that_moves_does_the_same(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = dict(shipped.ALIASES)
-    monkeypatch.setattr(modelref, "ALIASES", table)
+    monkeypatch.setattr(model_string, "ALIASES", table)
     configure(project, server.base_url, {})
     project.numbered(2)
     project.workflow(stages=[{**SAY, "model": "sonnet"}])
@@ -269,10 +269,9 @@ def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
 
 def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(project: ProjectFolder) -> None:
     """Pinned with the version before examples and short names: what was asked then is not asked again."""
-    from agac.api.checking import checked_workflow
-    from agac.api.project import open_project
+    from agac.api.project import checked_workflow, open_project
     from agac.plan.plan import Selection, make_plan
-    from agac.plan.prepare import Prepared, Preparer
+    from agac.plan.render import Prepared, Preparer
     from agac.spec.workflow import Overrides
 
     project.write("agac.yml", "")

@@ -14,21 +14,21 @@ from support.server import Server
 import agac
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.engine import intake, repeats
-from agac.engine.control import Control, Stop
-from agac.store import holders
-from agac.store.ledger import Ledger
+from agac.engine import input_rows
+from agac.engine.stop_rules import StopReason, StopSignal
+from agac.store import db
+from agac.store.writer import Ledger
 
 
 def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder, monkeypatch: Any) -> None:
     """A look-up that is slower than the writer lets a commit begin in the middle of a chunk."""
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
     project.numbered(300)
     project.workflow()
     project.run()
     moved = [{"id": "new", "text": "x"}, *({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1, 301))]
     project.rows(moved)
-    look_up, write = intake.prior_tasks, Ledger._write
+    look_up, write = input_rows.prior_tasks, Ledger._write
     looked = {"times": 0}
 
     async def slow_look_up(database: Any, keys: Any) -> Any:
@@ -44,7 +44,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
             time.sleep(0.6)
         write(self, batch, writer)
 
-    monkeypatch.setattr(intake, "prior_tasks", slow_look_up)
+    monkeypatch.setattr(input_rows, "prior_tasks", slow_look_up)
     monkeypatch.setattr(Ledger, "_write", slow_write)
     report = project.run()
     assert looked["times"] == 3
@@ -87,15 +87,15 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
 ) -> None:
     project.numbered(300)
     project.workflow()
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
-    read, chunks = intake.read_chunk, iter(range(10))
+    monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
+    read, chunks = input_rows.read_chunk, iter(range(10))
 
     def broken(rows: Any) -> Any:
         if next(chunks) == 1:
             raise AgacError("the disk is gone")
         return read(rows)
 
-    monkeypatch.setattr(intake, "read_chunk", broken)
+    monkeypatch.setattr(input_rows, "read_chunk", broken)
     with pytest.raises(AgacError, match="the disk is gone"):
         project.run(concurrency=4)
     monkeypatch.undo()
@@ -122,15 +122,15 @@ def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, fau
 
 
 def test_ctrl_c_during_a_fatal_stop_gives_up_the_calls_in_flight() -> None:
-    async def stopping() -> Control:
-        control = Control()
+    async def stopping() -> StopSignal:
+        control = StopSignal()
         control.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "bad key"))
         control.interrupt()
         return control
 
     control = asyncio.run(stopping())
     assert control.forced.is_set()
-    assert control.stop is Stop.FATAL
+    assert control.stop is StopReason.FATAL
 
 
 def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: ProjectFolder, monkeypatch: Any) -> None:
@@ -140,7 +140,7 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
     async def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agac.api.ending.export_run", interrupted)
+    monkeypatch.setattr("agac.api.report.export_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         project.run()
     monkeypatch.undo()
@@ -152,18 +152,18 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
 
 
 def test_a_holder_in_another_container_is_not_taken_for_dead() -> None:
-    host, machine, pid, started = holders.this_process().split(" ")
+    host, machine, pid, started = db.this_process().split(" ")
     boot, _, namespace = machine.partition("/")
-    assert holders.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
-    assert not holders.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
-    assert holders.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
+    assert db.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
+    assert not db.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
+    assert db.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
 
 
 def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
     project: ProjectFolder, monkeypatch: Any
 ) -> None:
     read = 0
-    by_id = repeats.rows_by_id
+    by_id = input_rows.rows_by_id
 
     async def counted(*arguments: Any) -> Any:
         nonlocal read
@@ -171,8 +171,8 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
         read += sum(map(len, found.values()))
         return found
 
-    monkeypatch.setattr(repeats, "rows_by_id", counted)
-    monkeypatch.setattr(intake, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(input_rows, "rows_by_id", counted)
+    monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
     project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
     project.workflow()
     report = project.run()

@@ -12,10 +12,9 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.api.piping import ready_workflow
-from agac.api.project import open_project
+from agac.api.project import open_project, ready_workflow
 from agac.plan.plan import make_plan
-from agac.plan.prepare import Prepared, Preparer
+from agac.plan.render import Prepared, Preparer
 
 PRICES = {"small": {"input": 1.0, "output": 10.0, "batch": 0.5}}
 SAY: dict[str, Any] = {"name": "say", "prompt": "Say ${text}", "max_tokens": 50}

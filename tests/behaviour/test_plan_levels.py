@@ -18,12 +18,11 @@ from support.server import Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.piping import ready_workflow
-from agac.api.planning import PlannedTasks, PlanReport, stored_tasks
-from agac.api.project import open_project
-from agac.api.reading import database_path
+from agac.api.plan import PlannedTasks, PlanReport, stored_tasks
+from agac.api.project import open_project, ready_workflow
+from agac.api.status import database_path
 from agac.core.errors import UsageError
-from agac.engine.scope import Retry, Scope
+from agac.engine.invocation import Retry, Scope
 from agac.plan.plan import Plan, make_plan
 from agac.store.db import open_for_reading
 

@@ -8,31 +8,33 @@ from typing import Any
 
 import pytest
 
-from agac.api.watching import RowCount, Watched
+from agac.api.report import RowCount, WatchedRun
 from agac.cli import progress
-from agac.cli.progress import Layout, LogSchedule, Rate, WaitClock, run_lines
+from agac.cli.progress import LogSchedule, ProgressLayout, Rate, WaitClock, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
-from agac.engine.control import Stop
+from agac.engine.invocation import StageTotals
 from agac.engine.run import Invocation
-from agac.engine.totals import StageTotals
+from agac.engine.stop_rules import StopReason
 
 MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")
 
 
-def watched(total: int | None = 10_000, exact: bool = True, **stages: dict[str, Any]) -> Watched:
+def watched(total: int | None = 10_000, exact: bool = True, **stages: dict[str, Any]) -> WatchedRun:
     invocation = Invocation()
     invocation.totals.stages = {name: StageTotals(**counts) for name, counts in stages.items()}
     counted = None if total is None else RowCount(total, exact)
     names = list(stages)
-    return Watched("reviews", invocation, lambda: counted, [], {name: names[:i] for i, name in enumerate(names)})
+    return WatchedRun("reviews", invocation, lambda: counted, [], {name: names[:i] for i, name in enumerate(names)})
 
 
 def lines(
-    run: Watched, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
+    run: WatchedRun, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
 ) -> list[str]:
     snapshot = run.snapshot(run.count_rows())
-    return run_lines(snapshot, {stage.name: rate for stage in snapshot.stages}, Layout(width, encoding, **paper))
+    return run_lines(
+        snapshot, {stage.name: rate for stage in snapshot.stages}, ProgressLayout(width, encoding, **paper)
+    )
 
 
 def classify(**more: Any) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def test_a_line_gives_up_what_says_least_when_it_gets_narrow(width: int, line: s
 @pytest.mark.parametrize("width", range(1, 200))
 def test_no_line_is_ever_wider_than_the_terminal(width: int) -> None:
     run = watched(größe=classify(last_error=(MISMATCH, "行" * 80)), a_stage_with_a_very_long_name_indeed=classify())
-    run.invocation.control.stop = Stop.INTERRUPT
+    run.invocation.control.stop = StopReason.INTERRUPT
     for encoding in ("utf-8", "ascii"):
         assert all(cells(line) <= width for line in lines(run, width, encoding=encoding))
 
@@ -175,7 +177,7 @@ def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
     run = watched(100, classify={"done": 1, "in_flight": 3}, reply={"in_flight": 1})
     totals = run.invocation.totals
     totals.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
-    run.invocation.control.stop = Stop.INTERRUPT
+    run.invocation.control.stop = StopReason.INTERRUPT
     assert lines(run)[2:] == [
         "unusable rows 2 (last: DuplicateId, row r-7)",
         "stopping: waiting for 4 calls in flight (Ctrl-C again cancels them)",
@@ -186,10 +188,10 @@ def test_more_stages_than_lines_are_told_together() -> None:
     run = watched(10, **{f"s{i}": {"done": 10 if i < 5 else 0, "in_flight": int(i == 5)} for i in range(20)})
     run.invocation.totals.all_read, run.invocation.totals.seen = True, 10
     snapshot = run.snapshot()
-    shown = run_lines(snapshot, {}, Layout(79, "utf-8"), 4)
+    shown = run_lines(snapshot, {}, ProgressLayout(79, "utf-8"), 4)
     assert [line.split()[0] for line in shown] == ["s5", "s6", "s7", "+"]
     assert shown[-1] == "+ 17 more stages"
-    assert len(run_lines(snapshot, {}, Layout(79, "utf-8"), 1)) == 1
+    assert len(run_lines(snapshot, {}, ProgressLayout(79, "utf-8"), 1)) == 1
 
 
 def test_without_unicode_lines_are_ascii_and_ids_are_escaped() -> None:

@@ -104,7 +104,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 
 
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.call.most_calls", lambda repair, models: 4)
+    monkeypatch.setattr("agac.engine.caller.most_calls", lambda repair, models: 4)
     with scripted(Step(**FREE)) as server:
         project.configure(server.base_url)
         project.numbered(2)
@@ -192,7 +192,7 @@ def test_replies_that_no_mending_survives_fail_their_rows_only(project: ProjectF
 def test_json_repair_without_its_library_is_said_before_any_call(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.plan.check.find_spec", lambda name: None)
+    monkeypatch.setattr("agac.plan.checks.find_spec", lambda name: None)
     project.numbered(1)
     project.workflow(stages=[{**STAGE, "json_repair": True}])
     with pytest.raises(SpecError) as raised:

@@ -15,7 +15,7 @@ from support.server import Server
 
 import agac
 from agac.core.errors import ExitCode
-from agac.engine.scope import Retry
+from agac.engine.invocation import Retry
 
 LABELS = {"label": "good|bad|ugly", "why": "string"}
 Faulty = Callable[..., Server]

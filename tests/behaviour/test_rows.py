@@ -17,8 +17,8 @@ from support.server import Server
 from support.soak import campaign
 
 import agac
-from agac.api.watching import Watched
-from agac.engine import intake
+from agac.api.report import WatchedRun
+from agac.engine import input_rows
 
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
@@ -348,7 +348,7 @@ STAGES = [DRAFT, {"name": "polish", "prompt": "Polish (${tone}): ${draft}"}]
 def chunks_of(rows: int) -> Iterator[None]:
     """Chunks so small that a few rows have borders among them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "CHUNK_ROWS", rows)
+        patch.setattr(input_rows, "CHUNK_ROWS", rows)
         yield
 
 
@@ -362,7 +362,7 @@ def write(project: ProjectFolder, rows: list[Line], mode: str | None) -> None:
 def interrupted_run(project: ProjectFolder, after: int) -> agac.RunReport:
     """A run that is asked to stop once so many rows were settled; it may be faster than that."""
 
-    async def watch(watched: Watched) -> None:
+    async def watch(watched: WatchedRun) -> None:
         while watched.invocation.totals.settled < after:
             await asyncio.sleep(0)
         watched.invocation.control.interrupt()

@@ -16,7 +16,7 @@ from support.project import ProjectFolder, clean_environment
 from support.server import Server
 
 import agac
-from agac.data.outputs import database
+from agac.data import sqlite
 
 Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
@@ -248,7 +248,7 @@ def test_a_constraint_of_the_table_is_told_and_nothing_is_written(project: Proje
 
 def test_a_database_that_is_locked_is_told(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run(project)
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(project.root / "data/out.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     try:
@@ -289,7 +289,7 @@ def test_a_broken_database_is_told_before_anything_is_asked(project: ProjectFold
 KILL = """
 import os, signal, sys
 import agac
-from agac.data.outputs.database import TableSink
+from agac.data.sqlite import TableSink
 
 place = sys.argv[1]
 if place == "commit":
@@ -447,7 +447,7 @@ def test_a_table_that_is_locked_at_the_end_keeps_no_other_file_from_being_replac
 ) -> None:
     run(project, output={"format": "csv"})
     project.rows([{"id": "c", "text": "three"}], "data/rows.jsonl")
-    code = "import sys, agac.data.outputs.database as d; d.BUSY_SECONDS = 0.05; from agac.cli.main import main; main()"
+    code = "import sys, agac.data.sqlite as d; d.BUSY_SECONDS = 0.05; from agac.cli.main import main; main()"
     again = [sys.executable, "-c", code, "run", "-a", "reviews"]
     with closing(sqlite3.connect(project.root / "data/out.db", isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")

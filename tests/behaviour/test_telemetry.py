@@ -17,7 +17,7 @@ from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
 
 from agac.cli.run import timing_line
-from agac.engine.quantiles import RELATIVE_ERROR
+from agac.engine.telemetry import RELATIVE_ERROR
 
 TWO_STAGES = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -313,7 +313,7 @@ def test_of_many_stages_the_slowest_are_named() -> None:
 def test_a_large_run_has_the_file_only_when_it_is_asked_for(
     project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.engine.outputs.TELEMETRY_ROWS", 5)
+    monkeypatch.setattr("agac.engine.export.TELEMETRY_ROWS", 5)
     file = project.root / "output/reviews/telemetry.jsonl"
     project.numbered(5)
     project.workflow()

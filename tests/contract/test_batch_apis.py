@@ -15,12 +15,12 @@ from support.server import Server, simulator
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Reply, Request
-from agac.providers.base import encode
-from agac.providers.batchapis import BATCH_APIS, LINES, open_batch_api
-from agac.providers.batches import BatchApi, BatchState, Order, Remote, RemoteFile, ResultLine, Seen
+from agac.providers.batch import BatchApi, BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
+from agac.providers.batch_apis import BATCH_APIS, LINES, open_batch_api
 from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
+from agac.providers.wire import encode
 
 KEY = "sk-contract-0123456789"
 REDACTOR = Redactor([KEY])
@@ -76,14 +76,14 @@ class Account:
             file_id = good(await self.api.upload(path, f"agac-{key}.jsonl"))
         return Order(key, path, self.endpoint, "small", requests, file_id)
 
-    async def ended(self, batch: str) -> Seen:
+    async def ended(self, batch: str) -> ProviderBatch:
         """The batch once nothing will happen to it any more. The simulator works through it at once."""
         while True:
             seen = good(await self.api.look(batch))
             if seen.state.is_terminal:
                 return seen
 
-    async def results(self, seen: Seen) -> dict[str, ResultLine]:
+    async def results(self, seen: ProviderBatch) -> dict[str, ResultLine]:
         """All results of a batch."""
         found: dict[str, ResultLine] = {}
         for number, remote in enumerate(seen.results):
@@ -342,7 +342,7 @@ def test_a_file_that_is_late_is_no_refusal(faulty: Callable[..., Server], tmp_pa
         for _ in range(2):
             late = fault(await account.api.create(order))
             assert (late.kind, late.ambiguous, late.code) == (FaultKind.RETRY, False, "input_file_not_found")
-        assert isinstance(await account.api.create(order), Seen)
+        assert isinstance(await account.api.create(order), ProviderBatch)
 
     over(MEMBERS[0], server, tmp_path, talk)
 
@@ -396,7 +396,7 @@ def test_no_key_is_shown(server: Server, tmp_path: Path) -> None:
         file_id = good(await account.api.upload(path, "agac-key.jsonl"))
         order = Order("key", path, account.endpoint, "small", 1, file_id)
         created = await account.api.create(order)
-        seen = await account.ended(created.id) if isinstance(created, Seen) else created
+        seen = await account.ended(created.id) if isinstance(created, ProviderBatch) else created
         assert KEY not in repr(seen)
 
     over(MEMBERS[0], server, tmp_path, talk)

@@ -22,8 +22,7 @@ import pytest
 import zstandard
 
 from agac.core.errors import Where
-from agac.data.piped import keep
-from agac.data.sources import Source, open_input, read_rows
+from agac.data.sources import Source, keep, open_input, read_rows
 from agac.spec.workflow import InputFormat, InputSpec
 
 Rows = list[dict[str, Any]]

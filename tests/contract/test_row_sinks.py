@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import AgacError
-from agac.data.outputs.database import FreshDatabase, TableSink
-from agac.data.outputs.layout import Layout, Observed
-from agac.data.outputs.records import OutputRow
-from agac.data.outputs.tables import TABLES, RowSink, file_of
-from agac.data.sinks import OutputFolder
+from agac.data.sinks import TABLES, OutputFolder, RowSink, file_of
+from agac.data.sqlite import FreshDatabase, TableSink
+from agac.data.tables import Observed, OutputRow, TableLayout
 
 Cells = list[list[Any]]
 
@@ -61,7 +59,7 @@ class Member:
     """An output, and how its cells are read back. `typed`: null and the empty text are two things."""
 
     name: str
-    open: Callable[[Path, Layout], RowSink]
+    open: Callable[[Path, TableLayout], RowSink]
     read: Callable[[Path], Cells]
     typed: bool
     single: bool = False
@@ -97,7 +95,7 @@ def member(request: pytest.FixtureRequest) -> Member:
     return found
 
 
-def layout_of(rows: Cells) -> Layout:
+def layout_of(rows: Cells) -> TableLayout:
     """Columns `id`, `text`, `error`, as a run with an id field and a result named `text` has them."""
     observed = Observed({"properties": {"text": {"type": "string"}}})
     for row in rows:

@@ -22,9 +22,9 @@ import pytest
 from support.mirror import mirror
 from support.project import ProjectFolder, clean_environment, command
 
-from agac.data.outputs.tables import TABLES
+from agac.data.sinks import TABLES
 from agac.data.sources import FORMATS, open_input, read_rows
-from agac.spec.load import load_project, load_workflow
+from agac.spec.loader import load_project, load_workflow
 from agac.spec.workflow import InputFormat, OutputFormat, Overrides
 
 duckdb = pytest.importorskip("duckdb")

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply
-from agac.providers.base import encode
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialects import DIALECTS, STREAMS, Assembly, asking
+from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
-from agac.providers.sse import Events, GarbledStream
-from agac.providers.streams import STREAMS, Assembly, asking
+from agac.providers.wire import encode
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.openai import CHAT, RESPONSES
 from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall

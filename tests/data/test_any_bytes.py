@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import UsageError
-from agac.data.formats import json_array
+from agac.data import json_formats
 from agac.data.sources import FORMATS, Source, open_source, read_rows
 
 CORPUS = [
@@ -86,7 +86,7 @@ def test_mutilated_files_are_accounted_for(name: str) -> None:
                 [b"", b'"', b"\\", b"\n", b"\r", b",", b"{", b"]", b"\xff", b"\x00", b"\xc3", b"[", b"}"]
             )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_array, "CHUNK", generator.choice([1, 3, 1000]))
+            patch.setattr(json_formats, "CHUNK", generator.choice([1, 3, 1000]))
             check(bytes(content), name)
 
 

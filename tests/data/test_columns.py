@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import AgacError
-from agac.data.outputs.kinds import Kind, bits_of, declared_fields, kind_of
-from agac.data.outputs.layout import MAX_COLUMNS, Observed, distinct
-from agac.data.outputs.records import Merger
+from agac.data.tables import MAX_COLUMNS, Kind, Merger, Observed, bits_of, declared_fields, distinct, kind_of
 
 
 def kind(*values: Any) -> Kind:

@@ -99,6 +99,6 @@ def test_without_zstandard_the_command_that_installs_it_is_told(
 ) -> None:
     path = tmp_path / "rows.csv.zst"
     path.write_bytes(zstandard.compress(b"id\n1\n"))
-    monkeypatch.setattr("agac.data.compressed.find_spec", lambda name: None)
+    monkeypatch.setattr("agac.data.files.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"rows\.csv\.zst: \.zst files want a library: pip install 'agac\[data\]'"):
         open_source(path, None, "rows.csv.zst")

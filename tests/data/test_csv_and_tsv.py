@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import AgacError, ErrorType, UsageError
-from agac.data.formats import delimited
+from agac.data import text_formats
 from agac.data.records import Record
 from agac.data.sources import open_source, read_rows, separator_hint
 
 
-def source_of(folder: Path, content: bytes | str, suffix: str = "csv") -> delimited.DelimitedSource:
+def source_of(folder: Path, content: bytes | str, suffix: str = "csv") -> text_formats.DelimitedSource:
     path = folder / f"rows.{suffix}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     source = open_source(path, None, path.name)
-    assert isinstance(source, delimited.DelimitedSource)
+    assert isinstance(source, text_formats.DelimitedSource)
     return source
 
 
@@ -146,7 +146,7 @@ def test_a_value_beyond_the_bound_ends_the_reading_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = csv.field_size_limit(1000)
-    monkeypatch.setattr(delimited, "MAX_CELL", 2000)
+    monkeypatch.setattr(text_formats, "MAX_CELL", 2000)
     try:
         records = read(tmp_path, 'id,text\n1,x\n2,"' + "never closed\n" * 500)
     finally:
@@ -160,16 +160,16 @@ def test_a_value_beyond_the_bound_ends_the_reading_and_says_why(
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 20_000)
+    monkeypatch.setattr(text_formats, "MAX_RECORD_BYTES", 20_000)
     records = read(tmp_path, "id,text\n1,x\n2," + "y" * 200_000)
     assert message(records[1]).startswith("rows.csv:3: the line is longer than 20000 bytes")
 
 
 def test_a_higher_field_limit_of_the_process_is_left_alone(tmp_path: Path) -> None:
-    before = csv.field_size_limit(delimited.MAX_CELL * 2)
+    before = csv.field_size_limit(text_formats.MAX_CELL * 2)
     try:
         source_of(tmp_path, "id\n")
-        assert csv.field_size_limit() == delimited.MAX_CELL * 2
+        assert csv.field_size_limit() == text_formats.MAX_CELL * 2
     finally:
         csv.field_size_limit(before)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import ErrorType, UsageError
-from agac.data.formats import json_array, lines
+from agac.data import json_formats
+from agac.data import records as lines
 from agac.data.records import Record
 from agac.data.sources import open_source, read_rows
 
@@ -230,8 +231,8 @@ def test_an_array_cut_anywhere_gives_its_whole_rows_and_one_error(tmp_path: Path
 
 
 def test_an_element_beyond_the_bound_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_array, "MAX_RECORD_BYTES", 5000)
-    monkeypatch.setattr(json_array, "CHUNK", 1000)
+    monkeypatch.setattr(json_formats, "MAX_RECORD_BYTES", 5000)
+    monkeypatch.setattr(json_formats, "CHUNK", 1000)
     for long in ('"' + "x" * 20_000, "1" * 20_000, "[" + "[]," * 20_000):
         records = read(tmp_path, f'[{{"a": 1}}, {{"b": 2}}, {long}', "json")
         assert [record.data for record in records] == [{"a": 1}, {"b": 2}, None]
@@ -268,8 +269,8 @@ def test_an_array_is_read_as_it_was_written_however_the_pieces_fall(
 ) -> None:
     content = json.dumps(rows, ensure_ascii=ascii_only, indent=indent)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_array, "CHUNK", chunk)
-        patch.setattr(json_array, "MAX_CHUNK", chunk)
+        patch.setattr(json_formats, "CHUNK", chunk)
+        patch.setattr(json_formats, "MAX_CHUNK", chunk)
         assert [record.data for record in read(Path(folder), content, "json")] == rows
 
 
@@ -278,6 +279,6 @@ def test_an_array_is_read_as_it_was_written_however_the_pieces_fall(
 def test_lines_do_not_depend_on_how_the_pieces_fall(rows: list[dict[str, Any]], chunk: int) -> None:
     content = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "]"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_array, "CHUNK", chunk)
+        patch.setattr(json_formats, "CHUNK", chunk)
         lines = [record.line for record in read(Path(folder), content, "json")]
     assert lines == list(range(2, len(rows) + 2))

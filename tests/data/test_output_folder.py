@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
-from agac.data.atomic import explained
-from agac.data.jsontext import encode
+from agac.data.files import explained
+from agac.data.json_text import encode
 from agac.data.sinks import OutputFolder, envelope
 
 

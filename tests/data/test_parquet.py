@@ -113,6 +113,6 @@ def test_a_torn_file_is_refused(tmp_path: Path) -> None:
 
 def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT 1 AS id")
-    monkeypatch.setattr("agac.data.formats.parquet.find_spec", lambda name: None)
+    monkeypatch.setattr("agac.data.parquet.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet needs a library: pip install 'agac\[data\]'"):
         open_source(path, None, "rows.parquet")

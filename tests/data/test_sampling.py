@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.data.sampling import sampled
+from agac.data.records import sampled
 
 
 def test_these_are_drawn_on_every_machine_and_version() -> None:

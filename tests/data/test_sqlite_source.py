@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agac.core.errors import AgacError, ErrorType, UsageError
-from agac.data.formats.sqlite import SqliteSource
-from agac.spec.databaseurl import DatabaseUrl, NoDatabase, parse_database
+from agac.data.sqlite import SqliteSource
+from agac.spec.inputs import DatabaseUrl, NoDatabase, parse_database
 
 SHOWN = "sqlite://data/shop.db"
 

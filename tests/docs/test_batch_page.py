@@ -14,8 +14,8 @@ from consoles import file_of
 from pages import ROOT, blocks
 
 from agac.cli.main import cli
-from agac.engine.batch.states import BatchStep
-from agac.providers.batches import BatchState
+from agac.providers.batch import BatchState
+from agac.store.batches import BatchStep
 
 PAGE = ROOT / "docs/guide/batch.md"
 BLOCKS = {path: block.text for block in blocks(PAGE) if (path := file_of(block))}

@@ -15,13 +15,10 @@ from support.project import ProjectFolder
 
 from agac import api
 from agac.core.errors import UsageError
-from agac.providers.modelref import parse_model
+from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
-from agac.spec.cardmodels import CardFile
-from agac.spec.editorschemas import file_schema
-from agac.spec.filemodel import FileModel
-from agac.spec.models import WorkflowFile
-from agac.spec.projectmodels import ProjectFile
+from agac.spec.editor_schema import file_schema
+from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS: dict[str, type[FileModel]] = {"workflow": WorkflowFile, "project": ProjectFile, "card": CardFile}

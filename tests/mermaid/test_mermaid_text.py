@@ -1,4 +1,4 @@
-"""What `agac.api.drawing.mermaid` writes, read back by Mermaid itself."""
+"""What `agac.api.graph.mermaid` writes, read back by Mermaid itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.npm import npm_folder
 
-from agac.api.drawing import MERMAID_LINE, Edge, Node, mermaid, one_line
+from agac.api.graph import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
 
 HERE = Path(__file__).parent
 ODD = [
@@ -62,8 +62,8 @@ def cut(text: str) -> str:
 
 
 def test_every_text_comes_back_as_it_was(mermaid_folder: Path) -> None:
-    nodes = [Node(name, "ask", [*ODD], {"done": 1200, "odd <i>": 2}, 1) for name in ODD]
-    edges = [Edge(a, b, label) for a, b, label in zip(ODD, ODD[1:], ODD, strict=False)]
+    nodes = [DrawnNode(name, "ask", [*ODD], {"done": 1200, "odd <i>": 2}, 1) for name in ODD]
+    edges = [DrawnEdge(a, b, label) for a, b, label in zip(ODD, ODD[1:], ODD, strict=False)]
     (found,) = read(mermaid_folder, mermaid(nodes, edges))
     assert [box["id"] for box in found["boxes"]] == [f"n{i}" for i in range(len(ODD))]
     for box, name in zip(found["boxes"], ODD, strict=True):
@@ -77,8 +77,8 @@ def test_every_text_comes_back_as_it_was(mermaid_folder: Path) -> None:
 
 def test_kinds_and_levels_look_different(mermaid_folder: Path) -> None:
     kinds = ["input", "ask", "python", "filter", "select", "rename", "dedupe", "output", "some other"]
-    nodes = [Node(kind, kind, level=i // 4) for i, kind in enumerate(kinds)]
-    edges = [Edge(a, b) for a, b in pairwise(kinds)]
+    nodes = [DrawnNode(kind, kind, level=i // 4) for i, kind in enumerate(kinds)]
+    edges = [DrawnEdge(a, b) for a, b in pairwise(kinds)]
     (found,) = read(mermaid_folder, mermaid(nodes, edges))
     shapes = {kind: box["shape"] for kind, box in zip(kinds, found["boxes"], strict=True)}
     assert shapes == {
@@ -98,8 +98,8 @@ def test_kinds_and_levels_look_different(mermaid_folder: Path) -> None:
 
 
 def test_as_many_stages_as_mermaid_draws_and_none_at_all(mermaid_folder: Path) -> None:
-    nodes = [Node(f"stage_{i}", "ask", ["openai/gpt-5.4-mini"], {"done": i}) for i in range(400)]
-    edges = [Edge(f"stage_{i // 2}", f"stage_{i}") for i in range(1, 400)]
+    nodes = [DrawnNode(f"stage_{i}", "ask", ["openai/gpt-5.4-mini"], {"done": i}) for i in range(400)]
+    edges = [DrawnEdge(f"stage_{i // 2}", f"stage_{i}") for i in range(1, 400)]
     large, empty = read(mermaid_folder, mermaid(nodes, edges), mermaid([], []))
     assert (len(large["boxes"]), len(large["lines"])) == (400, 399)
     assert empty == {"boxes": [], "lines": []}

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.limited import Crowd, Limited, crowd, per_second
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.adaptive import Adaptive
-from agac.engine.bound import CUT, Curve, Noise, Phase
+from agac.engine.adaptive import CUT, Adaptive, CubicLimit, Phase, SpuriousRefusals
 
 LATENCIES = [(0.001, 64), (0.05, 64), (0.5, 64), (5.0, 256)]
 
@@ -210,7 +209,7 @@ def test_bounds_stay_bounds_whatever_happens(most: int, events: Any) -> None:
 
 
 def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None:
-    curve = Curve()
+    curve = CubicLimit()
     curve.cut(20.0, 6.0)
     seen = []
     for _ in range(5):
@@ -219,7 +218,7 @@ def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None
     assert seen == pytest.approx([17, 20, 23, 44, 101])
 
 
-def calm(noise: Noise, calls: int) -> bool:
+def calm(noise: SpuriousRefusals, calls: int) -> bool:
     """So many calls while nothing should be refused, the last of them refused: whether that is noise."""
     for _ in range(calls):
         noise.sent(Phase.CALM)
@@ -227,7 +226,7 @@ def calm(noise: Noise, calls: int) -> bool:
 
 
 def test_refusals_where_there_should_be_none_are_noise_once_the_bound_was_measured_anew() -> None:
-    noise = Noise(0.2)
+    noise = SpuriousRefusals(0.2)
     assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
     noise.sent(Phase.CUT)
     assert noise.refused(Phase.CUT)
@@ -238,7 +237,7 @@ def test_refusals_where_there_should_be_none_are_noise_once_the_bound_was_measur
 
 
 def test_a_refusal_where_one_was_to_be_expected_is_no_noise() -> None:
-    noise = Noise(0.2)
+    noise = SpuriousRefusals(0.2)
     assert calm(noise, 30)
     for _ in range(60):
         noise.sent(Phase.TRYING)
@@ -246,7 +245,7 @@ def test_a_refusal_where_one_was_to_be_expected_is_no_noise() -> None:
 
 
 def test_many_refusals_where_there_should_be_none_mean_a_lower_limit() -> None:
-    noise = Noise(0.2)
+    noise = SpuriousRefusals(0.2)
     assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
     noise.sent(Phase.CUT)
     assert [calm(noise, 3) for _ in range(5)] == [True, True, False, False, False]

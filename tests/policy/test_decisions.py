@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Outcome
-from agac.engine.policy import (
+from agac.engine.retry_policy import (
     FURTHER_RUNS,
-    LONGEST_WAIT,
     MAX_AMBIGUOUS,
-    MAX_PAUSES,
+    MAX_RATE_LIMIT_RETRIES,
     MAX_RETRIES,
-    Again,
-    GiveUp,
+    MAX_RETRY_DELAY_S,
+    FailTask,
+    RetryAfter,
     StopRun,
     decide,
     is_left,
-    most_billed,
-    most_calls,
+    max_billed_calls,
+    max_calls,
 )
 from agac.store.rows import PriorTask
 
@@ -37,29 +37,29 @@ TABLE = [
     # fault, attempt, ambiguous → decision
     (fault(FATAL), 1, 0, StopRun()),
     (fault(FATAL, delay=1.0), 3, 2, StopRun()),
-    (fault(TASK), 1, 0, GiveUp()),
-    (fault(TASK, delay=1.0, retries=9), 1, 0, GiveUp()),
-    (fault(RETRY), 1, 0, Again(0.5)),
-    (fault(RETRY), 2, 0, Again(1.0)),
-    (fault(RETRY), 3, 0, Again(2.0)),
-    (fault(RETRY), 5, 0, Again(8.0)),
-    (fault(RETRY), MAX_RETRIES, 0, Again(8.0)),
-    (fault(RETRY), MAX_RETRIES + 1, 0, GiveUp()),
-    (fault(RETRY, delay=7.0), 1, 0, Again(7.0)),
-    (fault(RETRY, delay=0.0), 4, 0, Again(0.0)),
-    (fault(RETRY, retries=1), 1, 0, Again(0.5)),
-    (fault(RETRY, retries=1), 2, 0, GiveUp()),
-    (fault(RETRY, retries=0), 1, 0, GiveUp()),
-    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS, MAX_AMBIGUOUS, Again(1.0)),
-    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS + 1, MAX_AMBIGUOUS + 1, GiveUp()),
-    (fault(PAUSE), 1, 0, Again(0.5, lane=True)),
-    (fault(PAUSE), 10, 0, Again(30.0, lane=True)),
-    (fault(PAUSE, delay=12.0), 1, 0, Again(12.0, lane=True)),
-    (fault(PAUSE), MAX_PAUSES, 0, Again(30.0, lane=True)),
-    (fault(PAUSE), MAX_PAUSES + 1, 0, GiveUp()),
-    (fault(PAUSE, delay=LONGEST_WAIT), 1, 0, Again(LONGEST_WAIT, lane=True)),
-    (fault(PAUSE, delay=LONGEST_WAIT + 1), 1, 0, StopRun()),
-    (fault(RETRY, delay=LONGEST_WAIT + 1), 1, 0, GiveUp()),
+    (fault(TASK), 1, 0, FailTask()),
+    (fault(TASK, delay=1.0, retries=9), 1, 0, FailTask()),
+    (fault(RETRY), 1, 0, RetryAfter(0.5)),
+    (fault(RETRY), 2, 0, RetryAfter(1.0)),
+    (fault(RETRY), 3, 0, RetryAfter(2.0)),
+    (fault(RETRY), 5, 0, RetryAfter(8.0)),
+    (fault(RETRY), MAX_RETRIES, 0, RetryAfter(8.0)),
+    (fault(RETRY), MAX_RETRIES + 1, 0, FailTask()),
+    (fault(RETRY, delay=7.0), 1, 0, RetryAfter(7.0)),
+    (fault(RETRY, delay=0.0), 4, 0, RetryAfter(0.0)),
+    (fault(RETRY, retries=1), 1, 0, RetryAfter(0.5)),
+    (fault(RETRY, retries=1), 2, 0, FailTask()),
+    (fault(RETRY, retries=0), 1, 0, FailTask()),
+    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS, MAX_AMBIGUOUS, RetryAfter(1.0)),
+    (fault(RETRY, ambiguous=True), MAX_AMBIGUOUS + 1, MAX_AMBIGUOUS + 1, FailTask()),
+    (fault(PAUSE), 1, 0, RetryAfter(0.5, lane=True)),
+    (fault(PAUSE), 10, 0, RetryAfter(30.0, lane=True)),
+    (fault(PAUSE, delay=12.0), 1, 0, RetryAfter(12.0, lane=True)),
+    (fault(PAUSE), MAX_RATE_LIMIT_RETRIES, 0, RetryAfter(30.0, lane=True)),
+    (fault(PAUSE), MAX_RATE_LIMIT_RETRIES + 1, 0, FailTask()),
+    (fault(PAUSE, delay=MAX_RETRY_DELAY_S), 1, 0, RetryAfter(MAX_RETRY_DELAY_S, lane=True)),
+    (fault(PAUSE, delay=MAX_RETRY_DELAY_S + 1), 1, 0, StopRun()),
+    (fault(RETRY, delay=MAX_RETRY_DELAY_S + 1), 1, 0, FailTask()),
 ]
 
 
@@ -68,7 +68,7 @@ def test_the_table(given_fault: Fault, attempt: int, ambiguous: int, decision: o
     assert decide(given_fault, attempt, ambiguous, 0.0) == decision
 
 
-delays = st.none() | st.floats(0, LONGEST_WAIT)
+delays = st.none() | st.floats(0, MAX_RETRY_DELAY_S)
 
 
 @given(st.sampled_from([RETRY, PAUSE]), delays, st.integers(1, 5), st.floats(0, 1, exclude_max=True))
@@ -76,7 +76,7 @@ def test_nobody_comes_back_early_or_much_later(
     kind: FaultKind, delay: float | None, attempt: int, spread: float
 ) -> None:
     again = decide(fault(kind, delay=delay), attempt, 0, spread)
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAfter)
     least = 2.0 ** (attempt - 2) if delay is None else delay
     assert least <= again.delay <= least + min(least, 5.0) / 4
 
@@ -91,9 +91,9 @@ def test_nobody_comes_back_early_or_much_later(
 def test_every_task_ends(
     kind: FaultKind, delay: float | None, retries: int | None, attempt: int, ambiguous: bool
 ) -> None:
-    most = retries if retries is not None else MAX_PAUSES
+    most = retries if retries is not None else MAX_RATE_LIMIT_RETRIES
     given_fault = fault(kind, delay=delay, retries=retries, ambiguous=ambiguous)
-    assert not isinstance(decide(given_fault, most + 1 + attempt, 0, 0.5), Again)
+    assert not isinstance(decide(given_fault, most + 1 + attempt, 0, 0.5), RetryAfter)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_every_task_ends(
     [(0, 1, 26, 4), (1, 1, 52, 5), (3, 1, 104, 7), (0, 3, 78, 12), (1, 3, 156, 15), (3, 3, 312, 21)],
 )
 def test_the_most_calls_of_a_task(repair: int, models: int, calls: int, billed: int) -> None:
-    assert most_calls(repair, models) == calls
-    assert most_billed(repair, models) == billed
+    assert max_calls(repair, models) == calls
+    assert max_billed_calls(repair, models) == billed
 
 
 faults = st.builds(
@@ -122,10 +122,10 @@ def test_one_question_is_never_sent_more_often_than_the_cap_says(coming: list[Fa
         sent += 1
         seen[met.kind] = seen.get(met.kind, 0) + 1
         ambiguous += met.ambiguous
-        if isinstance(decide(met, seen[met.kind], ambiguous, 0.0), GiveUp):
+        if isinstance(decide(met, seen[met.kind], ambiguous, 0.0), FailTask):
             break
-    assert sent <= most_calls(0, 1)
-    assert ambiguous <= most_billed(0, 1) - 1
+    assert sent <= max_calls(0, 1)
+    assert ambiguous <= max_billed_calls(0, 1) - 1
 
 
 def prior(error: ErrorType | None, failures: int) -> PriorTask:

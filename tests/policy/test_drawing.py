@@ -14,13 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agac.api.drawing import Edge, Node, mermaid, one_line
-from agac.api.layout import Area
-from agac.api.svg import svg
-from agac.api.textwidth import text_width
+from agac.api.graph import DrawnEdge, DrawnNode, mermaid, one_line
+from agac.api.svg import Area, svg, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
-Graph = tuple[list[Node], list[Edge]]
+Graph = tuple[list[DrawnNode], list[DrawnEdge]]
 HARMLESS = {
     "svg": {"class", "viewBox", "width", "height", "role", "aria-label"},
     "title": set(),
@@ -61,13 +59,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     names = draw(st.lists(texts, max_size=60, unique=True))
     kinds = st.one_of(st.sampled_from(["ask", "python", "filter", "select", "rename", "dedupe", "input"]), texts)
     nodes = [
-        Node(name, draw(kinds), draw(st.lists(texts, max_size=3)), draw(counts), draw(st.integers(0, 3)))
+        DrawnNode(name, draw(kinds), draw(st.lists(texts, max_size=3)), draw(counts), draw(st.integers(0, 3)))
         for name in names
     ]
     edges = []
     for i in range(1, len(nodes)):
         for source in sorted(draw(st.sets(st.integers(0, i - 1), max_size=4))):
-            edges.append(Edge(names[source], names[i], draw(st.one_of(st.just(""), texts))))
+            edges.append(DrawnEdge(names[source], names[i], draw(st.one_of(st.just(""), texts))))
     order = draw(st.permutations(range(len(nodes))))
     return [nodes[i] for i in order], edges
 
@@ -215,8 +213,8 @@ def test_a_drawing_holds_nothing_but_shapes_and_text(graph: Graph) -> None:
 
 @pytest.mark.parametrize("text", NASTY)
 def test_a_nasty_text_is_text_wherever_it_stands(text: str) -> None:
-    nodes = [Node(text, text, [text], {text: 3, "done": 1}), Node("b", "ask")]
-    drawing = svg(nodes, [Edge(text, "b", text)], title=text)
+    nodes = [DrawnNode(text, text, [text], {text: 3, "done": 1}), DrawnNode("b", "ask")]
+    drawing = svg(nodes, [DrawnEdge(text, "b", text)], title=text)
     shown = one_line(text)
     assert drawing.encode("utf-8")
     assert "<script" not in drawing
@@ -229,7 +227,7 @@ def test_a_nasty_text_is_text_wherever_it_stands(text: str) -> None:
 
 def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None:
     found = {"dropped": 30, "failed": 1, "done": 999_969, "waiting": 0}
-    root = ET.fromstring(svg([Node("a", "ask", counts=found)], []))
+    root = ET.fromstring(svg([DrawnNode("a", "ask", counts=found)], []))
     parts = {rect.get("class"): area(rect).width for rect in root.iter(f"{SVG}rect")}
     assert list(parts)[2:] == ["done", "failed", "dropped"], "after the page and the box, in the order of the words"
     assert parts["done"] > 20 * parts["failed"]
@@ -239,23 +237,23 @@ def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None
 
 
 def test_a_stage_without_a_run_has_no_figures_and_one_without_rows_says_so() -> None:
-    assert "figure" not in [text.get("class") for text in read(svg([Node("a", "ask")], [])).texts]
+    assert "figure" not in [text.get("class") for text in read(svg([DrawnNode("a", "ask")], [])).texts]
     for nothing in ({}, {"done": 0, "failed": 0}):
-        assert "no rows" in [text.text for text in read(svg([Node("a", "ask", counts=nothing)], [])).texts]
-        assert "no rows" in mermaid([Node("a", "ask", counts=nothing)], [])
+        assert "no rows" in [text.text for text in read(svg([DrawnNode("a", "ask", counts=nothing)], [])).texts]
+        assert "no rows" in mermaid([DrawnNode("a", "ask", counts=nothing)], [])
 
 
 def test_a_level_is_told_and_lines_between_levels_are_broken() -> None:
-    nodes = [Node("a", "ask"), Node("b", "ask", level=1), Node("c", "ask", level=1)]
-    drawing = svg(nodes, [Edge("a", "b", "explode items"), Edge("b", "c")])
+    nodes = [DrawnNode("a", "ask"), DrawnNode("b", "ask", level=1), DrawnNode("c", "ask", level=1)]
+    drawing = svg(nodes, [DrawnEdge("a", "b", "explode items"), DrawnEdge("b", "c")])
     assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
     assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
 
 
 def test_a_chain_is_drawn_straight_down() -> None:
     names = ["a", "a much longer name", "c", "d"]
-    edges = [Edge(a, b, "on" if a == "c" else "") for a, b in pairwise(names)]
-    drawn = read(svg([Node(name, "ask") for name in names], edges))
+    edges = [DrawnEdge(a, b, "on" if a == "c" else "") for a, b in pairwise(names)]
+    drawn = read(svg([DrawnNode(name, "ask") for name in names], edges))
     assert len({round(box.x + box.width / 2) for box in drawn.boxes}) == 1
     assert all(abs(x - line[0][0]) < 0.2 for line in drawn.lines for x, _ in line)
 
@@ -263,8 +261,8 @@ def test_a_chain_is_drawn_straight_down() -> None:
 def test_branches_that_need_not_cross_do_not() -> None:
     """Two chains whose stages stand in turn in the file, the second of them crosswise."""
     names = ["a1", "b1", "b2", "a2", "a3", "b3"]
-    edges = [Edge("a1", "a2"), Edge("a2", "a3"), Edge("b1", "b2"), Edge("b2", "b3")]
-    boxes = dict(zip(names, read(svg([Node(name, "ask") for name in names], edges)).boxes, strict=True))
+    edges = [DrawnEdge("a1", "a2"), DrawnEdge("a2", "a3"), DrawnEdge("b1", "b2"), DrawnEdge("b2", "b3")]
+    boxes = dict(zip(names, read(svg([DrawnNode(name, "ask") for name in names], edges)).boxes, strict=True))
     assert len({boxes[f"a{i}"].x < boxes[f"b{i}"].x for i in (1, 2, 3)}) == 1
 
 
@@ -272,19 +270,19 @@ def test_branches_that_need_not_cross_do_not() -> None:
 def test_a_graph_that_is_none_is_refused(draw: object) -> None:
     assert callable(draw)
     with pytest.raises(ValueError, match="two stages of a drawing have one name"):
-        draw([Node("a", "ask"), Node("a", "ask")], [])
+        draw([DrawnNode("a", "ask"), DrawnNode("a", "ask")], [])
     with pytest.raises(ValueError, match="ends at 'b', which is not in it"):
-        draw([Node("a", "ask")], [Edge("a", "b")])
+        draw([DrawnNode("a", "ask")], [DrawnEdge("a", "b")])
 
 
 def test_a_cycle_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be drawn in layers"):
-        svg([Node("a", "ask"), Node("b", "ask")], [Edge("a", "b"), Edge("b", "a")])
+        svg([DrawnNode("a", "ask"), DrawnNode("b", "ask")], [DrawnEdge("a", "b"), DrawnEdge("b", "a")])
 
 
 def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
-        "from agac.api.drawing import Edge, Node, mermaid\nfrom agac.api.svg import svg\n"
+        "from agac.api.graph import Edge, Node, mermaid\nfrom agac.api.svg import svg\n"
         "nodes = [Node(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
         "edges = [Edge(f's{i // 3}', f's{i}', f'{i}') for i in range(1, 20)]\n"
         "print(svg(nodes, edges), mermaid(nodes, edges))"

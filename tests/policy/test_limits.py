@@ -13,10 +13,9 @@ from support.virtual import loop_time, run_virtually
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
-from agac.engine.control import Control, Halted
-from agac.engine.lane import Lane
-from agac.engine.limits import Exposure, Slots
-from agac.engine.policy import LONGEST_WAIT
+from agac.engine.rate_limiter import FifoSemaphore, Lane, UncommittedCallLimit
+from agac.engine.retry_policy import MAX_RETRY_DELAY_S
+from agac.engine.stop_rules import RunStopped, StopSignal
 
 FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")
 REFUSED = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=0.1, status=429)
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.virtual_time
 run = run_virtually
 
 
-def lane(most: int = 100, *, rpm: int | None = None, tpm: int | None = None, control: Control | None = None) -> Lane:
-    return Lane(most, rpm=rpm, tpm=tpm, clock=loop_time, control=control or Control())
+def lane(most: int = 100, *, rpm: int | None = None, tpm: int | None = None, control: StopSignal | None = None) -> Lane:
+    return Lane(most, rpm=rpm, tpm=tpm, clock=loop_time, control=control or StopSignal())
 
 
 def reply(given: int | None, made: int | None) -> Reply:
@@ -121,8 +120,8 @@ async def test_the_longest_pause_counts() -> None:
     one.pause(7.0)
     one.pause(2.0)
     assert await sent_at(one, 1) == [7.0]
-    one.pause(LONGEST_WAIT * 50)
-    assert await sent_at(one, 1) == [LONGEST_WAIT]
+    one.pause(MAX_RETRY_DELAY_S * 50)
+    assert await sent_at(one, 1) == [MAX_RETRY_DELAY_S]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ async def test_the_longest_pause_counts() -> None:
         (RateState(remaining_tokens=0, reset_tokens=3.0), 3.0),
         (RateState(0, 2.0, 0, 5.0), 5.0),
         (RateState(5, 2.0, 0, 5.0), 5.0),
-        (RateState(0, LONGEST_WAIT * 2), LONGEST_WAIT),
+        (RateState(0, MAX_RETRY_DELAY_S * 2), MAX_RETRY_DELAY_S),
     ],
 )
 async def test_a_lane_pauses_when_headers_say_that_nothing_is_left(rates: RateState, waits: float) -> None:
@@ -184,39 +183,39 @@ async def test_a_header_as_old_as_its_reset_says_nothing() -> None:
 
 
 async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
-    control = Control()
+    control = StopSignal()
     one = lane(1, control=control)
     await one.enter(1)
     waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(3)]
     await settle()
     control.fail(FATAL)
     ended = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in ended] == [Halted] * 3
-    with pytest.raises(Halted):
+    assert [type(error) for error in ended] == [RunStopped] * 3
+    with pytest.raises(RunStopped):
         await one.enter(1)
 
 
 async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
-    control = Control()
+    control = StopSignal()
     one = lane(1, control=control)
     await one.enter(1)
     waiting = asyncio.ensure_future(one.enter(1))
     await settle()
     one.leave()  # the place is handed over ...
     control.fail(FATAL)  # ... and the run stops before it is taken
-    with pytest.raises(Halted):
+    with pytest.raises(RunStopped):
         await waiting
     assert one.in_flight == 0
 
 
 async def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
-    control = Control()
+    control = StopSignal()
     one = lane(control=control)
     one.pause(600)
     waiting = asyncio.ensure_future(one.enter(1))
     await asyncio.sleep(1)
     control.interrupt()
-    with pytest.raises(Halted):
+    with pytest.raises(RunStopped):
         await waiting
     assert loop_time() == 1001
 
@@ -321,7 +320,7 @@ def test_nobody_is_lost_and_no_bound_is_passed(most: int, rpm: int | None, tpm: 
 
 
 async def test_slots_go_to_whoever_has_waited_longest() -> None:
-    slots = Slots(1)
+    slots = FifoSemaphore(1)
     order: list[int] = []
 
     async def user(number: int) -> None:
@@ -340,7 +339,7 @@ async def test_slots_go_to_whoever_has_waited_longest() -> None:
 
 
 async def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
-    slots = Slots(1)
+    slots = FifoSemaphore(1)
     order: list[str] = []
 
     async def greedy() -> None:
@@ -361,7 +360,7 @@ async def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_cancelled_one_loses_no_slot(moment: str) -> None:
-    slots = Slots(1)
+    slots = FifoSemaphore(1)
     await slots.take()
     first = asyncio.ensure_future(slots.take())
     second = asyncio.ensure_future(slots.take())
@@ -378,7 +377,7 @@ async def test_a_cancelled_one_loses_no_slot(moment: str) -> None:
     await asyncio.wait_for(slots.take(), 5)
 
 
-def entered(exposure: Exposure, calls: int) -> Callable[[], Coroutine[Any, Any, list[asyncio.Task[None]]]]:
+def entered(exposure: UncommittedCallLimit, calls: int) -> Callable[[], Coroutine[Any, Any, list[asyncio.Task[None]]]]:
     async def start() -> list[asyncio.Task[None]]:
         tasks = [asyncio.ensure_future(exposure.enter()) for _ in range(calls)]
         await settle()
@@ -388,7 +387,7 @@ def entered(exposure: Exposure, calls: int) -> Callable[[], Coroutine[Any, Any, 
 
 
 async def test_calls_wait_until_earlier_ones_are_durable() -> None:
-    exposure = Exposure(4)
+    exposure = UncommittedCallLimit(4)
     tasks = await entered(exposure, 7)()
     assert [task.done() for task in tasks] == [True] * 4 + [False] * 3
     exposure.leave(2)
@@ -400,7 +399,7 @@ async def test_calls_wait_until_earlier_ones_are_durable() -> None:
 
 
 async def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
-    exposure = Exposure(3)
+    exposure = UncommittedCallLimit(3)
     first = await entered(exposure, 3)()
     waiting = await entered(exposure, 10)()
     exposure.leave(3)
@@ -413,7 +412,7 @@ async def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_cancelled_one_loses_no_place(moment: str) -> None:
-    exposure = Exposure(1)
+    exposure = UncommittedCallLimit(1)
     await exposure.enter()
     first, second = asyncio.ensure_future(exposure.enter()), asyncio.ensure_future(exposure.enter())
     await settle()

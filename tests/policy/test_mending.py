@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from test_parsing_answers import reply, stage
 
 from agac.core.errors import ErrorType, RowError
-from agac.engine.mend import mended_json
-from agac.engine.validate import Checked, Checker
+from agac.engine.validate import Checker, ValidReply, mended_json
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -34,7 +33,7 @@ MENDED = [
 @pytest.mark.parametrize(("text", "value"), MENDED)
 def test_slips_of_form_are_mended_and_marked(text: str, value: Any) -> None:
     mending = Checker(replace(stage(OBJECT), json_repair=True))
-    assert mending.check(reply(text)) == Checked('{"a":1}', value, mended=True)
+    assert mending.check(reply(text)) == ValidReply('{"a":1}', value, mended=True)
     plain = Checker(stage(OBJECT)).check(reply(text))
     assert isinstance(plain, RowError)
     assert plain.type is ErrorType.SCHEMA_MISMATCH
@@ -85,7 +84,7 @@ def test_what_is_mended_has_to_be_valid_too(text: str) -> None:
 
 def test_what_is_json_is_never_touched() -> None:
     checked = Checker(replace(stage(OBJECT), json_repair=True)).check(reply('{"a": 1}'))
-    assert checked == Checked('{"a":1}', {"a": 1}, mended=False)
+    assert checked == ValidReply('{"a":1}', {"a": 1}, mended=False)
 
 
 def test_an_object_stays_an_object_and_a_list_a_list() -> None:
@@ -105,5 +104,5 @@ parts = st.lists(st.sampled_from([*"{}[]\",:\\'1a \n`", "```json\n", "true", '"a
 @given(parts.map("".join))
 def test_every_text_of_pieces_of_json_is_checked_without_an_accident(text: str) -> None:
     checked = Checker(replace(stage({}), json_repair=True)).check(reply(text))
-    if isinstance(checked, Checked):
+    if isinstance(checked, ValidReply):
         json.dumps(checked.value, allow_nan=False).encode()

@@ -15,7 +15,7 @@ from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usa
 from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
 from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
 from agac.providers.provider import Provider
-from agac.spec.template import compile_template
+from agac.spec.templates import compile_template
 
 
 def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> PlannedStage:

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.limits import Slots
-from agac.engine.patience import OutOfTime, Patience
+from agac.engine.rate_limiter import FifoSemaphore
+from agac.engine.retry_policy import RowDeadline, RowDeadlineExceeded
 
 
 def test_the_time_begins_with_the_first_call() -> None:
     async def row() -> None:
-        patience = Patience(10.0, loop_time)
+        patience = RowDeadline(10.0, loop_time)
         await asyncio.sleep(100)
         assert not patience.over
         assert patience.left() == 10.0
@@ -23,7 +23,7 @@ def test_the_time_begins_with_the_first_call() -> None:
         assert not patience.outlasts(6.0)
         await asyncio.sleep(6)
         assert patience.over
-        with pytest.raises(OutOfTime):
+        with pytest.raises(RowDeadlineExceeded):
             patience.left()
 
     run_virtually(row())
@@ -31,12 +31,12 @@ def test_the_time_begins_with_the_first_call() -> None:
 
 def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after_it() -> None:
     async def row() -> None:
-        patience = Patience(10.0, loop_time)
+        patience = RowDeadline(10.0, loop_time)
         began = loop_time()
         assert await patience.wait(asyncio.sleep(1000, "mine")) == "mine"
         patience.left()
         assert await patience.wait(asyncio.sleep(9, "mine")) == "mine"
-        with pytest.raises(OutOfTime):
+        with pytest.raises(RowDeadlineExceeded):
             await patience.wait(asyncio.sleep(1000))
         assert loop_time() == began + 1010
 
@@ -45,10 +45,10 @@ def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after
 
 def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
     async def rows() -> None:
-        slots, patience = Slots(1), Patience(10.0, loop_time)
+        slots, patience = FifoSemaphore(1), RowDeadline(10.0, loop_time)
         patience.left()
         await slots.take()
-        with pytest.raises(OutOfTime):
+        with pytest.raises(RowDeadlineExceeded):
             await patience.wait(slots.take())
         slots.give()
         await asyncio.wait_for(slots.take(), 1)
@@ -58,7 +58,7 @@ def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
 
 def test_without_a_bound_nothing_is_ever_over() -> None:
     async def row() -> None:
-        patience = Patience(None, loop_time)
+        patience = RowDeadline(None, loop_time)
         assert patience.left() is None
         await patience.wait(asyncio.sleep(1e6))
         assert patience.left() is None

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
 
-from agac.engine.budget import Amount, Pot, Purse, RowBudgetExceeded
-from agac.engine.control import Control, Halted, Stop
+from agac.engine.budget import Amount, BudgetBalance, BudgetLimiter, RowBudgetExceeded
+from agac.engine.stop_rules import RunStopped, StopReason, StopSignal
 from agac.spec.workflow import Budget
 
 CALLS = 256
 
 
-def never_exceeded(pots: list[Pot]) -> None:
+def never_exceeded(pots: list[BudgetBalance]) -> None:
     for pot in pots:
         taken = pot.spent.plus(pot.held)
         cap = pot.budget
@@ -26,7 +26,7 @@ def never_exceeded(pots: list[Pot]) -> None:
         assert cap.calls is None or taken.calls <= cap.calls
 
 
-def nothing_could_make_room(purse: Purse) -> None:
+def nothing_could_make_room(purse: BudgetLimiter) -> None:
     """A run may stop at its limit only when nothing is under way, and what is spent alone leaves too little."""
     assert purse.reached is not None
     assert purse.reached.holds == 0
@@ -47,10 +47,10 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
     chance = random.Random(seed)
 
     async def program() -> None:
-        control = Control()
-        run = [Pot("run", Budget(usd, tokens, calls)), Pot("project", Budget(calls=350))]
-        stages = {1: Pot("stage", Budget(calls=stage))} if stage else {}
-        purse = Purse(control, run=run, stages=stages, row=Budget(usd=0.8, calls=2))
+        control = StopSignal()
+        run = [BudgetBalance("run", Budget(usd, tokens, calls)), BudgetBalance("project", Budget(calls=350))]
+        stages = {1: BudgetBalance("stage", Budget(calls=stage))} if stage else {}
+        purse = BudgetLimiter(control, run=run, stages=stages, row=Budget(usd=0.8, calls=2))
         pots = [*run, *stages.values()]
         sent = 0
         control.when_stopped(lambda: nothing_could_make_room(purse))
@@ -84,9 +84,9 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
         for task in chance.sample(tasks, 8):
             asyncio.get_running_loop().call_soon(task.cancel)
         ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-        assert {type(end) for end in ended} <= {type(None), Halted, asyncio.CancelledError}
-        if any(isinstance(end, Halted) for end in ended):
-            assert control.stop is Stop.LIMIT
+        assert {type(end) for end in ended} <= {type(None), RunStopped, asyncio.CancelledError}
+        if any(isinstance(end, RunStopped) for end in ended):
+            assert control.stop is StopReason.LIMIT
             assert purse.reached is not None
         else:
             assert control.stop is None
@@ -96,9 +96,9 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
     asyncio.run(program())
 
 
-def run_of(budget: Budget) -> tuple[Control, Pot, Purse]:
-    control, pot = Control(), Pot("run", budget)
-    return control, pot, Purse(control, run=[pot], stages={}, row=Budget(calls=1))
+def run_of(budget: Budget) -> tuple[StopSignal, BudgetBalance, BudgetLimiter]:
+    control, pot = StopSignal(), BudgetBalance("run", budget)
+    return control, pot, BudgetLimiter(control, run=[pot], stages={}, row=Budget(calls=1))
 
 
 async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
@@ -118,9 +118,9 @@ async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
     second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
     await asyncio.sleep(0)
     purse.settle(first, Amount(0.6, 0, 1))
-    with pytest.raises(Halted):
+    with pytest.raises(RunStopped):
         await second
-    assert (control.stop, purse.reached) == (Stop.LIMIT, pot)
+    assert (control.stop, purse.reached) == (StopReason.LIMIT, pot)
     assert pot.spent == Amount(0.6, 0, 1)
 
 
@@ -167,5 +167,5 @@ async def test_an_interrupt_wakes_who_waits() -> None:
     waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
     await asyncio.sleep(0)
     control.interrupt()
-    with pytest.raises(Halted):
+    with pytest.raises(RunStopped):
         await waiting

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core import keys
-from agac.plan.tree import WIDTH, CallSize, Node, NodeId, tree
+from agac.plan.reduce_tree import WIDTH, CallSize, NodeId, TreeNode, tree
 
 Members = list[tuple[int, int]]
 """(hash, tokens), in order."""
@@ -76,14 +76,14 @@ def by_definition(members: Members, size: CallSize) -> dict[int, set[tuple[int, 
     return heights
 
 
-def made(members: Members, size: CallSize) -> dict[NodeId, Node]:
+def made(members: Members, size: CallSize) -> dict[NodeId, TreeNode]:
     nodes = list(tree(members, size))
     by_id = {node.id: node for node in nodes}
     assert len(by_id) == len(nodes), "an id names one node"
     return by_id
 
 
-def places_of(node: Node, nodes: dict[NodeId, Node], members: Members) -> list[int]:
+def places_of(node: TreeNode, nodes: dict[NodeId, TreeNode], members: Members) -> list[int]:
     """Where the members of a node stand, found the way that a reader of a table of members finds them: by range."""
     if node.id.height > 1:
         return [place for child in node.children for place in places_of(nodes[child], nodes, members)]
@@ -154,7 +154,7 @@ def test_one_member_more_or_less_changes_few_nodes(members: Members, size: CallS
             assert sum(node.height == height for node in asked) <= at_most
 
 
-def _contents(nodes: dict[NodeId, Node], members: Members, gone: int) -> dict[NodeId, object]:
+def _contents(nodes: dict[NodeId, TreeNode], members: Members, gone: int) -> dict[NodeId, object]:
     """What each node asks about: the hashes of its members, or what its children ask about."""
     found: dict[NodeId, object] = {}
     for node in nodes.values():
@@ -202,7 +202,7 @@ def test_members_out_of_order_are_refused() -> None:
 
 def test_a_group_that_fits_is_one_call_over_all_of_it() -> None:
     (node,) = tree([(1, 1), (2, 1), (TOP - 1, 1)], CallSize())
-    assert node == Node(NodeId(1, 0, TOP - 1), 3, ())
+    assert node == TreeNode(NodeId(1, 0, TOP - 1), 3, ())
     assert list(tree([], CallSize(max_rows=2))) == []
 
 

@@ -8,11 +8,19 @@ import pytest
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind
-from agac.engine.batch.rounds import Asked, Lack, Next, Then, after_check, after_fault, after_lack
-from agac.engine.batch.states import AT_PROVIDER, WAITING, BatchStep, may_follow
-from agac.spec.rounds import BatchRules
+from agac.engine.batch.ingest import (
+    AttemptCounts,
+    MissingAnswer,
+    NextStep,
+    Then,
+    after_check,
+    after_fault,
+    after_missing_answer,
+)
+from agac.spec.workflow import BatchRules
+from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
 
-LACKS: tuple[Lack, ...] = ("expired", "cancelled", "unanswered", "missing", "malformed")
+LACKS: tuple[MissingAnswer, ...] = ("expired", "cancelled", "unanswered", "missing", "malformed")
 KINDS = {
     "expired": ErrorType.TIMEOUT,
     "cancelled": ErrorType.BATCH_LOST,
@@ -24,8 +32,8 @@ LAST = 3
 RETRIES = ("batch", "sync", "fail")
 
 
-def asked(round_: int = 1, models: int = 0, repairs: int = 0) -> Asked:
-    return Asked(round_, models, repairs)
+def asked(round_: int = 1, models: int = 0, repairs: int = 0) -> AttemptCounts:
+    return AttemptCounts(round_, models, repairs)
 
 
 def rules(retry: str) -> BatchRules:
@@ -42,8 +50,8 @@ def expected(retry: str, round_: int, models: int) -> Then | None:
 @pytest.mark.parametrize(
     ("retry", "round_", "models", "lack"), list(product(RETRIES, range(1, LAST + 2), (0, 1, 2), LACKS))
 )
-def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack: Lack) -> None:
-    found = after_lack(lack, asked(round_, models, repairs=5), rules(retry), "as it says")
+def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack: MissingAnswer) -> None:
+    found = after_missing_answer(lack, asked(round_, models, repairs=5), rules(retry), "as it says")
     assert found.then == expected(retry, round_, models)
     assert found.error.type is KINDS[lack]
     assert "as it says" in found.error.message
@@ -78,12 +86,12 @@ def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, re
     found = after_check(error, asked(LAST, models, repairs), rules(retry))
     quoted = type_ is ErrorType.SCHEMA_MISMATCH and repairs > 0 and retry != "fail"
     other = "fallback" if models else None
-    assert found == Next("repair" if quoted else other, error)
+    assert found == NextStep("repair" if quoted else other, error)
 
 
 def test_one_round_is_said_in_the_singular() -> None:
-    found = after_lack("missing", asked(1), BatchRules(max_rounds=1))
-    assert found == Next(
+    found = after_missing_answer("missing", asked(1), BatchRules(max_rounds=1))
+    assert found == NextStep(
         None, RowError(ErrorType.BATCH_LOST, "the batch results have no line for this request (after 1 round)")
     )
 

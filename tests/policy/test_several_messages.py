@@ -13,7 +13,7 @@ from test_parsing_answers import reply, stage
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Finish, Message, Reply, Request
-from agac.engine.validate import Checked, Checker, repair_request
+from agac.engine.validate import Checker, ValidReply, repair_request
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
@@ -22,7 +22,7 @@ def several(*texts: str, **more: Any) -> Reply:
     return replace(reply(texts[0]), others=texts[1:], **more)
 
 
-def checked(found: Reply, body: dict[str, Any] | None = NUMBER, *, mends: bool = False) -> Checked | RowError:
+def checked(found: Reply, body: dict[str, Any] | None = NUMBER, *, mends: bool = False) -> ValidReply | RowError:
     return Checker(replace(stage(body), json_repair=mends)).check(found)
 
 
@@ -39,7 +39,7 @@ VALID = {
 @pytest.mark.parametrize("mends", [False, True])
 def test_the_one_that_is_valid_is_the_answer(texts: list[str], mends: bool) -> None:
     found = checked(several(*texts), mends=mends)
-    assert isinstance(found, Checked)
+    assert isinstance(found, ValidReply)
     assert (found.value, found.mended) == ({"n": 1}, False)
 
 
@@ -61,7 +61,7 @@ def test_none_that_is_valid_says_what_is_wrong_with_each() -> None:
 
 def test_one_is_mended_only_where_none_is_valid_as_it_stands() -> None:
     mended = checked(several('{"n": 1,}', "{"), mends=True)
-    assert isinstance(mended, Checked)
+    assert isinstance(mended, ValidReply)
     assert (mended.value, mended.mended) == ({"n": 1}, True)
     assert isinstance(checked(several('{"n": 1,}', '{"n": 2,}'), mends=True), RowError)
 
@@ -69,7 +69,7 @@ def test_one_is_mended_only_where_none_is_valid_as_it_stands() -> None:
 def test_without_a_schema_texts_that_differ_are_never_joined() -> None:
     assert isinstance(checked(several("Half an ans", "Half an answer."), None), RowError)
     found = checked(several("The same.", "The same."), None)
-    assert isinstance(found, Checked)
+    assert isinstance(found, ValidReply)
     assert found.value == "The same."
 
 
@@ -86,7 +86,7 @@ def test_the_order_of_messages_decides_nothing(drawn: list[Any]) -> None:
     valid = {text for text in drawn if isinstance(text, int)}
     for order in (texts, texts[::-1]):
         found = checked(several(*order))
-        assert isinstance(found, Checked) == (len(valid) == 1)
+        assert isinstance(found, ValidReply) == (len(valid) == 1)
 
 
 def test_asking_again_quotes_all_of_them() -> None:

@@ -20,7 +20,7 @@ from test_parsing_answers import error_of, reply, stage, values
 
 from agac.core.errors import UsageError
 from agac.engine.validate import Checker
-from agac.spec.schemabody import compiled, schema_faults
+from agac.spec.json_schema import compiled, schema_faults
 
 LINES = (Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl").read_text("utf-8").splitlines()
 SUITE: dict[str, list[Any]] = dict(map(json.loads, LINES))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.core.types import Params
-from agac.plan.replicas import outcome_of_vote, seeded, share
+from agac.plan.render import outcome_of_vote, seeded, share
 from agac.providers.table import SHIPPED
 
 VALUES = st.recursive(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
-from agac.engine.budget import NOTHING, Amount, WorstCase, counted, dearest
+from agac.engine.budget import NOTHING, Amount, WorstCase, counted, max_price_steps
 from agac.plan.stage import PlannedModel
 from agac.providers.prices import cost
 from agac.providers.provider import Price
 from agac.providers.table import SHIPPED, SIMULATOR
-from agac.store.batch import Call, Endpoint
+from agac.store.records import Call, Endpoint
 
 RATES = st.floats(0, 100, allow_nan=False)
 FLAT = st.builds(Price, input=RATES, output=RATES, cached_input=st.none() | RATES)
@@ -76,7 +76,7 @@ def test_without_a_dollar_budget_no_price_is_looked_up() -> None:
 
 
 def test_a_cheaper_step_does_not_lower_the_worst_case() -> None:
-    steps = dearest([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
+    steps = max_price_steps([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
     assert steps[-1] == (100, 2.0, 8.0)
 
 

@@ -16,7 +16,7 @@ from support.recount import assert_recounted
 from support.soak import campaign
 
 from agac.core.keys import batch_intent, custom_id, read_custom_id
-from agac.engine.batch.states import AT_PROVIDER, WAITING, BatchStep, may_follow
+from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
 from property.answering import FIELDS, Content, Provider, serving
 
 PRINTS = st.binary(min_size=16, max_size=16)

@@ -9,14 +9,13 @@ import pytest
 
 from agac.core.types import Message, Params, RateState, Request, Schema
 from agac.providers import anthropic
-from agac.providers.abilities import of_budget
+from agac.providers.dialects import of_budget
 from agac.providers.provider import Provider
-from agac.providers.rows import build_providers
-from agac.providers.structured import INSTRUCTION
-from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED
+from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
+from agac.providers.wire import INSTRUCTION
 from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
 from agac.simulator.replies import canonical
-from agac.spec.projectmodels import ProviderSpec
+from agac.spec.models import ProviderSpec
 
 OWN = replace(LOOK_ALIKES["anthropic"], name="own", base_url="http://127.0.0.1:1/v1")
 ASKED = (Message.of("system", "Classify."), Message.of("user", "Great!"))

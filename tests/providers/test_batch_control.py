@@ -19,10 +19,11 @@ from support.canned import Answer, Canned, canned
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import anthropic_batch, batchtraits, controlplane, openai_batch
-from agac.providers.batchapis import open_batch_api
-from agac.providers.batches import BatchApi, BatchError, BatchState, Order, Remote, Seen
-from agac.providers.controlfaults import lost
+from agac.providers import anthropic_batch, control_plane, openai_batch
+from agac.providers import batch as batchtraits
+from agac.providers.batch import BatchApi, BatchError, BatchState, Order, ProviderBatch, Remote
+from agac.providers.batch_apis import open_batch_api
+from agac.providers.control_plane import lost
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
 
@@ -169,7 +170,7 @@ def test_every_call_is_sent_once(answer: Answer, server: Canned, tmp_path: Path)
 
 @both
 def test_silence_leaves_it_open(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controlplane, "CREATE", 0.2)
+    monkeypatch.setattr(control_plane, "CREATE", 0.2)
     server.answers(f"POST {BATCHES[name]}", Answer(drop="never"))
     found = create(name, server.base_url, tmp_path)
     assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
@@ -226,7 +227,7 @@ def test_only_our_headers_are_sent(name: str, server: Canned, tmp_path: Path, mo
     for variable in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     server.answers(f"POST {BATCHES[name]}", Answer(BATCH[name]))
-    assert isinstance(create(name, server.base_url, tmp_path), Seen)
+    assert isinstance(create(name, server.base_url, tmp_path), ProviderBatch)
     [asked] = server.asked
     assert "somebody" not in repr(asked.headers)
     sent = {header.lower(): value for header, value in asked.headers.items()}
@@ -414,7 +415,7 @@ def test_a_fault_ends_a_list(server: Canned, tmp_path: Path) -> None:
     first = Answer(pages([9000, 8900], 1)[None])
     server.answers("GET /batches", first, Answer(b"", 500))
     got = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
-    assert [type(one) for one in got] == [Seen, Fault]
+    assert [type(one) for one in got] == [ProviderBatch, Fault]
     server.answers("GET /batches", Answer({"data": None}))
     [odd] = talk("openai", server.base_url, lambda api: listing(api.candidates(order(tmp_path), 8000.0)))
     assert isinstance(odd, Fault)
@@ -446,7 +447,7 @@ def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Can
     assert [one.path for one in server.asked] == paths
 
 
-def seen(**told: Any) -> Seen:
+def seen(**told: Any) -> ProviderBatch:
     found = openai_batch.seen_of({"id": "b", **told}, batchtraits.OPENAI, REDACTOR)
     assert found is not None
     return found
@@ -559,7 +560,7 @@ def test_a_batch_without_an_id_is_none(told: Any) -> None:
     assert anthropic_batch.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
 
 
-def message_batch(word: str, **told: Any) -> Seen:
+def message_batch(word: str, **told: Any) -> ProviderBatch:
     found = anthropic_batch.seen_of({"id": "b", "processing_status": word, **told}, batchtraits.ANTHROPIC, REDACTOR)
     assert found is not None
     return found

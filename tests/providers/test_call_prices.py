@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
-from agac.providers.batches import BatchTraits
+from agac.providers.batch import BatchTraits
 from agac.providers.prices import BATCH, cost, lacks_tier, price_of
 from agac.providers.provider import Price, Provider
 from agac.providers.table import OPENAI, SHIPPED, SIMULATOR

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Reply, Request
-from agac.providers.base import encode
-from agac.providers.batchapis import LINES
-from agac.providers.batches import ResultLine, UnreadableLine
+from agac.providers.batch import ResultLine, UnreadableLine
+from agac.providers.batch_apis import LINES
 from agac.providers.dialects import DIALECTS
 from agac.providers.table import SHIPPED
+from agac.providers.wire import encode
 
 OPENAI, ANTHROPIC = LINES["openai"], LINES["anthropic"]
 COMPLETION = {"id": "chatcmpl-1", "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agac.core.types import Params
-from agac.providers.modelkeys import FIELDS, READERS
-from agac.providers.modelref import ModelRef, parse_model
+from agac.providers.model_string import FIELDS, READERS, ModelRef, parse_model
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
 

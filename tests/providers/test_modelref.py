@@ -10,12 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.providers.aliases import ALIASES, MODELS, VERSION
-from agac.providers.elsewhere import ELSEWHERE
-from agac.providers.modelkeys import NO_EFFECT, NOT_HERE, READERS, SPELLINGS
-from agac.providers.modelref import ModelRef, alias_problem, parse_model
+from agac.providers.model_string import (
+    ALIASES,
+    MODELS,
+    NO_EFFECT,
+    NOT_HERE,
+    READERS,
+    SPELLINGS,
+    VERSION,
+    ModelRef,
+    alias_problem,
+    parse_model,
+)
 from agac.providers.provider import Provider
-from agac.providers.table import SHIPPED
+from agac.providers.table import ELSEWHERE, SHIPPED
 
 OWN = Provider("own", "openai-chat", "http://127.0.0.1:8000/v1")
 PROVIDERS = {**SHIPPED, "own": OWN}

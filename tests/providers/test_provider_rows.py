@@ -11,13 +11,12 @@ import pytest
 
 from agac.core.errors import Where
 from agac.core.types import Params
-from agac.providers import batchtraits
-from agac.providers.batchapis import BATCH_APIS, LINES
+from agac.providers import batch
+from agac.providers.batch_apis import BATCH_APIS, LINES
 from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Limits, Price, Provider
-from agac.providers.rows import build_providers
-from agac.providers.table import SHIPPED
-from agac.spec.projectmodels import ProviderSpec
+from agac.providers.table import SHIPPED, build_providers
+from agac.spec.models import ProviderSpec
 
 
 def spec(
@@ -88,7 +87,7 @@ def test_limits_prices_headers_and_batch_are_taken_over() -> None:
     assert local.limits == Limits(64, 5000, 2_000_000)
     assert local.prices == {"my-model": Price(0.25, 2.0, 0.025, 0.5)}
     assert local.headers == {"x-team": "data", "x-token": "Bearer token-secret-1"}
-    assert local.batch == batchtraits.GENERIC["openai"]
+    assert local.batch == batch.GENERIC["openai"]
     assert "token-secret-1" in local.secrets
 
 
@@ -121,18 +120,18 @@ def test_batches_are_told_in_a_word_or_where_they_differ() -> None:
         responses=spec(base_url="https://gateway.example/v1"),
         simulator=spec(base_url="http://127.0.0.1:9/v1"),
     )
-    generic = batchtraits.GENERIC["openai"]
+    generic = batch.GENERIC["openai"]
     assert told["none"].batch is told["quiet"].batch is told["openai"].batch is None
     assert told["word"].batch == told["groq"].batch == generic
     mapping = replace(generic, max_requests=1000, max_bytes=5_000_000, windows=("48h", "7d"), grace=120.0)
     assert told["mapping"].batch == mapping
     assert told["mapping"].limits.enqueued_tokens == 90_000
-    assert told["messages"].batch == batchtraits.GENERIC["anthropic"]
+    assert told["messages"].batch == batch.GENERIC["anthropic"]
     # what a shipped row knows stays where the same API is said again
-    assert told["azure"].batch == replace(batchtraits.AZURE, endpoint_prefix="")
+    assert told["azure"].batch == replace(batch.AZURE, endpoint_prefix="")
     # a gateway may be later than the provider itself, a simulator is what it is
-    assert told["responses"].batch == replace(batchtraits.OPENAI, grace=600.0)
-    assert told["simulator"].batch == batchtraits.SIMULATOR
+    assert told["responses"].batch == replace(batch.OPENAI, grace=600.0)
+    assert told["simulator"].batch == batch.SIMULATOR
 
 
 @pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
@@ -160,7 +159,7 @@ def test_which_shipped_rows_have_batches() -> None:
 
 
 def test_batch_apis_are_known_without_an_sdk() -> None:
-    code = "import sys, agac.providers.batchapis; print(sys.modules.keys() & {'openai', 'anthropic', 'httpx2'})"
+    code = "import sys, agac.providers.batch_apis; print(sys.modules.keys() & {'openai', 'anthropic', 'httpx2'})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
 
@@ -255,6 +254,6 @@ def test_agac_yml_may_name_every_dialect_and_no_other() -> None:
 
 
 def test_the_table_is_there_without_a_network_library() -> None:
-    loaded = "import sys, agac.providers.rows, agac.providers.modelref, agac.providers.prices; print(*sys.modules)"
+    loaded = "import sys, agac.providers.table, agac.providers.model_string, agac.providers.prices; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiohttp", "openai", "pydantic", "genai_prices", "jsonschema", "jsonschema_rs", "yaml"} & set(modules)

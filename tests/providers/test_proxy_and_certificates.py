@@ -17,13 +17,11 @@ from yarl import URL
 from agac.core.errors import UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers.batchapis import open_batch_api
-from agac.providers.batches import Seen
-from agac.providers.http import Sender
+from agac.providers.batch import ProviderBatch
+from agac.providers.batch_apis import open_batch_api
+from agac.providers.http import HttpReply, Sender, proxy_for, tls_context
 from agac.providers.provider import Provider
-from agac.providers.sending import HttpReply
 from agac.providers.table import SHIPPED
-from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"
 
@@ -187,10 +185,10 @@ def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path, content: s
     assert caught.value.message.startswith(f"REQUESTS_CA_BUNDLE: {file}")
 
 
-def look(base_url: str) -> Awaitable[Seen | Fault]:
+def look(base_url: str) -> Awaitable[ProviderBatch | Fault]:
     """How a batch stands, asked through the maker's SDK."""
 
-    async def asked() -> Seen | Fault:
+    async def asked() -> ProviderBatch | Fault:
         api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key="sk-key-123456"), Redactor())
         try:
             return await api.look("b")
@@ -203,14 +201,14 @@ def look(base_url: str) -> Awaitable[Seen | Fault]:
 async def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(always(http(b'{"id": "b"}'))) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}")
-        assert isinstance(await look("http://api.example.test/v1"), Seen)
+        assert isinstance(await look("http://api.example.test/v1"), ProviderBatch)
     [seen] = proxy.seen
     assert seen.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
     assert seen.headers["proxy-authorization"].startswith("Basic ")
     async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
         monkeypatch.setenv("https_proxy", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
         monkeypatch.setenv("SSL_CERT_FILE", AUTHORITY)
-        assert isinstance(await look("https://api.example.test/v1"), Seen)
+        assert isinstance(await look("https://api.example.test/v1"), ProviderBatch)
         [asked] = tunnel.asked
         assert "sk-key" not in asked
 

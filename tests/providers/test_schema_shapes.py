@@ -11,8 +11,8 @@ import pytest
 from agac.core.types import Message, Request, Schema
 from agac.providers import openai_chat
 from agac.providers.provider import Provider, Structured
-from agac.providers.structured import shape_of, strict_obstacles
 from agac.providers.table import OPENAI
+from agac.providers.wire import shape_of, strict_obstacles
 
 
 def closed(**properties: Any) -> dict[str, Any]:

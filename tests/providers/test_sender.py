@@ -16,10 +16,8 @@ from wire_servers import AUTHORITY, Seen, Server, always, http, never, server_tl
 from agac.core.errors import ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers.faults import TROUBLES, trouble_of
-from agac.providers.http import DEFAULT_TIMEOUT, Sender, filled
+from agac.providers.http import DEFAULT_TIMEOUT, EXCEPTION_RULES, HttpReply, Sender, exception_rule, filled
 from agac.providers.provider import Provider
-from agac.providers.sending import HttpReply
 from agac.spec.workflow import Timeout
 
 CANARY = "sk-canary-0123456789abcdef"
@@ -316,7 +314,7 @@ def test_every_exception_of_aiohttps_client_has_its_own_row() -> None:
         for value in vars(aiohttp).values()
         if isinstance(value, type) and issubclass(value, (aiohttp.ClientError, aiohttp.ClientConnectionError))
     }
-    unmapped = {cls.__name__ for cls in classes - TROUBLES.keys()} - NEVER_RAISED_BY_A_REQUEST
+    unmapped = {cls.__name__ for cls in classes - EXCEPTION_RULES.keys()} - NEVER_RAISED_BY_A_REQUEST
     assert unmapped == set()
     assert len(classes) > 15
 
@@ -325,11 +323,11 @@ def test_an_exception_is_judged_by_its_nearest_class() -> None:
     class Newer(aiohttp.ServerDisconnectedError):
         pass
 
-    assert trouble_of(Newer()) is TROUBLES[aiohttp.ServerDisconnectedError]
-    assert trouble_of(BrokenPipeError()) is TROUBLES[OSError]
-    assert trouble_of(TimeoutError()) is TROUBLES[TimeoutError]
+    assert exception_rule(Newer()) is EXCEPTION_RULES[aiohttp.ServerDisconnectedError]
+    assert exception_rule(BrokenPipeError()) is EXCEPTION_RULES[OSError]
+    assert exception_rule(TimeoutError()) is EXCEPTION_RULES[TimeoutError]
 
 
 def test_a_host_that_is_not_found_is_worth_another_try() -> None:
-    assert TROUBLES[aiohttp.ClientConnectorDNSError].kind is FaultKind.RETRY
-    assert not TROUBLES[aiohttp.ClientConnectorDNSError].ambiguous
+    assert EXCEPTION_RULES[aiohttp.ClientConnectorDNSError].kind is FaultKind.RETRY
+    assert not EXCEPTION_RULES[aiohttp.ClientConnectorDNSError].ambiguous

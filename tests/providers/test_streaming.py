@@ -15,9 +15,8 @@ from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import http as sending
-from agac.providers.http import Sender
+from agac.providers.http import HttpReply, Sender
 from agac.providers.provider import Provider
-from agac.providers.sending import HttpReply
 from agac.providers.table import SHIPPED
 from agac.spec.workflow import Timeout
 
@@ -101,7 +100,7 @@ def test_the_connection_is_kept_for_the_next_stream() -> None:
 def test_a_server_that_does_not_hang_up_after_its_last_event_costs_only_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agac.providers.sse.LAST_BYTES", 0.01)
+    monkeypatch.setattr("agac.providers.http.LAST_BYTES", 0.01)
     replies, _, connections = asyncio.run(asked(stream(chunk({"content": "a"}), STOP, DONE, end=b""), times=2))
     assert all(isinstance(reply, HttpReply) for reply in replies)
     assert connections == 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import RateState
-from agac.providers.ratelimits import asked_delay, duration, rate_state
+from agac.providers.error_tables import asked_delay, duration, rate_state
 
 
 @pytest.mark.parametrize(

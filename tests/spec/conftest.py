@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agac.core.errors import Problem
-from agac.spec.load import in_order, load_project, load_workflow, workflow_names
+from agac.spec.loader import in_order, load_project, load_workflow, workflow_names
 from agac.spec.workflow import Overrides, ProjectSpec, Stage, Workflow
 
 GOOD_WORKFLOW = """\

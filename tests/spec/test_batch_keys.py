@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agac.core.errors import Where
-from agac.spec.rounds import BatchRules, DayTime
-from agac.spec.workflow import Overrides
+from agac.spec.workflow import BatchRules, DayTime, Overrides
 
 INPUT = "input: {path: data/reviews.csv}\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agac.core.errors import Where
-from agac.spec.functions import FunctionRef, parse_reference
+from agac.spec.python_code import FunctionRef, parse_reference
 
 WHERE = Where("workflows/w.yml", 5, 13)
 CLEAN = """\

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.spec.globbing import Pattern, Unmatchable, fixed_part, is_pattern, matching
+from agac.spec.paths import Pattern, Unmatchable, fixed_part, is_pattern, matching
 
 FILES = [
     "a.csv", "b.csv", "c.txt", ".hidden.csv", "data/1.csv", "data/10.csv", "data/2.csv", "data/more/deep/x.csv",

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import Where
-from agac.spec.celtext import Chain, shown
-from agac.spec.fieldshapes import TEXT
-from agac.spec.guardcheck import check_guard
-from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Guard, compile_guard
-from agac.spec.guardvalues import Evaluator, GuardFailed
+from agac.spec.cel import Chain, shown
+from agac.spec.guard_checks import check_guard
+from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Evaluator, Guard, GuardFailed, compile_guard
+from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11)
 PATH = "stages[1].when"
@@ -652,5 +651,5 @@ def test_fields_that_a_guard_does_not_read_are_not_looked_at() -> None:
 
 
 def test_only_workflows_with_guards_pay_for_cel() -> None:
-    code = "import sys, agac.spec.guards, agac.spec.guardcheck, agac.spec.guardvalues; sys.exit('cel' in sys.modules)"
+    code = "import sys, agac.spec.guards, agac.spec.guard_checks, agac.spec.guards; sys.exit('cel' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,18 +10,16 @@ from conftest import Tree
 
 from agac.core.errors import Where
 from agac.core.keys import canonical
-from agac.plan.check import resolve_models
+from agac.plan.checks import resolve_models
 from agac.plan.definition import recorded_stages, written_of
-from agac.plan.placeholders import check_placeholders
+from agac.plan.fields import check_placeholders
 from agac.plan.plan import Selection, make_plan
 from agac.providers.table import SHIPPED
 from agac.spec.graph import graph
-from agac.spec.grouping import Group
 from agac.spec.models import StageFile
-from agac.spec.operations import Dedupe
-from agac.spec.template import default_prompt, group_prompt
-from agac.spec.workflow import Stage, Workflow
-from agac.spec.yamlfile import parse_yaml
+from agac.spec.templates import default_prompt, group_prompt
+from agac.spec.workflow import Dedupe, Group, Stage, Workflow
+from agac.spec.yaml import parse_yaml
 
 HEAD = "input: {path: data/reviews.csv}\nstages:\n"
 PLAN = """{"type": "object", "properties": {

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import UsageError, Where
-from agac.spec.inout import output_folder
-from agac.spec.load import find_workflow, load_project, load_workflow, workflow_names
-from agac.spec.root import find_project
+from agac.spec.loader import find_workflow, load_project, load_workflow, output_folder, workflow_names
+from agac.spec.paths import find_project
 from agac.spec.workflow import Overrides, Timeout
 
 INPUT = "input: {path: data/reviews.csv}\n"
@@ -478,7 +477,7 @@ def test_the_output_flag_is_bound_by_the_same_rules(tree: Any, good_workflow: st
 
 def test_what_every_command_needs_is_light() -> None:
     code = (
-        "import sys, agac.spec.root, agac.spec.workflow, agac.spec.template\n"
+        "import sys, agac.spec.paths, agac.spec.workflow, agac.spec.templates\n"
         "print([name for name in ('pydantic', 'yaml', 'jsonschema') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

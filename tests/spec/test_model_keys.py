@@ -9,12 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
-from agac.spec.cardmodels import CardFile
-from agac.spec.filemodel import FileModel
-from agac.spec.models import WorkflowFile
-from agac.spec.modelwords import known_keys, validate
-from agac.spec.projectmodels import ProjectFile
-from agac.spec.yamlfile import Document, parse_yaml
+from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.validation import known_keys, validate
+from agac.spec.yaml import Document, parse_yaml
 
 
 def _bare(annotation: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agac.core.errors import UsageError
-from agac.plan.check import resolve_models
+from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
-from agac.providers.rows import build_providers
+from agac.providers.table import build_providers
 
 SHAPE = 'output_schema: {label: "a|b", inner: {deep: string}, list: "string[]"}'
 

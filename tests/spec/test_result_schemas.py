@@ -12,11 +12,9 @@ import pytest
 
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection, make_plan
-from agac.spec.pythonschema import resolve_schema
-from agac.spec.schemabody import schema_faults
-from agac.spec.schemaplaces import property_names
-from agac.spec.schemas import schema_name
-from agac.spec.shorthand import TYPES, expand_shorthand, is_json_schema
+from agac.spec.json_schema import TYPES, expand_shorthand, is_json_schema, property_names, schema_faults
+from agac.spec.output_schema import resolve_schema
+from agac.spec.stages import schema_name
 from agac.spec.workflow import JsonSchema, PythonSchema
 
 

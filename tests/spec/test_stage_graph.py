@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.spec.ends import output_stages
 from agac.spec.graph import graph
 from agac.spec.levels import StageNode
+from agac.spec.loader import output_stages
 from agac.spec.models import StageFile, WorkflowFile
-from agac.spec.yamlfile import parse_yaml
+from agac.spec.yaml import parse_yaml
 
 
 def stages(*written: dict[str, Any]) -> list[StageFile]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import Where
-from agac.spec.template import (
+from agac.spec.templates import (
     MissingField,
     PromptTemplate,
     Template,

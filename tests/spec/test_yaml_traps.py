@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.spec.yamlfile import LOADER, MAX_DEPTH, Document, parse_yaml, read_yaml
+from agac.spec.yaml import LOADER, MAX_DEPTH, Document, parse_yaml, read_yaml
 
 LOADERS = [pytest.param(LOADER, id="libyaml"), pytest.param(yaml.SafeLoader, id="pure")]
 

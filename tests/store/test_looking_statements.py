@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agac.store import db, sql
+from agac.store import db
+from agac.store import db as sql
 
 
 @pytest.fixture

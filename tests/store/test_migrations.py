@@ -13,8 +13,9 @@ from support.processes import kill_at
 from support.project import ProjectFolder
 
 from agac.core.errors import LeaseHeld, StoreOutdated
-from agac.store import db, sql
-from agac.store.holders import this_process
+from agac.store import db
+from agac.store import db as sql
+from agac.store.db import this_process
 
 OLD_CHAIN = Path(__file__).with_name("schema_11.sql")
 """What the eleven migrations before the baseline made, as SQLite had it."""

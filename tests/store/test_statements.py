@@ -11,7 +11,8 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
-from agac.store import db, sql
+from agac.store import db
+from agac.store import db as sql
 
 PLACEHOLDERS = re.compile(r":\w+|\?")
 HOT = [

@@ -9,9 +9,9 @@ from random import Random
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
-from agac.engine.control import Control
-from agac.engine.lane import Lane
-from agac.engine.policy import Again, decide
+from agac.engine.rate_limiter import Lane
+from agac.engine.retry_policy import RetryAfter, decide
+from agac.engine.stop_rules import StopSignal
 from support.virtual import loop_time
 
 REPLY = Reply(text="", finish=Finish.STOP, usage=Usage(), model="m")
@@ -114,7 +114,7 @@ class Crowd:
     """`workers` that ask `calls` questions through one lane, each until it is answered, as the engine does it."""
 
     lane: Lane
-    control: Control
+    control: StopSignal
     server: Limited
     calls: int
     most_tries: int = 0
@@ -146,14 +146,14 @@ class Crowd:
         if isinstance(answer, Reply):
             return False
         again = decide(answer, attempt, 0, self.server.random.random())
-        assert isinstance(again, Again), "given up"
+        assert isinstance(again, RetryAfter), "given up"
         self.lane.pause(again.delay)
         await self.control.sleep(again.delay)
         return True
 
 
 def crowd(server: Limited, calls: int, most: int, **limits: int | None) -> Crowd:
-    control = Control()
+    control = StopSignal()
     lane = Lane(most, rpm=limits.get("rpm"), tpm=limits.get("tpm"), clock=loop_time, control=control)
     return Crowd(lane, control, server, calls)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from agac.store.sql import migrations
+from agac.store.db import migrations
 
 Query = Callable[..., list[tuple[Any, ...]]]
 """Asks a database: SQL and its values."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agac.core.errors import Where
-from agac.spec.functions import FunctionRef, parse_reference
-from agac.tools.functions import FunctionFailed, Returned, Runner
+from agac.spec.python_code import FunctionRef, parse_reference
+from agac.tools.processes import FunctionFailed, Returned, Runner
 
 
 class Tools:

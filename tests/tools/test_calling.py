@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agac.tools.functions import FunctionFailed, Returned, Runner
+from agac.tools.processes import FunctionFailed, Returned, Runner
 
 WAYS = pytest.mark.parametrize("processes", [None, 1], ids=["here", "process"])
 DEFS = pytest.mark.parametrize("define", ["def", "async def"])

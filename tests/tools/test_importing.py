@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agac.core.errors import UsageError
-from agac.tools.functions import FunctionFailed, Runner, load_function
+from agac.tools.processes import FunctionFailed, Runner, load_function
 
 WAYS = pytest.mark.parametrize("processes", [None, 1], ids=["here", "process"])
 

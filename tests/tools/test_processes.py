@@ -14,7 +14,7 @@ import pytest
 from support.processes import wait_until
 
 from agac.core.errors import UsageError
-from agac.tools.functions import FunctionFailed, Returned, Runner
+from agac.tools.processes import FunctionFailed, Returned, Runner
 
 DYING = """\
 import os, signal
@@ -166,8 +166,8 @@ SCRIPT = """\
 import asyncio, sys
 from pathlib import Path
 from agac.core.errors import Where
-from agac.spec.functions import parse_reference
-from agac.tools.functions import Runner
+from agac.spec.python_code import parse_reference
+from agac.tools.processes import Runner
 
 async def main():
     root = Path(sys.argv[1])

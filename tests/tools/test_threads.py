@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agac.tools.functions import THREADS, Runner
-from agac.tools.threads import FEWEST, IN_TIME, LATE, Threads
+from agac.tools.functions import IN_TIME, LATE, MIN_THREADS, Threads
+from agac.tools.processes import THREADS, Runner
 
 
 def test_the_event_loop_goes_on_while_a_function_waits_for_it(tools: Any) -> None:
@@ -105,7 +105,7 @@ def test_threads_that_keep_the_loop_waiting_become_fewer_and_more_again() -> Non
             threads._adapt(IN_TIME / 2)
         return few, threads._now_most
 
-    assert asyncio.run(run()) == (FEWEST, THREADS)
+    assert asyncio.run(run()) == (MIN_THREADS, THREADS)
 
 
 def test_no_thread_is_left_when_a_runner_is(tools: Any) -> None:

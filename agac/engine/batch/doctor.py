@@ -1,18 +1,86 @@
-"""What the store and a provider know of a batch, held against each other."""
+"""Batches without a run: cancelled by the user, compared with the provider, adopted or sent again."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from agac.core.errors import UsageError
+from agac.core.errors import AgacError, UsageError
+from agac.core.redact import Redactor
 from agac.core.report import Report
 from agac.core.types import Fault
-from agac.engine.batch.batches import tidy
-from agac.engine.batch.find import CLOCKS_APART, order_of
-from agac.engine.batch.states import BatchStep
-from agac.engine.batch.tending import Tending
-from agac.providers.batches import BatchState, Seen
-from agac.store.batches import BatchRecord, known_ids
+from agac.engine.batch.coordinator import tidy
+from agac.engine.batch.ingest import Ingester
+from agac.engine.batch.lifecycle import Accounts, BatchContext, BatchFormats, Journal, batch_formats, closing
+from agac.engine.batch.poll import NOT_CANCELLED, BatchPoller
+from agac.engine.batch.submit import CLOCKS_APART, UNSURE, Submitter, order_of
+from agac.engine.invocation import Batching, Clocks, Totals
+from agac.engine.settle import CallRecorder
+from agac.engine.stop_rules import StopSignal
+from agac.providers.batch import BatchState, ProviderBatch
+from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
+from agac.store.db import Database, lease_held
+from agac.store.writer import Ledger
+
+# Work on batches without a run: ending them, and finding out what became of them.
+
+NO_RUN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMaintenance:
+    """A workflow's batches, and who works on them, under its lease."""
+
+    scene: BatchContext
+    submitter: Submitter
+    collector: BatchPoller
+    ingester: Ingester
+
+
+@asynccontextmanager
+async def batch_maintenance(
+    database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
+) -> AsyncIterator[BatchMaintenance]:
+    """The workflow's batches, for the block. Raises LeaseHeld when another process works on the workflow."""
+    known: dict[int, BatchFormats] = {}
+
+    async def forms(run: int) -> BatchFormats:
+        if run not in known:
+            known[run] = batch_formats(await batching.recorded(database, run), redactor)
+        return known[run]
+
+    accounts = Accounts(batching.providers, batching.open_api, redactor.clean)
+    async with lease_held(database, workflow, clocks.wall) as lease, closing(accounts):
+        ledger = Ledger(
+            database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
+        )  # fmt: skip
+        scene = BatchContext(
+            database=database,
+            ledger=ledger,
+            journal=Journal(database, ledger, clocks.wall),
+            control=StopSignal(),
+            accounts=accounts,
+            clocks=clocks,
+            folder=batching.folder,
+            workflow=workflow,
+            run=NO_RUN,
+            event=NO_RUN,
+            forms=forms,
+            stays=False,
+        )
+        submitter = Submitter(scene)
+        ingester = Ingester(scene, None, CallRecorder(ledger, Totals(), "all"))
+        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
+        try:
+            yield BatchMaintenance(scene, submitter, BatchPoller(scene, submitter, ingester), ingester)
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+
+
+# What the store and a provider know of a batch, held against each other.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +106,7 @@ class Finding(Report):
         return self.batch.provider_id if self.batch else None
 
 
-async def look_at(tended: Tending, record: BatchRecord) -> list[Finding]:
+async def look_at(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """An open batch: found where it was lost, told where it is undecided."""
     match BatchStep(record.state):
         case BatchStep.CREATE_INTENT:
@@ -55,7 +123,7 @@ async def look_at(tended: Tending, record: BatchRecord) -> list[Finding]:
             return []
 
 
-async def _lost(tended: Tending, record: BatchRecord) -> list[Finding]:
+async def _lost(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """It was being created when something ended."""
     after = await tended.submitter.look_for(record)
     match BatchStep(after.state):
@@ -71,7 +139,7 @@ async def _lost(tended: Tending, record: BatchRecord) -> list[Finding]:
             return [Finding("lost", message, after, done=True)]
 
 
-async def _once_more(tended: Tending, record: BatchRecord) -> list[Finding]:
+async def _once_more(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """Nobody could find it; perhaps with the right key."""
     if record.provider_id is not None or tended.scene.account(record).mark != record.account:
         return [_undecided(record)]
@@ -98,7 +166,7 @@ def _dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:,.6f}".rstrip("0")
 
 
-async def _at_provider(tended: Tending, record: BatchRecord) -> list[Finding]:
+async def _at_provider(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     seen = await tended.collector.observe(record)
     if not isinstance(seen, Fault):
         return []
@@ -106,7 +174,7 @@ async def _at_provider(tended: Tending, record: BatchRecord) -> list[Finding]:
     return [Finding("not_asked", f"batch {record.id} ({record.provider_id}): {seen.message}", record, remedy=remedy)]
 
 
-async def look_again(tended: Tending, record: BatchRecord) -> list[Finding]:
+async def look_again(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """A batch that was given up, and that its provider may have all the same: then what it finished is paid for."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
     twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
@@ -129,7 +197,7 @@ async def look_again(tended: Tending, record: BatchRecord) -> list[Finding]:
     return findings
 
 
-async def _came_late(tended: Tending, record: BatchRecord, seen: Seen) -> Finding:
+async def _came_late(tended: BatchMaintenance, record: BatchRecord, seen: ProviderBatch) -> Finding:
     """It is there, though its tasks were asked again: it is ended, and what it finished is kept for reuse."""
     account = tended.scene.account(record)
     if not seen.state.is_terminal:
@@ -144,7 +212,7 @@ async def _came_late(tended: Tending, record: BatchRecord, seen: Seen) -> Findin
     return Finding("given_up", message, record, done=True)
 
 
-async def adopt_as(tended: Tending, record: BatchRecord, provider_id: str) -> Finding:
+async def adopt_as(tended: BatchMaintenance, record: BatchRecord, provider_id: str) -> Finding:
     """A human says which batch at the provider it is. Raises UsageError where that cannot be."""
     account = tended.scene.account(record)
     seen = await account.api.look(provider_id)
@@ -163,7 +231,7 @@ async def adopt_as(tended: Tending, record: BatchRecord, provider_id: str) -> Fi
     return Finding("adopted", f"batch {after.id} is {seen.id} from now on", after, done=True)
 
 
-async def resubmit_as(tended: Tending, record: BatchRecord) -> Finding:
+async def resubmit_as(tended: BatchMaintenance, record: BatchRecord) -> Finding:
     """A human says that there is nothing to be had: its tasks are asked again."""
     note = "its user had its requests asked again"
     after = await tended.scene.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
@@ -171,3 +239,43 @@ async def resubmit_as(tended: Tending, record: BatchRecord) -> Finding:
     await tidy(tended.scene)
     message = f"the {after.tasks:,} requests of batch {after.id} are asked again by the next `agac batch retrieve`"
     return Finding("needs_human", message, after, done=True)
+
+
+# A batch ended by its user.
+
+ENDED = "run"
+"""What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
+
+
+async def end(tended: BatchMaintenance, record: BatchRecord) -> bool:
+    """Ends a batch wherever it stands: whether anything was to be ended. Killed anywhere: decided is decided, the next
+    look at it asks its provider again."""
+    journal, note = tended.scene.journal, "its user ended it before it was created"
+    step = BatchStep(record.state)
+    if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
+        ended = await journal.release(record, BatchStep.NOT_CREATED, ENDED, note)
+        tended.collector.forget_files(ended)
+        return True
+    if step is BatchStep.CREATE_INTENT:
+        record = await tended.submitter.look_for(record)
+        if record.state == BatchStep.CREATE_INTENT:
+            raise UsageError(
+                f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
+                remedy="run `agac doctor`, then the same command again",
+            )
+        return await end(tended, record)
+    if step not in AT_PROVIDER or step is not BatchStep.SUBMITTED:
+        return False
+    if record.note == UNSURE:
+        raise UsageError(
+            f"batch {record.id} was taken for ours by its size alone, and may be somebody else's",
+            remedy="its results will tell: wait until it has ended",
+        )
+    record = await tended.collector.cancel(await journal.cancel(record, ENDED))
+    if (record.note or "").startswith(NOT_CANCELLED):
+        raise AgacError(
+            f"batch {record.id} runs on: {record.note}",
+            remedy="it is decided, and the next command that looks at it asks again; to be sure run this one again",
+        )
+    await tended.collector.observe(record)
+    return True

@@ -1,41 +1,116 @@
-"""Tasks of batch stages are not called: they are written into the batch that is being filled, and their rows wait.
-
-What a batch brought back meets its task here again, when its row is walked: a result is found by its fingerprint like
-any other; what failed fails its row; what is to go round again joins the next batch, or is called.
-"""
+"""Tasks of batch stages become lines of a file that is spooled to disk; their rows wait."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.keys import custom_id
-from agac.core.types import Request
-from agac.engine.batch.form import Form, Forms
-from agac.engine.batch.spool import Spool
-from agac.engine.budget import NOTHING, Amount, HeldBack, Purse
-from agac.engine.call import Answer, Caller, put_to
-from agac.engine.control import Control
-from agac.engine.flight import Flight
-from agac.engine.tasks import Parked
+from agac.core.types import Reply, Request
+from agac.engine.batch.lifecycle import BatchContext, BatchFormat, BatchFormats
+from agac.engine.budget import NOTHING, Amount, BlockedByBatches, BudgetLimiter
+from agac.engine.caller import Answer, Caller, request_for_model
+from agac.engine.effects import ActiveRow
+from agac.engine.stop_rules import StopSignal
+from agac.engine.tasks import LookupBatcher, Parked
+from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
-from agac.store.batch import Enrolled, WaitingTask
-from agac.store.batches import ReadyTask
-from agac.store.ledger import Ledger
+from agac.providers.batch import ResultLine
+from agac.store.batches import ReadyTask, last_reply, live_tasks
+from agac.store.history import reply_bytes
+from agac.store.records import Enrolled, WaitingTask
+from agac.store.writer import Ledger
 
-Replied = Answer | RowError | Parked
+# The file of a batch while it is being filled: one line a task, in memory nothing but a buffer.
+
+BUFFER = 1 << 20
+
+
+class Spool:
+    """A file that grows by lines. Until `finish` it has another name, so that a whole one is known by its name alone:
+    a crash leaves a `.part`, which nobody reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.lines = 0
+        self._part = path.with_name(path.name + ".part")
+        self._hash = hashlib.sha256()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._part.open("wb", buffering=BUFFER)
+        except OSError as error:
+            raise full_or_forbidden(error, self._part) from error
+
+    def add(self, line: bytes) -> None:
+        """One more line, without its line break. Raises StoreError when the disk does not take it."""
+        data = line + b"\n"
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise full_or_forbidden(error, self._part) from error
+        self._hash.update(data)
+        self.bytes += len(data)
+        self.lines += 1
+
+    def finish(self) -> str:
+        """Brings the file to the disk under its own name; gives its sha256. Runs in a thread: it waits for the disk."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.replace(self.path)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise full_or_forbidden(error, self._part) from error
+        return self._hash.hexdigest()
+
+    def drop(self) -> None:
+        """The file is not wanted any more."""
+        with suppress(OSError):  # what a full disk did not take is not missed here
+            self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in a folder outlive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def full_or_forbidden(error: OSError, path: Path) -> StoreError:
+    """What a disk's refusal means for a user."""
+    return StoreError(
+        f"{path} cannot be written: {error.strerror or error}",
+        remedy="free some space (or mend the folder's rights), then run the same command again: nothing is lost",
+    )
+
+
+# Tasks of batch stages are not called: they are written into the batch that is being filled, and their rows wait.
+#
+# What a batch brought back meets its task here again, when its row is walked: a result is found by its fingerprint like
+# any other; what failed fails its row; what is to go round again joins the next batch, or is called.
+
+BatchReply = Answer | RowError | Parked
 
 
 @dataclass(slots=True)
-class Filling:
+class OpenBatch:
     """A batch that is being filled."""
 
     batch: int
     intent: str
-    form: Form
+    form: BatchFormat
     spool: Spool
     most_requests: int
     most_bytes: int
@@ -53,10 +128,10 @@ class Filling:
 class Planner(Protocol):
     """Opens batches to be filled, and takes those that are full."""
 
-    async def begin(self, form: Form, first: bytes) -> Filling:
+    async def begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
 
-    def close(self, filling: Filling) -> None:
+    def close(self, filling: OpenBatch) -> None:
         """It is full: nothing more will be added."""
 
 
@@ -66,29 +141,29 @@ class Enrolment:
 
     def __init__(
         self,
-        forms: Forms,
+        forms: BatchFormats,
         planner: Planner,
         caller: Caller,
         ledger: Ledger,
-        control: Control,
-        purse: Purse | None,
+        control: StopSignal,
+        purse: BudgetLimiter | None,
         *,
         live: Callable[[bytes], Awaitable[bool]],
-        quoting: Callable[[Form, Flight, ReadyTask, Request, int], Awaitable[Request | None]],
+        quoting: Callable[[BatchFormat, ActiveRow, ReadyTask, Request, int], Awaitable[Request | None]],
         takes_up: bool,
     ) -> None:
         self._forms, self._planner, self._caller, self._ledger = forms, planner, caller, ledger
         self._control, self._purse, self._live, self._quoting = control, purse, live, quoting
         self._takes_up = takes_up
         self._overhead: dict[tuple[int, int], int] = {}
-        self._filling: dict[tuple[int, int], Filling] = {}
+        self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self.held_back = 0
         self.enrolled = 0
 
     async def ask(
-        self, flight: Flight, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
-    ) -> Replied:
+        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+    ) -> BatchReply:
         """The answer where it is called; the error with which the task failed; else its row waits."""
         if await self._live(fingerprint):  # in flight counts as had, also for who would call
             self.wait(flight, stage, fingerprint, replica)  # unless that is its own task, as the store knows
@@ -105,7 +180,7 @@ class Enrolment:
 
     async def _call(
         self,
-        flight: Flight,
+        flight: ActiveRow,
         stage: PlannedStage,
         fingerprint: bytes,
         request: Request,
@@ -113,21 +188,21 @@ class Enrolment:
         *,
         position: int = 0,
         quoted: int = 0,
-    ) -> Replied:
+    ) -> BatchReply:
         """A call's answer; the row stays open where the budget has no room for it beside open batches."""
         try:
             return await self._caller.ask(
                 flight, stage, fingerprint, request, replica, position=position, quoted=quoted
             )
-        except HeldBack:
+        except BlockedByBatches:
             self.held_back += 1
             return Parked.PARKED
 
-    def wait(self, flight: Flight, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
+    def wait(self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
         """The row waits for an equal task that is in a batch."""
         self._ledger.batch.waiting.append(WaitingTask(flight.new, stage.index, replica, fingerprint))
 
-    async def _go_on(self, flight: Flight, stage: PlannedStage, request: Request, ready: ReadyTask) -> Replied:
+    async def _go_on(self, flight: ActiveRow, stage: PlannedStage, request: Request, ready: ReadyTask) -> BatchReply:
         """What is next for a task that came back from a batch."""
         then, replica, print_ = ready.then_do, ready.replica, ready.fingerprint
         if then == "run" and not self._takes_up:
@@ -147,7 +222,7 @@ class Enrolment:
         again = ready.round + (then == "batch" and ready.error is not None) if then != "repair" else 1
         return await self._enrol(flight, stage, print_, request, replica, again, position=position, repairs=quoted)
 
-    async def _ask_next(self, flight: Flight, stage: PlannedStage, request: Request, ready: ReadyTask) -> Replied:
+    async def _ask_next(self, flight: ActiveRow, stage: PlannedStage, request: Request, ready: ReadyTask) -> BatchReply:
         """The next model of the fallback chain: in a batch where its provider has them."""
         position, print_ = min(ready.position + 1, len(stage.models) - 1), ready.fingerprint
         if (stage.index, position) in self._forms and stage.run_mode == "batch":
@@ -156,7 +231,7 @@ class Enrolment:
 
     async def _enrol(
         self,
-        flight: Flight,
+        flight: ActiveRow,
         stage: PlannedStage,
         fingerprint: bytes,
         request: Request,
@@ -165,12 +240,12 @@ class Enrolment:
         *,
         position: int = 0,
         repairs: int = 0,
-    ) -> Replied:
+    ) -> BatchReply:
         """Writes the task into the batch that is being filled."""
         form = self._forms[stage.index, position]
         self._control.check()
         if position or replica:
-            request = put_to(form.model, request, replica)
+            request = request_for_model(form.model, request, replica)
         body = form.body(request)
         tokens = form.enqueued(body)
         lock = self._locks.setdefault((stage.index, position), asyncio.Lock())
@@ -203,7 +278,7 @@ class Enrolment:
         return Parked.ENROLLED
 
     def _afford(
-        self, flight: Flight, stage: PlannedStage, filling: Filling | None, worst: Amount
+        self, flight: ActiveRow, stage: PlannedStage, filling: OpenBatch | None, worst: Amount
     ) -> RowError | Parked | None:
         """Why a budget has no room for a task; None: it has."""
         if self._purse is None:
@@ -219,7 +294,7 @@ class Enrolment:
         self.held_back += 1
         return Parked.PARKED
 
-    def _around(self, form: Form) -> int:
+    def _around(self, form: BatchFormat) -> int:
         """Bytes of a line beyond its body, at most."""
         place = (form.stage.index, form.position)
         if place not in self._overhead:
@@ -234,7 +309,7 @@ class Enrolment:
         self._filling.clear()
 
 
-def _too_long(form: Form, length: int) -> RowError | None:
+def _too_long(form: BatchFormat, length: int) -> RowError | None:
     """Why a task can be in no batch at all."""
     most = min(form.max_bytes, form.traits.max_line_bytes or form.max_bytes)
     if length < most:
@@ -244,3 +319,38 @@ def _too_long(form: Form, length: int) -> RowError | None:
         f"stage {form.stage.name!r}: its request has {length:,} bytes, and a batch of {form.model.lane} takes "
         f"{most:,}; shorten the row's fields or the prompt, or run the stage with `run_mode: sync`",
     )
+
+
+# What was asked in batches before: which tasks are in one, and what was replied to those that are asked again.
+
+
+class BatchedTasks:
+    """Looks for tasks that are in a batch already, and for the replies that re-asks quote."""
+
+    def __init__(self, scene: BatchContext) -> None:
+        self._scene = scene
+        self._gathered: LookupBatcher[bytes, bool] = LookupBatcher(self._fetch)
+
+    async def live(self, fingerprint: bytes) -> bool:
+        """Whether the task is in a batch of the workflow that is not ingested."""
+        return bool(await self._gathered.get(fingerprint))
+
+    async def run(self) -> None:
+        """Answers until cancelled."""
+        await self._gathered.run()
+
+    async def _fetch(self, prints: Sequence[bytes]) -> dict[bytes, bool]:
+        return dict.fromkeys(await live_tasks(self._scene.database, prints, self._scene.workflow), True)
+
+    async def quoting(
+        self, form: BatchFormat, flight: ActiveRow, ready: ReadyTask, request: Request, replica: int
+    ) -> Request | None:
+        """The request that quotes what was wrong with the last reply; None where that is not to be had any more."""
+        stored = await last_reply(self._scene.database, flight.new.key, ready.stage, replica, ready.fingerprint)
+        body = reply_bytes(stored[0]) if stored is not None else None
+        if body is None:
+            return None
+        reply = form.read(ResultLine("", "answered", stored[1] or 200, body))
+        asked = request_for_model(form.model, request, replica) if form.position or replica else request
+        error = RowError(ErrorType.SCHEMA_MISMATCH, stored[2] or "")
+        return repair_request(asked, reply, error) if isinstance(reply, Reply) else None

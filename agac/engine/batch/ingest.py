@@ -1,8 +1,4 @@
-"""Results of a batch, read into the store: every task of it gets an end, whatever the files hold.
-
-Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked at again, so what a
-crash interrupts is read again from the files, which lie on this machine, and nothing is counted twice.
-"""
+"""Results of a batch read into the store: every task gets an end, whatever the files hold."""
 
 from __future__ import annotations
 
@@ -17,22 +13,97 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.keys import canonical, read_custom_id
-from agac.core.types import Fault, Reply, Row, Usage
-from agac.engine.attempts import how_answered
-from agac.engine.batch.form import Form
-from agac.engine.batch.rounds import Asked, Lack, Next, after_check, after_fault, after_lack
-from agac.engine.batch.scene import Scene
-from agac.engine.budget import NOTHING, Amount, Purse
-from agac.engine.callbook import CallBook, stored_reply
-from agac.providers.batches import BatchState, ResultLine, UnreadableLine
+from agac.core.types import Fault, FaultKind, Reply, Row, Usage
+from agac.engine.batch.lifecycle import BatchContext, BatchFormat
+from agac.engine.budget import NOTHING, Amount, BudgetLimiter
+from agac.engine.settle import CallRecorder, how_answered, stored_reply
+from agac.providers.batch import BatchState, ResultLine, UnreadableLine
 from agac.providers.prices import cost
-from agac.store.batch import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
+from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
+from agac.store.db import sql
+from agac.store.records import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
-from agac.store.sql import sql
+
+# What becomes of a task whose line brought no result: one pure function, tested as a table.
+
+Then = Literal["batch", "repair", "fallback", "sync", "run"]
+"""What is next for a task: another batch, a batch that quotes what was wrong, the next model, a call, or nothing before
+the user runs the workflow again."""
+
+MissingAnswer = Literal["expired", "cancelled", "unanswered", "missing", "malformed"]
+"""Why there is no answer: the batch ran out of time; it was cancelled; the provider failed at it; no line told of it;
+its line could not be read."""
+
+_MISSING: dict[MissingAnswer, tuple[ErrorType, str]] = {
+    "expired": (ErrorType.TIMEOUT, "the batch expired before this request was processed"),
+    "cancelled": (ErrorType.BATCH_LOST, "the provider cancelled it"),
+    "unanswered": (ErrorType.PROVIDER_ERROR, "the provider failed without an answer"),
+    "missing": (ErrorType.BATCH_LOST, "the batch results have no line for this request"),
+    "malformed": (ErrorType.BATCH_LOST, "its line in the results cannot be read"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCounts:
+    """How often a task was asked so far: rounds of its question at this model, re-asks that quoted errors; `models`
+    left to ask after this one; `repairs_left`."""
+
+    round: int
+    models_left: int
+    repairs_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What is next; or, where `then` is None, the error with which the task fails."""
+
+    then: Then | None
+    error: RowError
+
+
+def after_missing_answer(lack: MissingAnswer, asked: AttemptCounts, rules: BatchRules, said: str = "") -> NextStep:
+    """A task that was not answered, which is not billed unless its line was lost."""
+    kind, words = _MISSING[lack]
+    return _again(RowError(kind, f"{words}: {said}" if said else words), asked, rules)
+
+
+def after_fault(fault: Fault, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+    """A line that holds an error: what may pass is asked again, what may not is not."""
+    error = RowError(fault.type, fault.message)
+    if fault.kind in (FaultKind.RETRY, FaultKind.PAUSE):
+        return _again(error, asked, rules)
+    return _other_model(error, asked)
+
+
+def after_check(error: RowError, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+    """A reply that is no result. One of the wrong form is quoted to its model, which has been paid for then."""
+    if error.type is ErrorType.SCHEMA_MISMATCH and asked.repairs_left > 0 and rules.retry != "fail":
+        return NextStep("repair", error)
+    return _other_model(error, asked)
+
+
+def _again(error: RowError, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+    if rules.retry == "fail":
+        return _other_model(error, asked)
+    if asked.round >= rules.max_rounds:
+        rounds = f"{asked.round} rounds" if asked.round > 1 else "1 round"
+        return _other_model(RowError(error.type, f"{error.message} (after {rounds})"), asked)
+    return NextStep(rules.retry, error)
+
+
+def _other_model(error: RowError, asked: AttemptCounts) -> NextStep:
+    return NextStep("fallback" if asked.models_left > 0 else None, error)
+
+
+# Results of a batch, read into the store: every task of it gets an end, whatever the files hold.
+#
+# Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked at again, so what a
+# crash interrupts is read again from the files, which lie on this machine, and nothing is counted twice.
 
 _log = logging.getLogger("agac.batch")
 
@@ -48,11 +119,11 @@ OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "mi
 
 
 @dataclass(slots=True)
-class Reading:
+class ResultReader:
     """What one reading of a batch's results came to so far. `counts` by what lines came to; `real` what they cost."""
 
     record: BatchRecord
-    form: Form
+    form: BatchFormat
     counts: Counter[str] = field(default_factory=Counter)
     real: Amount = NOTHING
     unpriced: int = 0
@@ -64,12 +135,12 @@ class Reading:
 class Ingester:
     """Reads results. `purse` and `book` are the invocation's: what belongs to another run is not counted there."""
 
-    def __init__(self, scene: Scene, purse: Purse | None, book: CallBook) -> None:
+    def __init__(self, scene: BatchContext, purse: BudgetLimiter | None, book: CallRecorder) -> None:
         self._scene, self._purse, self._book = scene, purse, book
 
-    async def ingest(self, record: BatchRecord, form: Form, files: Sequence[Path]) -> BatchRecord:
+    async def ingest(self, record: BatchRecord, form: BatchFormat, files: Sequence[Path]) -> BatchRecord:
         """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
-        reading = Reading(record, form, Counter({k: n for k, n in counts_of(record).items() if k in OF_TASKS}))
+        reading = ResultReader(record, form, Counter({k: n for k, n in counts_of(record).items() if k in OF_TASKS}))
         strange = self._scene.path(record, STRANGE)
         writing: asyncio.Future[None] | None = None
         for lines in _chunks(files):
@@ -87,10 +158,10 @@ class Ingester:
         _log.info("batch %d: %s", record.id, told or "no results")
         return await self._scene.journal.ingested(record, reading.counts, cost_usd)
 
-    async def late(self, record: BatchRecord, form: Form, file: Path) -> tuple[int, int]:
+    async def late(self, record: BatchRecord, form: BatchFormat, file: Path) -> tuple[int, int]:
         """Keeps the good answers in a file for which no result is stored: how many, and how many others were there,
         which were paid for twice. Whoever asks their tasks next finds these. All calls are counted: they were paid."""
-        reading, kept = Reading(record, form), 0
+        reading, kept = ResultReader(record, form), 0
         for lines in _chunks([file]):
             named = {}
             for line in lines:
@@ -110,7 +181,7 @@ class Ingester:
             await self._put(reading, counted=False)
         return kept, reading.counts["done"] - kept
 
-    def _put(self, reading: Reading, *, counted: bool = True) -> asyncio.Future[None]:
+    def _put(self, reading: ResultReader, *, counted: bool = True) -> asyncio.Future[None]:
         """Commits what was read, as calls of the invocation that asked them."""
         record = reading.record
         write, reading.write = reading.write, WriteBatch()
@@ -122,7 +193,7 @@ class Ingester:
 
         return asyncio.ensure_future(self._scene.ledger.put(write, record.run_id, record.event_id, further))
 
-    async def _lines(self, reading: Reading, lines: Iterable[bytes], strange: Path) -> None:
+    async def _lines(self, reading: ResultReader, lines: Iterable[bytes], strange: Path) -> None:
         """A chunk of lines. What is none of our results is kept beside them, and told."""
         named: dict[int, tuple[str, ResultLine]] = {}
         odd: list[bytes] = []
@@ -156,7 +227,7 @@ class Ingester:
             elif task.state == TaskState.ENROLLED:
                 self._told(reading, task, result)
 
-    def _told(self, reading: Reading, task: PlacedTask, line: ResultLine) -> None:
+    def _told(self, reading: ResultReader, task: PlacedTask, line: ResultLine) -> None:
         """A line that tells of a task."""
         if line.ended != "answered":
             self._lacks(reading, task, line.ended, line.message)
@@ -183,7 +254,7 @@ class Ingester:
         self._ended(reading, task, None, None)
         reading.counts["done"] += 1
 
-    async def _silent(self, reading: Reading) -> None:
+    async def _silent(self, reading: ResultReader) -> None:
         """The tasks of which no line told."""
         lack = _lack_of(reading.record)
         after = -1
@@ -195,7 +266,7 @@ class Ingester:
                 self._lacks(reading, task, lack, "")
             await self._put(reading)
 
-    def _lacks(self, reading: Reading, task: PlacedTask, lack: Lack, said: str) -> None:
+    def _lacks(self, reading: ResultReader, task: PlacedTask, lack: MissingAnswer, said: str) -> None:
         """A task without an answer. What its user ended waits for its user, or goes on as was decided then."""
         record = reading.record
         if record.cancel_at is not None:
@@ -203,21 +274,21 @@ class Ingester:
             self._ended(reading, task, record.then_do or "run", None)
             return
         reading.counts[lack] += 1
-        self._end(reading, task, after_lack(lack, self._asked(reading, task), reading.form.rules, said))
+        self._end(reading, task, after_missing_answer(lack, self._asked(reading, task), reading.form.rules, said))
 
-    def _asked(self, reading: Reading, task: PlacedTask) -> Asked:
+    def _asked(self, reading: ResultReader, task: PlacedTask) -> AttemptCounts:
         stage = reading.form.stage
-        return Asked(task.round, len(stage.models) - 1 - task.position, stage.repair - task.repairs)
+        return AttemptCounts(task.round, len(stage.models) - 1 - task.position, stage.repair - task.repairs)
 
-    def _end(self, reading: Reading, task: PlacedTask, following: Next) -> None:
+    def _end(self, reading: ResultReader, task: PlacedTask, following: NextStep) -> None:
         reading.counts["failed" if following.then is None else "again"] += 1
         self._ended(reading, task, following.then, following.error)
 
-    def _ended(self, reading: Reading, task: PlacedTask, then: str | None, error: RowError | None) -> None:
+    def _ended(self, reading: ResultReader, task: PlacedTask, then: str | None, error: RowError | None) -> None:
         asked = (task.round, task.position, task.repairs)
         reading.write.ended.append(EndedTask(task.id, task.fingerprint, then, error, *asked))
 
-    def _keep(self, reading: Reading, task: PlacedTask, call: Call) -> None:
+    def _keep(self, reading: ResultReader, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and held."""
         write, stage = reading.write, reading.form.stage
         body = call.body if reading.form.keeps_all or call.error or call.mended else None
@@ -240,7 +311,7 @@ class Ingester:
 _NO_ROW = Row(0, 0, None)
 
 
-def _lack_of(record: BatchRecord) -> Lack:
+def _lack_of(record: BatchRecord) -> MissingAnswer:
     match record.status:
         case BatchState.EXPIRED:
             return "expired"
@@ -263,7 +334,7 @@ def _is_better(one: ResultLine, other: ResultLine) -> bool:
 
 
 def _call(
-    reading: Reading,
+    reading: ResultReader,
     task: PlacedTask,
     line: ResultLine,
     reply: Reply | None,
@@ -293,7 +364,7 @@ def _call(
     )
 
 
-def _lost_call(reading: Reading, task: PlacedTask) -> Call:
+def _lost_call(reading: ResultReader, task: PlacedTask) -> Call:
     """A task that may have been answered, and paid, though no line tells of it."""
     record, form = reading.record, reading.form
     share = max(record.tasks, 1)

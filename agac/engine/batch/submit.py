@@ -1,8 +1,4 @@
-"""A batch on its way to the provider: uploaded, created, and looked for where nobody knows whether it was created.
-
-What reaches the provider is preceded by a committed intent. A crash before a request leaves the intent alone; a crash
-after it leaves a file, which is found or uploaded again, or a batch, which is found (`find`) and never created twice.
-"""
+"""A batch on its way to the provider: uploaded, created, and looked for when its creation is in doubt."""
 
 from __future__ import annotations
 
@@ -10,21 +6,210 @@ import asyncio
 import hashlib
 import logging
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from agac.core.keys import read_custom_id
 from agac.core.types import Fault, FaultKind
-from agac.engine.batch.accounts import Account
-from agac.engine.batch.find import UNSURE, Absent, Found, Undecided, Unprovable, find, look, order_of
-from agac.engine.batch.form import Form
-from agac.engine.batch.scene import Scene
-from agac.engine.batch.states import BatchStep
-from agac.engine.control import Halted
-from agac.providers.batches import BatchError, Seen
-from agac.spec.rounds import DayTime
-from agac.store.batches import BatchRecord, lane_load, others_in_intent
+from agac.engine.batch.lifecycle import MAX_WAIT_S, Account, BatchContext, BatchFormat
+from agac.engine.stop_rules import RunStopped
+from agac.providers.batch import BatchError, Order, ProviderBatch, UnreadableLine
+from agac.spec.workflow import DayTime
+from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
+
+# A batch whose creation was begun and of which nothing is known: is it there, or is it not? It never guesses.
+#
+# Whoever was killed, or cut off, between asking for a batch and learning its name has perhaps a batch that costs. It
+# is looked for by what the provider echoes; that it is absent is believed only once the provider's list had time to
+# show it (`grace`), and never where the list may be cut or echoes nothing.
 
 _log = logging.getLogger("agac.batch")
+
+UNSURE = "taken for ours by its size and time: its results will confirm it"
+"""The note of a batch that may be somebody else's."""
+
+CLOCKS_APART = 3600.0
+"""Seconds by which the provider's clock may be behind ours."""
+
+_LOOKS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""Seconds between looks at a provider's list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """It is there. `sure` False: by its size alone, to be confirmed by a result. `others` are further batches under its
+    name, which should not exist."""
+
+    seen: ProviderBatch
+    sure: bool = True
+    others: tuple[ProviderBatch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """It was never created: the provider had time enough to show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Not yet: `until` seconds since 1970 it may still show up, None: nobody can say when it is known."""
+
+    reason: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsDecision:
+    """It cannot be known from here: a human looks."""
+
+    reason: str
+
+
+Verdict = Found | Absent | Undecided | NeedsDecision
+
+
+def order_of(scene: BatchContext, record: BatchRecord, endpoint: str) -> Order:
+    """What is, or was, asked for."""
+    return Order(
+        key=record.key,
+        path=scene.path(record),
+        endpoint=endpoint,
+        model=record.model,
+        requests=record.tasks,
+        file_id=record.file_id,
+        window=record.window,
+    )
+
+
+async def find(scene: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
+    """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises Halted when the run
+    stops meanwhile."""
+    account = scene.account(record)
+    assert record.created_after is not None
+    grace = await _grace(scene, record)
+    ends = record.created_after + grace
+    for turn in range(1_000_000):
+        verdict = await look(scene, record, order)
+        if not isinstance(verdict, Absent):
+            return verdict
+        left = ends - scene.clocks.wall()
+        if left <= 0:
+            break
+        if left > MAX_WAIT_S and not scene.stays:
+            return Undecided(f"whether {account.provider.name} has it is known in {left:.0f} s", ends)
+        await scene.control.sleep(min(_LOOKS[min(turn, len(_LOOKS) - 1)], left))
+    if account.mark != record.account:
+        return NeedsDecision(
+            "it was asked for with another key, or at another address: its batches may not be seen from here"
+        )
+    if not await _echoes(scene, record):
+        return NeedsDecision(
+            f"{account.provider.name} does not tell which batch is which: it echoes neither key nor file"
+        )
+    if not account.traits.pages:
+        return NeedsDecision(f"the list of {account.provider.name} may be cut, so what is not in it may still exist")
+    return Absent()
+
+
+async def _echoes(scene: BatchContext, record: BatchRecord) -> bool:
+    """Whether the provider tells of a batch by what it is found; where no other batch is known it is taken to do so."""
+    if scene.account(record).traits.finds_by == "count":
+        return True
+    other = await newest_at(scene.database, record.provider, record.id)
+    seen = await scene.account(record).api.look(other) if other is not None else None
+    return not isinstance(seen, ProviderBatch) or seen.key is not None or seen.file_id is not None
+
+
+async def _grace(scene: BatchContext, record: BatchRecord) -> float:
+    form = await scene.form(record)
+    wished = form.rules.grace if form is not None else None
+    return scene.account(record).traits.grace if wished is None else wished
+
+
+async def look(scene: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
+    """What the provider's list says now."""
+    api, traits = scene.account(record).api, scene.account(record).traits
+    assert record.created_after is not None
+    listed: list[ProviderBatch] = []
+    async for one in api.candidates(order, record.created_after - CLOCKS_APART):
+        if isinstance(one, Fault):
+            return one
+        listed.append(one)
+    known = await known_ids(scene.database, [one.id for one in listed])
+    fresh = [one for one in listed if one.id not in known and one.id not in record.not_ours]
+    if traits.finds_by == "count":
+        return await _by_size(scene, record, fresh)
+    sure = sorted(fresh, key=lambda one: one.created_at or 0.0)
+    return Found(sure[0], others=tuple(sure[1:])) if sure else Absent()
+
+
+async def _by_size(scene: BatchContext, record: BatchRecord, fresh: Iterable[ProviderBatch]) -> Verdict | Fault:
+    """Nothing but size and time tells such batches apart, and the names in their results once they have ended."""
+    unsure = []
+    for one in fresh:
+        if not one.state.is_terminal:
+            unsure.append(one)
+            continue
+        mine = await is_ours(scene, record, one)
+        if isinstance(mine, Fault):
+            return mine
+        if mine is None:
+            unsure.append(one)
+        elif mine:
+            return Found(one)
+    if not unsure:
+        return Absent()
+    if len(unsure) == 1:
+        return Found(unsure[0], sure=False)
+    names = ", ".join(one.id for one in unsure)
+    return Undecided(f"{len(unsure)} batches of its size are there ({names}); their results will tell which is ours")
+
+
+async def is_ours(scene: BatchContext, record: BatchRecord, seen: ProviderBatch) -> bool | Fault | None:
+    """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
+    form = await scene.form(record)
+    path = scene.path(record, ".candidate")
+    assert form is not None
+    for remote in seen.results:
+        size = await scene.account(record).api.download(remote, path)
+        if isinstance(size, Fault):
+            return size
+        try:
+            mine = _names_us(form, record, path)
+        finally:
+            path.unlink(missing_ok=True)
+        if mine is not None:
+            return mine
+    return None
+
+
+def names_other(form: BatchFormat, record: BatchRecord, files: Iterable[Path]) -> bool:
+    """Whether downloaded results are those of another batch."""
+    told = [_names_us(form, record, file) for file in files]
+    return False in told and True not in told
+
+
+def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None:
+    """Whether any of the first lines tells of a task of this batch, though others may not; None: none can be read."""
+    mine = None
+    with path.open("rb") as file:
+        for _, line in zip(range(100), file, strict=False):
+            try:
+                name = read_custom_id(form.lines.result(line.rstrip(b"\n")).custom_id)
+            except UnreadableLine:
+                continue
+            mine = name is not None and name[0] == record.intent
+            if mine:
+                break
+    return mine
+
+
+# A batch on its way to the provider: uploaded, created, and looked for where nobody knows whether it was created.
+#
+# What reaches the provider is preceded by a committed intent. A crash before a request leaves the intent alone; a crash
+# after it leaves a file, which is found or uploaded again, or a batch, which is found (`find`) and never created twice.
 
 CAP_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", "batch_token_limit_exceeded"})
 """How providers say that an account has too many tokens enqueued: nothing ran."""
@@ -47,7 +232,7 @@ _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s
 class Submitter:
     """Takes batches from BUILT to SUBMITTED. One after the other, so that at most one creation is in doubt."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: BatchContext) -> None:
         self._scene, self._journal = scene, scene.journal
 
     async def send(self, record: BatchRecord) -> BatchRecord:
@@ -153,7 +338,7 @@ class Submitter:
         account = self._scene.account(record)
         assert form is not None
         made = await account.api.create(order_of(self._scene, record, form.endpoint))
-        if isinstance(made, Seen):
+        if isinstance(made, ProviderBatch):
             return await self._journal.submitted(record, made, self.deadline(form), None)
         if made.ambiguous:
             _log.warning("batch %d may have been created: %s", record.id, made.message)
@@ -175,7 +360,7 @@ class Submitter:
             return await self._journal.put_off(again, at, fault.message)
         await self._journal.defer(record, back, None, fault.message)
         self._scene.control.fail(fault)
-        raise Halted
+        raise RunStopped
 
     async def over_cap(self, record: BatchRecord, back: BatchStep, message: str) -> BatchRecord:
         """The account has too many tokens enqueued: nothing ran. What it takes is learned; the batch waits until there
@@ -223,17 +408,17 @@ class Submitter:
                 return await self._journal.defer(record, back, None, "it was not there: it is created again")
             case Undecided(reason, _):
                 return await self._waits(record, reason)
-            case Unprovable(reason):
+            case NeedsDecision(reason):
                 return await self._journal.step(record, BatchStep.NEEDS_HUMAN, reason)
             case _:
                 return record
 
-    def day_deadline(self, form: Form) -> float | None:
+    def day_deadline(self, form: BatchFormat) -> float | None:
         """A deadline that is a time of day, which counts for what waits for room, too; seconds since 1970."""
         wish = _deadline_of(form)
         return next_of_day(wish, self._scene.clocks.wall()) if isinstance(wish, DayTime) else None
 
-    def deadline(self, form: Form) -> float | None:
+    def deadline(self, form: BatchFormat) -> float | None:
         """When what is not finished is cancelled, in seconds since 1970."""
         wish, now = _deadline_of(form), self._scene.clocks.wall()
         if isinstance(wish, DayTime):
@@ -241,7 +426,7 @@ class Submitter:
         return None if wish is None else now + wish
 
 
-def _deadline_of(form: Form) -> float | DayTime | None:
+def _deadline_of(form: BatchFormat) -> float | DayTime | None:
     """The deadline of a stage at which something is done."""
     return form.rules.deadline if form.rules.on_deadline == "sync" else None
 

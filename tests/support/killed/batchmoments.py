@@ -31,9 +31,9 @@ def is_moment(event: str) -> bool:
 
 def tell(happens: Happens) -> None:
     """Has every moment told to `happens`."""
+    from agac.engine.batch.enrol import Spool
     from agac.engine.batch.ingest import Ingester
-    from agac.engine.batch.journal import Journal
-    from agac.engine.batch.spool import Spool
+    from agac.engine.batch.lifecycle import Journal
     from agac.providers.anthropic_batch import AnthropicBatches
     from agac.providers.openai_batch import OpenAIBatches
 

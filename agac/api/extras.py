@@ -1,0 +1,542 @@
+"""What else a project needs: init, gc, backup, sql, data previews, cards, and schemas for editors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from agac.api.project import open_project
+from agac.api.status import database_bytes, database_path, refuse_unknown, workflow_files, workflow_name
+from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
+from agac.core.report import Report, iso
+from agac.core.types import JSONValue
+from agac.data.files import refuse_what_is_no_file
+from agac.data.sources import STANDARD_INPUT, Column, Columns, Source, forget, keep, open_input
+from agac.providers.model_string import parse_model
+from agac.spec.agent_cards import find_card, load_card
+from agac.spec.inputs import INPUTS, format_of, free_input
+from agac.spec.loader import load_project
+from agac.spec.models import DefaultsFile, RunRulesFile
+from agac.spec.paths import find_project, matching
+from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
+from agac.store.db import Database, open_database, open_for_reading
+from agac.store.gc import GcCounts, clear, copy_database, would_clear
+from agac.store.history import workflows_run
+from agac.store.query import QueryAnswer, answered, refuse_at_once
+
+if TYPE_CHECKING:
+    from agac.spec.editor_schema import FileKind
+
+
+# Care for the store: dropping what is old, and copying what is there.
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What was dropped, or with `dry_run` would be. Sizes in bytes, with what waits to be written into the database."""
+
+    cleared: GcCounts
+    keep_runs: int
+    dry_run: bool
+    bytes_before: int
+    bytes_after: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        dropped = [
+            {
+                "run": doomed.line.id,
+                "workflow": doomed.line.workflow,
+                "rows": doomed.rows,
+                "last_worked_at": iso(doomed.line.last_at),
+            }
+            for doomed in self.cleared.dropped
+        ]
+        return {
+            "dry_run": self.dry_run,
+            "keep_runs": self.keep_runs,
+            "kept": [line.id for line in self.cleared.kept],
+            "dropped": dropped,
+            "rows_that_left_the_input": self.cleared.left_rows,
+            "rows_no_longer_made": self.cleared.gone_rows,
+            "results": self.cleared.results,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport(Report):
+    """A copy of the database, its size in bytes, and the shell command that puts it back."""
+
+    JSON_KEYS = ("database", "file", "bytes", "restore")
+
+    database: Path
+    file: Path
+    bytes: int
+
+    @property
+    def restore(self) -> str:
+        """To be run while no run is at work. A log of the old database must not be left: it would be applied."""
+        log = [f"{self.database}-wal", f"{self.database}-shm"]
+        return f"rm -f {shlex.join(log)} && cp {shlex.join([str(self.file), str(self.database)])}"
+
+
+def gc(
+    keep_runs: int,
+    workflow: str | None = None,
+    *,
+    dry_run: bool = False,
+    project: Path | str | None = None,
+) -> GcReport:
+    """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs.
+
+    That is their rows, calls and roll-ups, results that no kept row uses, and rows that left the input of kept runs.
+    Runs with open batches stay as they are.
+    Killed at any point, the same call finishes it. Raises LeaseHeld while any workflow is at work.
+    """
+    if keep_runs < 1:
+        raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    return asyncio.run(_gc(root, keep_runs, workflow_name(workflow), dry_run))
+
+
+async def _gc(root: Path, keep_runs: int, workflow: str | None, dry_run: bool) -> GcReport:
+    path = database_path(root)
+    before = database_bytes(path)
+    if not path.exists():
+        return GcReport(GcCounts(), keep_runs, dry_run, before, before)
+    async with open_for_reading(path) if dry_run else open_database(path) as database:
+        assert database is not None
+        await _refuse_unknown(database, root, workflow)
+        if dry_run:
+            cleared = await would_clear(database, keep_runs, workflow)
+        else:
+            cleared = await clear(database, keep_runs, workflow, time.time)
+            forget(root / INPUTS, max(1, len(cleared.kept)))
+    return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
+
+
+async def _refuse_unknown(database: Database, root: Path, workflow: str | None) -> None:
+    known = await workflows_run(database)
+    if workflow is not None and workflow not in known:
+        refuse_unknown(workflow, [*known, *workflow_files(root)])
+
+
+def backup(file: Path | str, *, force: bool = False, project: Path | str | None = None) -> BackupReport:
+    """Copies the database as it is at one moment into `file`, also while runs are at work.
+
+    The file appears whole, checked and durable, or not at all; an existing one is only replaced with `force`. Raises
+    UsageError for a file that may not be written, StoreError when the database or the disk fails.
+    """
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    source, target = database_path(root), Path(file).absolute()
+    if not source.exists():
+        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+    _refuse_target(source, target, force)
+    _refuse_little_space(source, target)
+    with _beside(source, target) as temporary:
+        copy_database(source, temporary)
+        _make_durable(temporary)
+        _refuse_target(source, target, force)  # somebody may have been faster
+        temporary.replace(target)
+        _make_durable(target.parent)
+    return BackupReport(source, target, target.stat().st_size)
+
+
+def _refuse_target(source: Path, target: Path, force: bool) -> None:
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", remedy=f"Name a file in it: {target / 'agac-backup.db'}")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", remedy=f"mkdir -p {shlex.quote(str(target.parent))}")
+    refuse_what_is_no_file(target)
+    own = [source, *(source.with_name(source.name + end) for end in ("-wal", "-shm", "-journal"))]
+    resolved = target.resolve()
+    if resolved in [path.resolve() for path in own] or (target.exists() and target.samefile(source)):
+        raise UsageError(f"{target} is the database itself", remedy="Name another file for the copy.")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
+
+
+def _refuse_little_space(source: Path, target: Path) -> None:
+    needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise _no_space(target, f"the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free")
+
+
+def _no_space(target: Path, what: str) -> StoreError:
+    return StoreError(f"no space for {target}: {what}", remedy="Free some space, or name a file on another disk.")
+
+
+@contextmanager
+def _beside(source: Path, target: Path) -> Iterator[Path]:
+    """An empty file beside the target, readable by whom the database is; it is gone after the block."""
+    prefix = f".{target.name}.agac-backup-"
+    _remove_leftovers(target.parent, prefix)
+    temporary = target.with_name(f"{prefix}{os.getpid()}")
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, source.stat().st_mode & 0o777))
+    except OSError as error:
+        what = f"{target.parent} cannot be written: {error.strerror}"
+        raise StoreError(what, remedy="Check that you may write there, or name a file elsewhere.") from error
+    try:
+        yield temporary
+    finally:
+        for path in (temporary, temporary.with_name(f"{temporary.name}-journal")):
+            path.unlink(missing_ok=True)
+
+
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """What backups into the same file left that were killed."""
+    for path in [entry for entry in folder.iterdir() if entry.name.startswith(prefix)]:
+        with suppress(ValueError, OSError):
+            if not _lives(int(path.name.removeprefix(prefix).partition("-")[0])):
+                path.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
+
+
+def _make_durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Looking at an input without a workflow: what it is, what its columns hold, its first rows.
+
+SHOWN_PROBLEMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport(Report):
+    """What was seen of an input. `looked_at` rows were read, which is all of them when `complete`; of those `unusable`
+    cannot be used, and `problems` says why of the first. `size` is in bytes; `files` how many there are."""
+
+    JSON_KEYS = (
+        "input", "format", "bytes=size", "files", "rows_looked_at=looked_at", "complete", "unusable", "problems",
+        "columns", "rows",
+    )  # fmt: skip
+
+    input: str
+    format: str
+    size: int
+    files: int
+    looked_at: int
+    complete: bool
+    unusable: int
+    problems: list[str]
+    columns: list[Column]
+    rows: list[dict[str, JSONValue]]
+
+
+def show_data(
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    format: str | None = None,  # noqa: A002 - it is the key's name
+    rows: int = 5,
+    look_at: int = 1_000,
+    project: Path | str | None = None,
+) -> DataReport:
+    """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed.
+
+    The first `rows` rows are in the report, columns are told from the first `look_at`. `format` says what the name does
+    not. Raises UsageError when the input cannot be read.
+    """
+    texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    if not texts:
+        raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
+    spec = free_input(texts, _project(project), _known(format))
+    with _at_hand(spec) as (ready, shown):
+        source = open_input(ready)
+        columns, first, problems, counts = _looked_at(source, rows, look_at)
+        files = list(_files(ready))
+        size = sum(path.stat().st_size for path in files if path.is_file())
+    looked_at, unusable, complete = counts
+    return DataReport(
+        shown, str(ready.format), size, len(files), looked_at, complete, unusable, problems, columns.all(), first
+    )
+
+
+def _known(name: str | None) -> InputFormat | None:
+    found = next((known for known in get_args(InputFormat) if known == name), None)
+    if name is not None and found is None:
+        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
+        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
+    return found
+
+
+def _project(project: Path | str | None) -> ProjectSpec:
+    """The project around, whose paths and folders hold; else the current folder as if it were one."""
+    try:
+        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        spec, _ = load_project(root, {})
+    except SpecError:
+        spec = None
+    except UsageError:
+        if project is not None:
+            raise
+        spec = None
+    if spec is not None:
+        return spec
+    root = Path.cwd().resolve()
+    folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
+    return ProjectSpec(root, "", {}, DefaultsFile(), RunRulesFile(), folders, {}, {})
+
+
+@contextmanager
+def _at_hand(spec: InputSpec) -> Iterator[tuple[InputSpec, str]]:
+    """The input as it can be opened, and its name; standard input lies in a file for as long."""
+    if not spec.piped:
+        yield spec, spec.shown
+        return
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(
+            f"{STANDARD_INPUT}: nothing is piped in", remedy="Pipe rows in, as `cat rows.csv | agac data -`."
+        )
+    with tempfile.TemporaryDirectory(prefix="agac-data-") as folder:
+        path = keep(sys.stdin.buffer, Path(folder))
+        found = spec.format or format_of(path.name)
+        if found is None:
+            raise UsageError(
+                f"{STANDARD_INPUT}: cannot tell the format of what is piped in",
+                remedy="Add --format csv, or another of csv, tsv, json, jsonl, txt, parquet.",
+            )
+        yield replace(spec, path=path, format=found, piped=False), STANDARD_INPUT
+
+
+def _files(spec: InputSpec) -> Iterable[Path]:
+    if not spec.patterns:
+        return [spec.path]
+    return (spec.path / relative for relative in matching(spec.path, spec.patterns, spec.skipped))
+
+
+def _looked_at(
+    source: Source, rows: int, look_at: int
+) -> tuple[Columns, list[dict[str, JSONValue]], list[str], tuple[int, int, bool]]:
+    """The columns, the first rows, the first problems; how many rows were read, how many are unusable, whether all."""
+    columns = Columns(source.columns())
+    first: list[dict[str, JSONValue]] = []
+    problems: list[str] = []
+    looked_at = unusable = 0
+    records = source.records()
+    for record in islice(records, look_at):
+        looked_at += 1
+        if record.error is not None:
+            unusable += 1
+            if len(problems) < SHOWN_PROBLEMS:
+                problems.append(record.error.message)
+        elif record.data is not None:
+            columns.see(record.data)
+            if len(first) < rows:
+                first.append(record.data)
+    complete = looked_at < look_at or next(records, None) is None
+    return columns, first, problems, (looked_at, unusable, complete)
+
+
+# `agac init`: a project that works as it is, on the simulator.
+
+RENAMED = {"env.example": ".env.example", "gitignore": ".gitignore"}
+"""Files that would not travel in a package under their own name."""
+
+
+def init(folder: Path | str = ".") -> list[Path]:
+    """Makes a project in `folder` and gives the files that were made.
+
+    Raises UsageError, and writes nothing, when one of them is there already. A folder inside another project is fine:
+    commands that are given there use the nearest agac.yml.
+    """
+    folder = Path(folder)
+    with as_file(files(__package__) / "template") as template:
+        sources = sorted(path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        targets = [_target(path.relative_to(template)) for path in sources]
+        taken = [str(folder / target) for target in targets if (folder / target).exists()]
+        if taken:
+            raise UsageError(
+                f"these files are there already: {', '.join(taken)}",
+                remedy="Choose another folder: agac init NAME. Nothing was written.",
+            )
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                (folder / target).parent.mkdir(parents=True, exist_ok=True)
+                (folder / target).write_bytes(source.read_bytes())
+        except OSError as error:
+            raise AgacError(
+                f"{folder}: cannot be written: {error.strerror}", remedy="Choose another folder."
+            ) from error
+    return [folder / target for target in targets]
+
+
+def _target(path: Path) -> Path:
+    return path.with_name(RENAMED.get(path.name, path.name))
+
+
+# Questions to the store in SQL, which change nothing.
+
+
+@contextmanager
+def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswer]:
+    """The answer to one statement that reads, for use in `with`: `columns`, and the rows as tuples when iterated over.
+
+    Rows are read as they are wanted, so that memory stays flat. `-` reads the query from standard input. Raises
+    UsageError for a query that is wrong or would do more than read, and where nothing was run yet.
+    """
+    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    text = _piped_in() if query == "-" else query
+    refuse_at_once(text)
+    path = database_path(root)
+    if not path.exists() or not path.stat().st_size:
+        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+    with answered(path, text) as answer:
+        yield answer
+
+
+def _piped_in() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("-: nothing is piped in", remedy="Pipe the query in, as in `agac sql - < query.sql`.")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"-: byte {error.start:,} is not UTF-8", remedy="Save the query as UTF-8.") from error
+
+
+# What editors need to complete and check agac's files: JSON Schemas, and where they belong.
+
+FOLDER = Path(".agac") / "schemas"
+"""Where a project keeps them: made by agac, not by hand, so beside its database and as little in git."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemasReport(Report):
+    """Schemas that were written, and the settings with which VS Code finds them from the folder of agac.yml."""
+
+    files: list[Path]
+    settings: dict[str, Any]
+
+
+def file_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 7) of a `workflow`, a `project` (agac.yml) or a `card`. Raises UsageError for others."""
+    from agac.spec import editor_schema
+
+    kinds: tuple[FileKind, ...] = get_args(editor_schema.FileKind)
+    for known in kinds:
+        if known == kind:
+            return editor_schema.file_schema(known)
+    raise UsageError(f"no schema of {kind!r}", remedy=f"Choose {', '.join(kinds)}.")
+
+
+def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
+    """Writes all three into `.agac/schemas/` of the project, in place of older ones.
+
+    Raises UsageError where there is no project, and AgacError when the folder cannot be written.
+    """
+    import json
+
+    from agac.api.project import open_project
+    from agac.data.files import AtomicFile, explained
+
+    opened = open_project(project)
+    folder = opened.root / FOLDER
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    patterns = _patterns(opened.spec)
+    for kind in patterns:
+        file = AtomicFile(folder / f"{kind}.json")
+        try:
+            file.write(json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
+            file.commit()
+        finally:
+            file.abort()
+    schemas = {(FOLDER / f"{kind}.json").as_posix(): found for kind, found in patterns.items()}
+    return SchemasReport([folder / f"{kind}.json" for kind in patterns], {"yaml.schemas": schemas})
+
+
+def _patterns(project: ProjectSpec) -> dict[str, list[str]]:
+    """Which files each kind of schema is for. An AgentCard in Markdown is no YAML, so editors are not told of it."""
+    folders = {"workflow": project.paths.workflows, "card": project.paths.agentcards}
+    by_folder = {
+        kind: [f"{project.shown(folder)}/*{suffix}" for suffix in (".yml", ".yaml")] for kind, folder in folders.items()
+    }
+    return {"workflow": by_folder["workflow"], "project": ["agac.yml"], "card": by_folder["card"]}
+
+
+# Showing what a model will see of an AgentCard.
+
+
+def texts(problems: Sequence[Problem]) -> list[str]:
+    """Problems as `--json` prints them in one line each."""
+    return [str(problem) for problem in problems]
+
+
+@dataclass(frozen=True, slots=True)
+class CardReport(Report):
+    """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
+    examples after it. `means` is what a short name in `model` stands for."""
+
+    JSON_KEYS = ("name", "file", "description", "model", "params", "system", "messages", "means", "warnings")
+
+    name: str
+    file: str
+    description: str | None
+    model: str | None
+    params: dict[str, Any]
+    system: str | None
+    warnings: Annotated[list[Problem], texts]
+    messages: list[dict[str, str]]
+    means: str | None
+
+
+def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
+    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
+    opened = open_project(project)
+    if any_error(opened.problems):
+        raise SpecError(opened.problems)
+    path, message = find_card(name, opened.spec)
+    if path is None:
+        raise UsageError(message)
+    card, problems = load_card(path, opened.spec, variables or {})
+    if card is None:
+        raise _unusable(problems)
+    info = card.info
+    params, means = dict(info.params), None
+    if info.model is not None:
+        ref, messages = parse_model(info.model, opened.providers, opened.spec.aliases)
+        problems += [Problem(card.where.get("model", card.where[""]), text, "model") for text in messages]
+        if ref is None:
+            raise SpecError(problems)
+        where = card.where.get("model", card.where[""])
+        problems += [Problem(where, text, "model", "warning") for text in ref.warnings]
+        params |= ref.params
+        means = ref.meaning if ref.written is not None else None
+    examples = [{"role": one.role, "text": one.content.render({})} for one in info.messages]
+    return CardReport(
+        info.name, info.file, info.description, info.model, params, info.instruction, problems, examples, means
+    )
+
+
+def _unusable(problems: list[Problem]) -> SpecError:
+    error = SpecError(problems)
+    if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
+        error.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+    return error

@@ -1,0 +1,400 @@
+"""A workflow as a picture, as Mermaid text or SVG, with what became of the rows of its last run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agac.api.project import Project, open_project
+from agac.api.status import database_path, find_run, workflow_name
+from agac.core.errors import AgacError, SpecError, UsageError, any_error
+from agac.core.report import Report
+from agac.data.files import AtomicFile
+from agac.plan.checks import resolve_models
+from agac.plan.definition import ends_of, recorded_stages, stage_body, written_of
+from agac.spec.levels import StageNode
+from agac.spec.loader import in_order, load_workflow
+from agac.spec.paths import find_project
+from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
+from agac.store.db import Database, open_for_reading
+from agac.store.history import run_lines
+from agac.store.rows import made_counts, present
+from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
+
+# A workflow as a picture: what is drawn, and as Mermaid text. `svg.py` draws the same as an image.
+#
+# Every text may be the user's: names, labels and counts' words are cut and escaped here and there, never trusted.
+
+WORDS = ("done", "reused", "failed", "skipped", "dropped")
+"""Counts that have a colour, in the order in which they are shown; others come after them."""
+
+MERMAID_LINE = 60
+"""Characters of a line in a box."""
+
+SHAPES = {
+    "input": ("[(", ")]"),
+    "python": ("[[", "]]"),
+    "filter": ("{{", "}}"),
+    "dedupe": ("{{", "}}"),
+    "output": ("([", "])"),
+}
+"""How Mermaid brackets the kinds that are not plain boxes."""
+
+COLOURS = {"ask": "#0969da", "python": "#8250df", "filter": "#bc4c00", "dedupe": "#bf3989", "select": "#1b7c83"}
+COLOURS["rename"] = COLOURS["select"]
+"""Of a kind's border: strong enough on light and on dark."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A box: a stage. `counts`: what became of its rows in the last run; None where there is none. `level`: 0 for the
+    input's rows, more for rows made of them."""
+
+    name: str
+    kind: str
+    label_lines: Sequence[str] = ()
+    counts: Mapping[str, int] | None = None
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnEdge:
+    """A line from a stage to one that needs it, by their names; with a text or without."""
+
+    source: str
+    target: str
+    label: str = ""
+
+
+def linked(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> list[tuple[int, int, DrawnEdge]]:
+    """The places of each edge's ends among the nodes; ValueError for a name that is there twice or not at all."""
+    places = {node.name: place for place, node in enumerate(nodes)}
+    if len(places) < len(nodes):
+        raise ValueError("two stages of a drawing have one name")
+    edges = list(edges)
+    if missing := {name for edge in edges for name in (edge.source, edge.target)} - places.keys():
+        raise ValueError(f"an edge of a drawing ends at {min(missing)!r}, which is not in it")
+    return [(places[edge.source], places[edge.target], edge) for edge in edges]
+
+
+def one_line(text: str) -> str:
+    """Text as one line of what XML can hold: each run of white space is a space, each other control a replacement."""
+    shown = " ".join(text.split())
+    return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Cs"} or c in "\ufffe\uffff" else c for c in shown)
+
+
+def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The counts that are not nought, in the order in which they are shown."""
+    order = {word: place for place, word in enumerate(WORDS)}
+    return [(word, n) for word, n in sorted(counts.items(), key=lambda c: order.get(c[0], len(order))) if n > 0]
+
+
+def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
+    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block.
+
+    Lines between levels are dotted. Mermaid draws 500 edges and 50,000 characters at most unless its page allows more.
+    """
+    lines = ["flowchart TD"]
+    for i, node in enumerate(nodes):
+        opening, closing = SHAPES.get(node.kind, ("[", "]"))
+        lines.append(f'    n{i}{opening}"{_text(node)}"{closing}')
+    for source, target, edge in linked(nodes, edges):
+        arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
+        label = f'|"{_quoted(edge.label)}"|' if edge.label.strip() else ""
+        lines.append(f"    n{source} {arrow}{label} n{target}")
+    for kind, colour in COLOURS.items():
+        if members := ",".join(f"n{i}" for i, node in enumerate(nodes) if node.kind == kind):
+            lines += [f"    classDef {kind} stroke:{colour},stroke-width:2px", f"    class {members} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def _text(node: DrawnNode) -> str:
+    level = f" · level {node.level}" if node.level else ""
+    shown = [f"<b>{_quoted(node.name)}</b>", f"<i>{_quoted(node.kind)}{level}</i>", *map(_quoted, node.label_lines)]
+    if node.counts is not None:
+        shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
+    return "<br/>".join(shown)
+
+
+def _quoted(text: str) -> str:
+    """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its number."""
+    line = one_line(text)
+    cut = line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…"
+    return re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut) or "#160;"
+
+
+# A workflow as a picture, with what became of the rows of its last run. Imports nothing of the user's.
+
+OURS = ("<svg ", "flowchart ")
+"""How drawings begin: no other file is replaced by one."""
+
+ROWS = ("done", "skipped", "failed", "dropped", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStage(Report):
+    """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
+    its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
+    as `explode plan.questions`; `level` counts the stages that made those it is asked of."""
+
+    JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise=else_", "makes", "level", "counts")
+
+    name: str
+    kind: str
+    does: str
+    needs: tuple[str, ...]
+    when: str | None
+    otherwise: str
+    counts: Mapping[str, int] | None = None
+    makes: str | None = None
+    level: int = 0
+
+    @property
+    def label_lines(self) -> list[str]:
+        """The lines below its name."""
+        about = [self.does, self.makes] if self.makes else [self.does]
+        if self.when is None:
+            return about
+        return [*about, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
+
+    @property
+    def else_(self) -> str | None:
+        """What becomes of rows for which the guard is not true; None without a guard."""
+        return self.otherwise if self.when else None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport(Report):
+    """A workflow's stages in the order in which a row meets them, between its input and the folder of its results.
+
+    `run` is the one whose counts are shown, `rows` what became of its rows, `written` of those that are written, where
+    stages made them; they are None when there is none.
+    """
+
+    workflow: str
+    run: int | None
+    input: str
+    stages: tuple[DrawnStage, ...]
+    results: tuple[str, ...]
+    output: str
+    rows: Mapping[str, int] | None
+    written: Mapping[str, int] | None = None
+
+    @property
+    def title(self) -> str:
+        """What is seen: `reviews, run 3`."""
+        return self.workflow if self.run is None else f"{self.workflow}, run {self.run}"
+
+    def nodes(self) -> list[DrawnNode]:
+        """The boxes: the input, the stages, the results."""
+        rows, first, last = self.rows, *self._ends()
+        total = {"rows": rows["total"]} if rows is not None else None
+        written = self.written or rows
+        ended = {name: written[name] for name in ROWS} if written is not None else None
+        stages = [
+            DrawnNode(stage.name, stage.kind, stage.label_lines, stage.counts, stage.level) for stage in self.stages
+        ]
+        return [DrawnNode(first, "input", counts=total), *stages, DrawnNode(last, "output", counts=ended)]
+
+    def edges(self) -> list[DrawnEdge]:
+        """The lines: from each stage to those that need it."""
+        first, last = self._ends()
+        inner = [DrawnEdge(need, stage.name) for stage in self.stages for need in stage.needs or (first,)]
+        return [*inner, *(DrawnEdge(name, last) for name in self.results)]
+
+    def _ends(self) -> tuple[str, str]:
+        """The names of the first and the last box: no box is called like another."""
+        names = {stage.name for stage in self.stages}
+        first = _other_than(names, self.input)
+        return first, _other_than({*names, first}, self.output)
+
+    def svg(self) -> str:
+        """The drawing as an SVG document."""
+        from agac.api.svg import svg
+
+        return svg(self.nodes(), self.edges(), title=self.title)
+
+    def mermaid(self) -> str:
+        """The drawing as Mermaid text."""
+        return mermaid(self.nodes(), self.edges())
+
+
+def _other_than(names: set[str], name: str) -> str:
+    """The name, with spaces after it that nobody sees where it is taken."""
+    while name in names:
+        name += " "
+    return name
+
+
+def graph(workflow: str | None = None, *, run: int | None = None, project: Path | str | None = None) -> GraphReport:
+    """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
+    as it was in that run. Changes nothing, and needs no provider's key.
+
+    Raises SpecError for problems in the file, UsageError for a run that does not exist.
+    """
+    if run is not None:
+        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        return asyncio.run(_of_run(root, workflow_name(workflow), run))
+    if workflow is None:
+        raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")
+    opened = open_project(project)
+    loaded, problems = load_workflow(opened.spec, workflow, Overrides())
+    if loaded is None or any_error(problems):
+        raise SpecError(in_order(problems))
+    return asyncio.run(_of_file(opened, loaded))
+
+
+async def _of_file(project: Project, workflow: Workflow) -> GraphReport:
+    models, _ = resolve_models(workflow, project.providers, project.spec.aliases)
+    async with open_for_reading(database_path(project.root)) as database:
+        record, counts = await _last_run(database, workflow.name)
+        written = await _written(database, record) if database and record else None
+    outcomes = _outcomes(counts)
+    stages, levels = [], _levels(workflow.stages)
+    for stage in workflow.stages:
+        resolved = models.get(stage.name)
+        model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
+        stages.append(_drawn(_body_of(stage, model), outcomes.get(stage.name), levels))
+    return GraphReport(
+        workflow.name,
+        record.id if record else None,
+        workflow.input.shown,
+        tuple(stages),
+        workflow.output.stages,
+        project.spec.shown(workflow.output.dir),
+        _rows(counts) if record else None,
+        written,
+    )
+
+
+async def _last_run(database: Database | None, workflow: str) -> tuple[RunRecord | None, list[Count]]:
+    lines = await run_lines(database, workflow) if database else []
+    if database is None or not lines:
+        return None, []
+    return await read_run(database, lines[0].id), await counters(database, lines[0].id)
+
+
+def _body_of(stage: WrittenStage, model: str) -> dict[str, Any]:
+    """A stage of a file as far as it is drawn, in the form of a stored definition."""
+    return stage_body(stage) | ({"model": model} if stage.asks else {})
+
+
+async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
+    async with open_for_reading(database_path(root)) as database:
+        record = await find_run(database, workflow, run)
+        assert database is not None
+        counts, definition = await counters(database, record.id), await definition_of(database, record.id)
+        written = await _written(database, record)
+    names, outcomes = [body["name"] for body in definition["stages"]], _outcomes(counts)
+    levels = _levels(recorded_stages(definition))
+    return GraphReport(
+        record.workflow,
+        record.id,
+        definition["input"]["path"],
+        tuple(_drawn(body, outcomes.get(body["name"], {}), levels) for body in definition["stages"]),
+        tuple(names[position] for position in ends_of(definition)),
+        record.output_dir,
+        _rows(counts),
+        written,
+    )
+
+
+async def _written(database: Database, record: RunRecord) -> dict[str, int] | None:
+    """What became of the rows that are written, where a stage made them; None: they are the input's."""
+    position = written_of(await definition_of(database, record.id))
+    return None if position is None else _told(present(await made_counts(database, record.id), position))
+
+
+def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
+    """How many stages, one after the other, made the rows that each stage is asked of; 0: they are the input's."""
+    found: dict[str, int] = {}
+    after: dict[str, int] = {}
+    for stage in stages:
+        above = max((after[need] for need in stage.needs), default=0)
+        found[stage.name] = above + (stage.makes in ("items", "groups"))
+        after[stage.name] = found[stage.name] + (stage.makes == "kept")
+    return found
+
+
+def _makes(body: Mapping[str, Any]) -> str | None:
+    """What a stage makes of the rows that come to it, in a line."""
+    if "explode" in body:
+        return f"explode {body['explode']}"
+    return f"group_by {', '.join(body['group_by']) or 'nothing'}" if "group_by" in body else None
+
+
+def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: Mapping[str, int]) -> DrawnStage:
+    operation = body.get("operation")
+    kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
+    return DrawnStage(
+        body["name"],
+        kind,
+        _does(what),
+        read_needs(body["needs"]),
+        body.get("when"),
+        body.get("otherwise", "skip"),
+        outcomes,
+        _makes(body),
+        levels[body["name"]],
+    )
+
+
+def _does(what: Any) -> str:
+    """What an operation is about, in a line: a function, a condition, fields, new names."""
+    if isinstance(what, dict):
+        return ", ".join(f"{old} → {new}" for old, new in what.items())
+    return ", ".join(what) if isinstance(what, list) else str(what)
+
+
+def _outcomes(counts: Iterable[Count]) -> dict[str, dict[str, int]]:
+    """What became of the rows of each stage that the run knows."""
+    found: dict[str, dict[str, int]] = {}
+    for count in counts:
+        own = found.setdefault(count.stage, dict.fromkeys(WORDS, 0))
+        if count.outcome in own:
+            own[count.outcome] += count.tasks
+    return found
+
+
+def _rows(counts: Iterable[Count]) -> dict[str, int]:
+    return _told(row_counts(counts))
+
+
+def _told(rows: Mapping[str, int]) -> dict[str, int]:
+    return {"total": rows["present"], **{name: rows[name] for name in ROWS}}
+
+
+def save_drawing(text: str, file: Path | str) -> None:
+    """Writes a drawing, whole or not at all; an older one is replaced, and no other file.
+
+    Raises UsageError for a place where none can be, AgacError when the disk refuses it.
+    """
+    file = Path(file)
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")
+    if file.is_file() and not _is_ours(file):
+        raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
+    try:
+        drawing = AtomicFile(file)
+        try:
+            drawing.write(text)
+            drawing.commit()
+        finally:
+            drawing.abort()
+    except UsageError:
+        raise
+    except AgacError as error:
+        raise AgacError(error.message, remedy="Name a file elsewhere, or make room there.") from error
+
+
+def _is_ours(file: Path) -> bool:
+    with file.open("rb") as opened:
+        start = opened.read(max(map(len, OURS)))
+    return not start or start.decode("utf-8", "replace").startswith(OURS)

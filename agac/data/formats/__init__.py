@@ -1,1 +1,0 @@
-"""One module a format: each turns a file into `Record`s, streamed."""

@@ -1,0 +1,311 @@
+"""Parquet through duckdb: read some hundred rows at a time, written from spooled lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agac.core.errors import AgacError, ErrorType, UsageError
+from agac.core.types import JSONValue
+from agac.data.files import AtomicFile, explained
+from agac.data.json_text import encode
+from agac.data.records import Record, opened, refused
+from agac.data.tables import Kind, OutputRow, TableLayout, distinct
+
+if TYPE_CHECKING:
+    import duckdb
+    from duckdb import DuckDBPyConnection
+
+
+# Parquet, through duckdb: read some hundred rows at a time, in the order of the file.
+#
+# JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text
+# (what is not UTF-8 in them is replaced), NaN null; integers keep every digit, lists and structures their shape. A
+# row with an infinity is refused.
+
+_ROWS_AT_A_TIME = 128
+_INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
+_AS_THEY_ARE = frozenset({"boolean", "varchar", *_INTEGERS, *(f"u{name}" for name in _INTEGERS)})
+_TEXT = "VARCHAR"
+
+
+class _Reading(NamedTuple):
+    """As which type a column is fetched, and what makes JSON of a value that is not null."""
+
+    type: str
+    convert: Callable[[Any], JSONValue] | None
+
+
+class _Infinite(ValueError):
+    """A number that JSON does not have."""
+
+
+class ParquetSource:
+    """A parquet file. Raises UsageError when it is none, or when duckdb is missing."""
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path = path
+        self._shown = shown
+        with opened(path, shown):
+            pass
+        if find_spec("duckdb") is None:
+            raise UsageError(
+                f"{shown}: reading parquet needs a library: pip install 'agac[data]'",
+                remedy="Or convert the file to csv or jsonl.",
+            )
+        with self._connected() as connection:
+            table = connection.read_parquet(self._pattern())
+            self._columns = tuple(table.columns)
+            self._readings = [_reading(kind) for kind in table.types]
+
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    def describe(self) -> str:
+        return self._shown
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        wanted = ", ".join(
+            f"CAST({_name(column)} AS {reading.type})"
+            for column, reading in zip(self._columns, self._readings, strict=True)
+        )
+        statement = f"SELECT {wanted} FROM read_parquet(?) OFFSET ?"  # noqa: S608 - names are quoted
+        with opened(self._path, self._shown), self._connected() as connection:
+            cursor = connection.execute(statement, [self._pattern(), start])
+            fetched = iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])
+            for ordinal, values in enumerate(chain.from_iterable(fetched), start=start + 1):
+                yield self._record(ordinal, values)
+
+    def _record(self, ordinal: int, values: tuple[Any, ...]) -> Record:
+        data: dict[str, JSONValue] = {}
+        try:
+            for column, reading, value in zip(self._columns, self._readings, values, strict=True):
+                data[column] = value if value is None or reading.convert is None else reading.convert(value)
+        except _Infinite:
+            problem = f"the column {column!r} holds an infinity, which JSON cannot hold; write null"
+            return refused(ordinal, self._shown, None, ErrorType.INVALID_ROW, problem)
+        return Record(ordinal, data)
+
+    def _pattern(self) -> str:
+        """The path as duckdb takes it: its signs for several files stand for themselves."""
+        return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(self._path))
+
+    @contextmanager
+    def _connected(self) -> Iterator[DuckDBPyConnection]:
+        """A database in memory that reads the one file. Raises AgacError for what duckdb says."""
+        import duckdb
+
+        try:
+            with closing(duckdb.connect(config={"threads": 1})) as connection:
+                with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
+                    connection.execute("SET TimeZone = 'UTC'")
+                yield connection
+        except duckdb.Error as error:
+            first = str(error).partition("\n")[0].replace(self._pattern(), self._path.name)
+            raise AgacError(
+                f"{self._shown}: cannot be read as parquet: {first}", remedy="Get the file again, then run again."
+            ) from error
+
+
+def _name(column: str) -> str:
+    doubled = column.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _reading(kind: Any) -> _Reading:
+    """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
+    match kind.id:
+        case name if name in _AS_THEY_ARE:
+            return _Reading(str(kind), None)
+        case "double":
+            return _Reading("DOUBLE", _number)
+        case "float":  # by way of its shortest text: 0.1 is not to become 0.10000000149011612
+            return _Reading(_TEXT, lambda text: _number(float(text)))
+        case "blob":
+            return _Reading("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
+        case "list" | "array":
+            return _list(_reading(dict(kind.children)["child"]))
+        case "struct":
+            return _struct({name: _reading(child) for name, child in kind.children})
+        case "map":
+            return _map(_reading(dict(kind.children)["value"]))
+        case name if name.startswith("timestamp"):
+            return _Reading(_TEXT, _iso)
+    return _Reading(_TEXT, None)
+
+
+def _list(item: _Reading) -> _Reading:
+    convert = item.convert
+    if convert is None:
+        return _Reading(f"{item.type}[]", None)
+    return _Reading(f"{item.type}[]", lambda values: [None if v is None else convert(v) for v in values])
+
+
+def _struct(fields: dict[str, _Reading]) -> _Reading:
+    def convert(value: dict[str, Any]) -> dict[str, JSONValue]:
+        return {
+            name: inner if inner is None or (change := fields[name].convert) is None else change(inner)
+            for name, inner in value.items()
+        }
+
+    inside = ", ".join(f"{_name(name)} {reading.type}" for name, reading in fields.items())
+    return _Reading(f"STRUCT({inside})", convert)
+
+
+def _map(item: _Reading) -> _Reading:
+    """Keys become texts, as JSON has them."""
+    convert = item.convert or (lambda value: value)
+    return _Reading(
+        f"MAP({_TEXT}, {item.type})",
+        lambda pairs: {key: None if value is None else convert(value) for key, value in pairs.items()},
+    )
+
+
+def _number(value: float) -> float | None:
+    if math.isinf(value):
+        raise _Infinite
+    return None if math.isnan(value) else value
+
+
+def _iso(text: str) -> str:
+    """`2024-05-01 10:00:00+00` as `2024-05-01T10:00:00+00:00`."""
+    return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
+
+
+# Parquet files, written by duckdb: rows are spooled as lines of JSON beside their place, and converted as a stream.
+
+INSTALL = "pip install 'agac[data]'"
+
+_TYPES = {
+    Kind.TEXT: "VARCHAR", Kind.NESTED: "VARCHAR", Kind.MIXED: "VARCHAR", Kind.NOTHING: "VARCHAR",
+    Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "BIGINT", Kind.NUMBER: "DOUBLE",
+}  # fmt: skip
+_AS_JSON = (Kind.NESTED, Kind.MIXED)
+_MIN_LINE = 1 << 20
+_OPTIONS = "FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false"
+_VECTOR = 2048  # duckdb takes so many rows at a time
+_GROUP, _GROUP_CHARACTERS = 10 * _VECTOR, 1 << 26
+
+
+class ParquetSink:
+    """Rows as a parquet file, in their order, with a type a column. Lists, objects and mixed values are JSON text."""
+
+    def __init__(self, path: Path, layout: TableLayout) -> None:
+        """Raises AgacError when duckdb is not installed."""
+        self._path = path
+        self._names = distinct([column.name for column in layout.columns])
+        self._kinds = [column.kind for column in layout.columns]
+        self._json = [place for place, kind in enumerate(self._kinds) if kind in _AS_JSON]
+        self._connection = _connected(path)
+        self._longest = self._characters = self._rows = 0
+        self._finished = False
+        self._file = AtomicFile(path)
+        try:
+            self._spool = AtomicFile(path.with_name(f"{path.name}.rows"))
+        except AgacError:
+            self._file.abort()
+            raise
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
+        lines = [self._line(row.cells) for row in rows]
+        text = "".join(lines)
+        self._rows += len(lines)
+        self._characters += len(text)
+        self._longest = max([self._longest, *map(len, lines)])
+        self._spool.write(text)
+
+    def finish(self) -> None:
+        """Makes the parquet file of what was written, durably, without showing it yet."""
+        if self._finished:
+            return
+        self._spool.finish()
+        with explained(self._path):
+            self._convert()
+        self._spool.abort()
+        self._file.finish()
+        self._finished = True
+
+    def commit(self) -> None:
+        """Puts the file in its place."""
+        self.finish()
+        self._file.commit()
+
+    def abort(self) -> None:
+        """Forgets what was written; after `commit` it does nothing but to let go of memory."""
+        self._connection.close()
+        self._spool.abort()
+        self._file.abort()
+
+    def _line(self, cells: list[JSONValue]) -> str:
+        values = list(cells)
+        for place in self._json:
+            values[place] = None if _is_null(values[place]) else encode(values[place])
+        return encode({f"c{place}": value for place, value in enumerate(values) if value is not None}) + "\n"
+
+    def _group(self) -> int:
+        """Rows that are held in memory until they are written: fewer where they are long."""
+        return _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
+
+    def _convert(self) -> None:
+        import duckdb
+
+        types = ", ".join(f"c{place}: '{_TYPES[kind]}'" for place, kind in enumerate(self._kinds))
+        columns = ", ".join(f"c{place} AS {_identifier(name)}" for place, name in enumerate(self._names))
+        # a character has at most four bytes; the reader holds some buffers of this size
+        bound = max(_MIN_LINE, 4 * self._longest)
+        spool = _literal(_no_pattern(self._spool.temporary))
+        rows = (
+            f"read_json({spool}, columns = {{{types}}}, format = 'newline_delimited', compression = 'none', "
+            f"hive_partitioning = false, maximum_object_size = {bound})"
+        )
+        query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
+        target = _literal(str(self._file.temporary))
+        statement = f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {self._group()})"
+        try:
+            self._connection.execute(statement)
+        except duckdb.IOException as error:
+            raise OSError(None, str(error).splitlines()[0]) from error
+        except duckdb.Error as error:
+            raise AgacError(
+                f"{self._path}: cannot be written: {str(error).splitlines()[0]}",
+                remedy="Remove parquet from output.format, then run again: all results are safe in the store.",
+            ) from error
+
+
+def _connected(path: Path) -> duckdb.DuckDBPyConnection:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise AgacError(f"{path}: parquet needs duckdb, which is not installed", remedy=f"Run {INSTALL}.") from error
+    # one thread keeps the memory flat, and nothing is spilled into the current folder
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "threads": "1",
+        "temp_directory": "",
+        "autoinstall_known_extensions": "false",
+    }
+    return duckdb.connect(":memory:", config=config)
+
+
+def _is_null(value: JSONValue) -> bool:
+    return value is None or (isinstance(value, float) and not isfinite(value))
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _no_pattern(path: Path) -> str:
+    """A path whose stars and brackets are only themselves to duckdb, which reads patterns of files."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))

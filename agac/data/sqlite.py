@@ -1,0 +1,465 @@
+"""SQLite databases: read as an input with one SELECT, and written as a table of results."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from agac.core.errors import AgacError, ErrorType, UsageError, did_you_mean, sentence
+from agac.core.types import JSONValue
+from agac.data.files import AtomicFile, explained
+from agac.data.json_text import encode
+from agac.data.json_text import quoted as json_text_quoted
+from agac.data.records import Record, opened, refused
+from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
+
+# A SQLite database: one SELECT, read-only. Rows come in the order of the query, as they are read.
+#
+# The database is opened so that nothing can be written, and an authorizer refuses whatever is not reading. Integers
+# keep every digit, dates are whatever the database holds, blobs are text in UTF-8.
+
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_OWN_PRAGMA = "data_version"
+"""Full-text tables ask for it while they are read."""
+
+_END = re.compile(r"(?:\s|;|--[^\n]*\Z)*\Z")
+_REPEATED = re.compile(r"(.+):\d+")
+_BUSY_SECONDS = 5.0
+
+_MISSING = re.compile(r"no such (table|column): (.+)")
+_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+
+
+class SqliteSource:
+    """The rows of one statement. Raises UsageError when the database or the statement cannot be read."""
+
+    def __init__(self, path: Path, statement: str, shown: str) -> None:
+        self._path = path
+        self._statement = statement
+        self._shown = shown
+        try:
+            with opened(path, shown), self.connected() as connection:
+                connection.execute(f"EXPLAIN {statement}")  # understood as it stands, and nothing but reading
+                # no row is looked for: what sorts a large table sorts it once, when it is read
+                inner = _END.sub("", statement)
+                found = connection.execute(f"SELECT * FROM (\n{inner}\n) LIMIT 0")  # noqa: S608 - only reading is possible
+                self._columns = tuple(str(column[0]) for column in found.description)
+        except AgacError as error:
+            raise UsageError(error.message, remedy=self._meant(error.message) or error.remedy) from error
+        self._refuse_repeated()
+
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    def describe(self) -> str:
+        return self._shown
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        with opened(self._path, self._shown), self.connected() as connection:
+            for ordinal, values in enumerate(connection.execute(self._statement), start=1):
+                if ordinal > start:
+                    yield self._record(ordinal, values)
+
+    def _record(self, ordinal: int, values: tuple[JSONValue, ...]) -> Record:
+        data: dict[str, JSONValue] = {}
+        for column, value in zip(self._columns, values, strict=True):
+            kind = type(value)
+            if kind is str and not value.isascii() and (problem := _bad_text(value)):
+                return self._refused(ordinal, column, problem)
+            if kind is bytes:
+                try:
+                    value = value.decode()
+                except UnicodeDecodeError:
+                    return self._refused(ordinal, column, "holds bytes that are not UTF-8; leave it out, or take hex()")
+            elif kind is float and math.isinf(value):
+                return self._refused(ordinal, column, "holds an infinity, which JSON cannot hold; select null instead")
+            data[column] = value
+        return Record(ordinal, data)
+
+    def _refused(self, ordinal: int, column: str, problem: str) -> Record:
+        return refused(
+            ordinal, self._shown, None, ErrorType.INVALID_ROW, f"the column {json_text_quoted(column)} {problem}"
+        )
+
+    def _meant(self, message: str) -> str | None:
+        """Which table or column a name that does not exist may have meant."""
+        if (missing := _MISSING.search(message)) is None:
+            return None
+        kind, name = missing.groups()
+        with self.connected() as connection:
+            tables = [str(table) for (table,) in connection.execute(_TABLES)]
+            if kind == "table":
+                return sentence(did_you_mean(name, tables, "its tables"))
+            read = [one for one in tables if re.search(rf"\b{re.escape(one)}\b", self._statement, re.IGNORECASE)]
+            quoted_names = ['"' + one.replace('"', '""') + '"' for one in read]
+            found = [connection.execute(f"SELECT * FROM {one} LIMIT 0").description for one in quoted_names]  # noqa: S608 - quoted
+        columns = dict.fromkeys(str(column[0]) for columns in found for column in columns)
+        return sentence(did_you_mean(name.rpartition(".")[2], columns, "the columns"))
+
+    def _refuse_repeated(self) -> None:
+        named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
+        twice = [
+            json_text_quoted(name) for name, count in Counter(named).items() if count > 1 and name in self._columns
+        ]
+        if twice:
+            raise UsageError(
+                f"{self._shown}: the query gives {', '.join(twice)} more than once",
+                remedy="Give every column its own name, with AS.",
+            )
+
+    @contextmanager
+    def connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection that can only read, usable from any thread, one at a time."""
+        uri = f"file:{quote(str(self._path))}?mode=ro"
+        try:
+            with closing(
+                sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            ) as connection:
+                connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+                connection.set_authorizer(_allowed)
+                yield connection
+        except sqlite3.Error as error:
+            problem, remedy = _explained(str(error))
+            raise AgacError(f"{self._shown}: {problem}", remedy=remedy) from error
+
+
+def tables_read(path: Path, statement: str, shown: str) -> set[str]:
+    """The tables that a statement reads, views followed, in lower case. Raises UsageError when it cannot be read."""
+    found: set[str] = set()
+
+    def note(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and first:
+            found.add(first.lower())
+        return _allowed(action, first, second, database, trigger)
+
+    source = SqliteSource(path, statement, shown)
+    with source.connected() as connection:
+        connection.set_authorizer(note)
+        connection.execute(f"EXPLAIN {statement}")
+    return found
+
+
+def _allowed(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+    """SQLite asks this about everything that a statement would do."""
+    if action == sqlite3.SQLITE_FUNCTION and second == "load_extension":
+        return sqlite3.SQLITE_DENY
+    if action in _READING or (action == sqlite3.SQLITE_PRAGMA and first == _OWN_PRAGMA and second is None):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _explained(message: str) -> tuple[str, str]:
+    if "not authorized" in message or "prohibited" in message or "readonly" in message:
+        return "the query does more than read", "Write one SELECT: a source changes nothing."
+    if "one statement" in message:
+        return "there is more than one statement", "Write one SELECT."
+    if "not a database" in message:
+        return "the file is no SQLite database, or it is encrypted", "Check the path."
+    if "locked" in message or "busy" in message:
+        return "another program is writing to the database", "Wait for it to end, then run again."
+    return f"SQLite says: {message}", "Correct the query."
+
+
+def _bad_text(value: str) -> str | None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "holds text that is not UTF-8; select it as a blob, or take hex()"
+    return None
+
+
+# Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
+
+_OTHER = "Name another table in output.to."
+_NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
+
+
+class Known(NamedTuple):
+    """A column of a table that is there: its declared type, and whether SQLite computes it."""
+
+    name: str
+    type: str
+    computed: bool
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:
+    """The columns of a table by their names in lower case; empty when there is no such table."""
+    rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})")
+    return {name.lower(): Known(name, type_.upper(), hidden > 0) for _, name, type_, _, _, _, hidden in rows}
+
+
+def table_columns(layout: TableLayout, there: Collection[str] = ()) -> list[TableColumn]:
+    """The columns of a table under names that SQLite tells apart, the one that rows are found by first. `there` are
+    the names that the table has already."""
+    columns = [column for place, column in enumerate(layout.columns) if place != layout.id_place]
+    columns.insert(0, layout.key)
+    names = distinct([column.name for column in columns], there)
+    return [replace(column, name=name) for name, column in zip(names, columns, strict=True)]
+
+
+def check_table(connection: sqlite3.Connection, table: str, columns: Sequence[TableColumn], shown: str) -> None:
+    """Raises UsageError when the table cannot take these columns, found by the first. A table not there yet can."""
+    key = columns[0].name
+    found = connection.execute(
+        "SELECT type, sql FROM sqlite_master WHERE lower(name) = ? AND type IN ('table', 'view')", (table.lower(),)
+    ).fetchone()
+    if found is None:
+        return
+    if found[0] == "view" or (found[1] or "").upper().startswith("CREATE VIRTUAL"):
+        raise UsageError(f"{shown} is a {'view' if found[0] == 'view' else 'virtual table'}", remedy=_OTHER)
+    known = columns_of(connection, table)
+    if key.lower() not in known:
+        raise UsageError(
+            f"{shown} has no column {key!r}, by which its rows would be found",
+            remedy=f"{_OTHER} Or give it that column, with ids that are unique.",
+        )
+    if not _is_unique(connection, table, key):
+        index = f"CREATE UNIQUE INDEX {quoted(f'{table}_{key}')} ON {quoted(table)} ({quoted(key)})"
+        raise UsageError(f"{shown}: the ids in {key!r} are not unique", remedy=f"{_OTHER} Or run {index};")
+    clashes = [text for column in columns if (text := _clash(column, known.get(column.name.lower())))]
+    if clashes:
+        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{_OTHER} Or change these columns; {_NUMERIC}.")
+
+
+def _clash(column: TableColumn, known: Known | None) -> str:
+    """Why the values of a column cannot go where they should, if so."""
+    if known is None:
+        return ""
+    if known.computed:
+        return f"the column {known.name!r} is computed by SQLite"
+    if column.kind in (Kind.TEXT, Kind.NESTED, Kind.MIXED) and _converts(known.type):
+        return f"the column {known.name!r} is {known.type}, but {_WORDS[column.kind]} would be written into it"
+    return ""
+
+
+_WORDS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
+
+
+def _converts(declared: str) -> bool:
+    """Whether a column makes numbers of texts that look like one (SQLite's rules of type affinity)."""
+    if "INT" in declared:
+        return True
+    return bool(declared) and not any(word in declared for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
+
+
+def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:
+    info = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+    primary = [name.lower() for _, name, _, _, _, place in info if place]
+    if primary == [key.lower()]:
+        return True
+    for _, index, unique, _, partial in connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall():
+        names = [(row[2] or "").lower() for row in connection.execute(f"PRAGMA index_info({quoted(index)})")]
+        if unique and not partial and names == [key.lower()]:
+            return True
+    return False
+
+
+def quoted(name: str) -> str:
+    """A name as SQL takes it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _reading(path: Path) -> str:
+    """A database to be looked at without a trace: one with a write-ahead log, which lies empty, would get its files."""
+    with path.open("rb") as file:
+        logged = file.read(19)[18:] == b"\x02"
+    immutable = "&immutable=1" if logged and not path.with_name(f"{path.name}-wal").exists() else ""
+    return f"file:{quote(str(path))}?mode=ro{immutable}"
+
+
+def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: str) -> None:
+    """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
+    which they are found, at least. Changes nothing."""
+    place = next(part for part in (path, *path.parents) if part.exists())
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{shown}: {place} cannot be written", remedy="Make it writable or choose another output.to.")
+    if place != path or not path.stat().st_size:
+        return
+    try:
+        with closing(sqlite3.connect(_reading(path), uri=True, timeout=5.0)) as connection:
+            check_table(connection, table, columns, f"{shown}: table {table!r}")
+    except sqlite3.OperationalError:
+        return  # it is locked just now, or something passing: said at the end, when it still stands
+    except sqlite3.DatabaseError as error:
+        raise UsageError(f"{shown}: {error}", remedy="Name a SQLite database in output.to.") from error
+
+
+# A table in a SQLite database as an output: rows are put in or brought up to date by id, nothing else is touched.
+
+BUSY_SECONDS = 30.0
+_MAX_INTEGER = 1 << 63
+
+_TYPES = {
+    Kind.TEXT: "TEXT", Kind.NESTED: "TEXT", Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "INTEGER", Kind.NUMBER: "REAL",
+}  # fmt: skip
+
+
+class TableSink:
+    """Rows into the table `table` of the database at `path`, in one transaction.
+
+    The table is made if it is not there, columns that it lacks are added. Rows and columns of others stay. Rows without
+    an id of their own are left out. Nothing is seen of it before `commit`.
+    """
+
+    def __init__(self, path: Path, table: str, layout: TableLayout, shown: str, *, unshared: bool = False) -> None:
+        """`unshared`: nobody sees the database before it is whole, so it needs no journal beside it.
+
+        Raises AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows.
+        """
+        self._path, self._table, self._shown = path, table, f"{shown}: table {table!r}"
+        self._made, self._unshared = False, unshared
+        self._connection: sqlite3.Connection | None = None
+        self._id_place = layout.id_place
+        try:
+            with self._explained():
+                self._open()
+                columns = self._prepare(layout)
+        except BaseException:
+            self.abort()
+            raise
+        self._statement = _upsert(table, [column.name for column in columns])
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Puts rows in, or brings those up to date that are there. Raises AgacError when the database refuses one."""
+        assert self._connection is not None
+        with self._explained():
+            self._connection.executemany(self._statement, [self._values(row) for row in rows if row.id is not None])
+
+    def finish(self) -> None:
+        """Nothing is left to do: what was written waits in the transaction, in the database's own files."""
+
+    def commit(self) -> None:
+        """Ends the transaction: all rows are seen at once, durably."""
+        if self._connection is not None:
+            with self._explained():
+                self._connection.execute("COMMIT")
+                self._connection.close()
+            self._connection = None
+
+    def abort(self) -> None:
+        """Takes back what was written. After `commit` it does nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(sqlite3.Error):
+            connection.rollback()
+        with suppress(sqlite3.Error):
+            connection.close()
+        if self._made and self._path.exists() and not self._path.stat().st_size:
+            self._path.unlink()
+
+    def _open(self) -> None:
+        with explained(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._made = not self._path.exists()
+        self._connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+        if self._unshared:
+            self._connection.execute("PRAGMA journal_mode = MEMORY")
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _prepare(self, layout: TableLayout) -> list[TableColumn]:
+        """The table as the rows need it; gives the columns that are written, the key first."""
+        connection = self._connection
+        assert connection is not None
+        known = columns_of(connection, self._table)
+        columns = table_columns(layout, [column.name for column in known.values()])
+        check_table(connection, self._table, columns, self._shown)
+        if not known:
+            ids = "INTEGER" if columns[0].kind is Kind.INTEGER else "TEXT"
+            key = f"{quoted(columns[0].name)} {ids} PRIMARY KEY NOT NULL"
+            body = ", ".join([key, *map(_definition, columns[1:])])
+            connection.execute(f"CREATE TABLE {quoted(self._table)} ({body})")
+            return columns
+        for column in columns:
+            if column.name.lower() not in known:
+                connection.execute(f"ALTER TABLE {quoted(self._table)} ADD COLUMN {_definition(column)}")
+        return columns
+
+    def _values(self, row: OutputRow) -> list[JSONValue]:
+        values = [_storable(cell) for cell in row.cells]
+        if self._id_place is not None:
+            values.pop(self._id_place)
+        return [_storable(row.id), *values]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise AgacError(f"{self._shown}: {error}", remedy=_remedy(error)) from error
+
+
+class FreshDatabase:
+    """A database of its own with the one table, made anew each time: as a file that appears whole or not at all."""
+
+    def __init__(self, path: Path, table: str, layout: TableLayout) -> None:
+        self._file = AtomicFile(path)
+        try:
+            self._sink = TableSink(self._file.temporary, table, layout, path.name, unshared=True)
+        except BaseException:
+            self._file.abort()
+            raise
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """As `TableSink.write`."""
+        self._sink.write(rows)
+
+    def finish(self) -> None:
+        """Makes the file durable, without showing it yet."""
+        self._sink.commit()
+        self._file.finish()
+
+    def commit(self) -> None:
+        """Puts the file in its place."""
+        self._file.commit()
+
+    def abort(self) -> None:
+        """Forgets what was written."""
+        self._sink.abort()
+        self._file.abort()
+
+
+def _definition(column: TableColumn) -> str:
+    """Without a declared type where the next run may bring other values: then nothing is converted."""
+    declared = column.declared or column.kind is Kind.TEXT
+    return f"{quoted(column.name)} {_TYPES.get(column.kind, '') if declared else ''}".rstrip()
+
+
+def _upsert(table: str, names: Sequence[str]) -> str:
+    key, *others = map(quoted, names)
+    places = ", ".join("?" * len(names))
+    change = ", ".join(f"{name} = excluded.{name}" for name in others)
+    insert = f"INSERT INTO {quoted(table)} ({', '.join([key, *others])}) VALUES ({places})"  # noqa: S608 - quoted
+    return f"{insert} ON CONFLICT ({key}) DO UPDATE SET {change}"
+
+
+def _storable(value: JSONValue) -> JSONValue:
+    """A value as SQLite keeps it: integers beyond 64 bits, lists and objects as their JSON text."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict | list) or (isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER):
+        return encode(value)
+    return value
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return "Another program holds the database: let it end."
+    if "not a database" in text:
+        return "Name a SQLite database, or a file that is not there yet, in output.to."
+    if "too many" in text:
+        return "SQLite takes 2000 columns: choose output.merge: replace or append, or write csv or parquet."
+    if "full" in text:
+        return "Free some space: all results are safe in the store."
+    return "Mend the table, or name another one in output.to and run again: all results are safe in the store."

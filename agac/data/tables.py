@@ -1,0 +1,406 @@
+"""Results as tables: the kind of each column, the layout known before the first row, and lines of csv, tsv and txt."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agac.core.errors import AgacError
+from agac.core.types import JSONValue, RowId
+from agac.data.files import AtomicFile
+from agac.data.json_text import encode
+from agac.spec.json_schema import resolved
+from agac.spec.workflow import Merge
+
+# What the values of a column are, seen from the values themselves and from the schema that they satisfy.
+
+TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
+_EXACT = 1 << 53  # up to here a double holds every integer
+_INT64 = 1 << 63
+
+_BITS: dict[type, int] = {str: TEXT_BIT, bool: _BOOLEAN, type(None): 0, dict: _NESTED, list: _NESTED}
+_SCHEMA_BITS = {
+    "string": TEXT_BIT, "boolean": _BOOLEAN, "integer": _SMALL, "number": _FLOAT,
+    "array": _NESTED, "object": _NESTED, "null": 0,
+}  # fmt: skip
+
+
+class Kind(StrEnum):
+    """What all values of a column are. MIXED ones have no common type that would keep them as they are."""
+
+    NOTHING = "nothing"  # null, as far as anybody knows
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    INTEGER = "integer"  # of 64 bits
+    NUMBER = "number"  # a double
+    NESTED = "nested"
+    MIXED = "mixed"
+
+
+def bits_of(value: JSONValue) -> int:
+    """What one value adds to what is known of its column; a number that JSON cannot hold counts as null."""
+    found = _BITS.get(type(value))
+    if found is not None:
+        return found
+    if isinstance(value, float):
+        return _FLOAT if isfinite(value) else 0
+    if -_EXACT <= value <= _EXACT:
+        return _SMALL
+    return _LONG if -_INT64 <= value < _INT64 else _HUGE
+
+
+def kind_of(bits: int) -> Kind:
+    """The kind of a column from all that was added. Integers with floats are numbers unless that would change one."""
+    if bits & ~(_SMALL | _LONG) == 0:
+        return Kind.INTEGER if bits else Kind.NOTHING
+    if bits & ~(_SMALL | _FLOAT) == 0:
+        return Kind.NUMBER
+    return {TEXT_BIT: Kind.TEXT, _BOOLEAN: Kind.BOOLEAN, _NESTED: Kind.NESTED}.get(bits, Kind.MIXED)
+
+
+def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
+    """The fields of the objects that a JSON Schema describes, in its order, with what it says of their values.
+
+    Empty where it describes no object, or says nothing of its fields.
+    """
+    if schema is None:
+        return {}
+    properties = (resolved(schema, schema) or {}).get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {name: _declared(body, schema) for name, body in properties.items()}
+
+
+def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
+    schema = resolved(root, body) or {}
+    types = schema.get("type", [])
+    bits = 0
+    for name in [types] if isinstance(types, str) else types:
+        bits |= _SCHEMA_BITS.get(name, 0)
+    if not types:
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        for value in choices:
+            bits |= bits_of(value)
+        for other in [*schema.get("anyOf", []), *schema.get("oneOf", [])] if depth < 20 else []:
+            bits |= _declared(other, root, depth + 1)
+    return bits
+
+
+# Rows with their results as one record each: which fields it has, and under which names.
+
+RESULT = "result"
+"""The field of a result that has no fields: a text, a list."""
+
+Fields = dict[str, JSONValue]
+
+
+def result_name(stages: Sequence[str]) -> str:
+    """What a result is called that is made of the results of these stages."""
+    return stages[0] if len(stages) == 1 else RESULT
+
+
+class OutputRow(NamedTuple):
+    """A settled row on its way into tables and lines.
+
+    `id` is the row's own, an integer where the row has one; None for a row that lacks its id, or repeats another's.
+    `cells` are the values of the layout's columns, in their order; `record` is what is written of it as one value,
+    None for a row that failed.
+    """
+
+    id: RowId | None
+    cells: list[JSONValue]
+    record: JSONValue
+
+
+def fields_of(value: JSONValue) -> Fields:
+    """A result's fields; one that has none is itself the field `result`."""
+    return value if isinstance(value, dict) else {RESULT: value}
+
+
+class Merger:
+    """How a row and its result become one record: alike for all rows of a run, whatever fields each of them has."""
+
+    def __init__(
+        self, merge: Merge, stage: str, row_fields: Iterable[str] = (), result_fields: Iterable[str] = ()
+    ) -> None:
+        """The fields are those of any row and of any result. They decide which names clash."""
+        self._merge = merge
+        row, result = dict.fromkeys(row_fields), dict.fromkeys(result_fields)
+        written = [stage] if merge == "append" else list(result)
+        taken = set(row) if merge in ("extend", "append") else set()
+        self._names: dict[str, str] = {}
+        for field in written:
+            self._names[field] = name = free_name(field, stage, taken)
+            taken.add(name)
+        self._stage = self._names.get(stage, stage)
+        kept = () if merge == "replace" else row
+        self.fields = tuple(dict.fromkeys([*kept, *self._names.values()]))
+        """Every field that a record may have, in order."""
+        self.origin = {name: field for field, name in self._names.items()}
+        """The result's field behind a field of the record, by the record's name for it."""
+
+    def value(self, data: Fields, value: JSONValue) -> JSONValue:
+        """What is written for a row that is done: its result alone under `replace`, else a record."""
+        return value if self._merge == "replace" else self.record(data, value)
+
+    def record(self, data: Fields, value: JSONValue) -> Fields:
+        """The record of a row that is done. It shares its values with what it was made of."""
+        if self._merge == "append":
+            return {**data, self._stage: value}
+        if self._merge == "replace":
+            return fields_of(value)
+        if self._merge == "update":
+            return {**data, **fields_of(value)}
+        return {**data, **{self._names.get(field, field): inner for field, inner in fields_of(value).items()}}
+
+    def failed(self, data: Fields) -> Fields:
+        """The record of a row that failed: what it has of the row itself."""
+        return {} if self._merge == "replace" else data
+
+
+def free_name(field: str, stage: str, taken: Container[str]) -> str:
+    """`field`, or `<stage>.<field>` where that is taken already."""
+    while field in taken:
+        field = f"{stage}.{field}"
+    return field
+
+
+# The columns of a table: known before its first row is written, from the schema and from a look at all rows.
+
+MAX_COLUMNS = 10_000
+"""Beyond this the fields are data (a date, an id a field) and no columns: nobody could read such a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a table. `declared`: the schema names it, so its kind will be the same next time."""
+
+    name: str
+    kind: Kind
+    declared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The columns of a run's tables; the last one holds errors.
+
+    `id_field` is the row's field that holds its id, None where rows are numbered. `id_place` is the column that holds
+    it, None where rows are numbered or none of the columns is the row's. `key` is what a database finds rows by.
+    """
+
+    columns: tuple[TableColumn, ...]
+    merger: Merger
+    id_field: str | None
+    id_place: int | None
+    key: TableColumn
+
+    def cells(self, record: Fields, error: str | None) -> list[JSONValue]:
+        """The values of a row. A field that it lacks is null."""
+        get = record.get
+        found = [get(column.name) for column in self.columns[:-1]]
+        found.append(error)
+        return found
+
+
+class Observed:
+    """What all rows of a run have: fields, in the order in which they were met, and kinds of values."""
+
+    def __init__(self, schema: Mapping[str, Any] | None, order: Iterable[str] = ()) -> None:
+        """`schema` is the results', None where they have none; `order` its fields as far as their order is known."""
+        self._row: dict[str, int] = {}
+        declared = declared_fields(schema)
+        self._declared = {field: declared[field] for field in order if field in declared} | declared
+        self._result = dict(self._declared)
+        self._whole = 0
+        self._ids = 0
+
+    def row_id(self, own: RowId) -> None:
+        """Looks at a row's own id."""
+        self._ids |= bits_of(own)
+
+    def row(self, data: Fields) -> None:
+        """Looks at a row's own fields. Raises AgacError when there are more than a table can have."""
+        _add(self._row, data)
+
+    def result(self, value: JSONValue) -> None:
+        """Looks at a result. Raises as `row` does."""
+        self._whole |= bits_of(value)
+        _add(self._result, fields_of(value))
+
+    def layout(self, merge: Merge, stage: str, id_field: str | None) -> TableLayout:
+        """The columns under a way of merging, for the results of `stage`."""
+        result = self._result or {RESULT: 0}
+        if id_field is not None:
+            self._row.setdefault(id_field, 0)
+        merger = Merger(merge, stage, self._row, result)
+        columns = [self._column(name, merge, merger, result) for name in merger.fields]
+        error = free_name("error", stage, set(merger.fields))
+        of_row = id_field is not None and merge != "replace"
+        id_place = merger.fields.index(id_field) if of_row else None
+        key = TableColumn(key_name(id_field, merge), Kind.INTEGER if id_field is None else kind_of(self._ids))
+        return TableLayout((*columns, TableColumn(error, Kind.TEXT)), merger, id_field, id_place, key)
+
+    def _column(self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]) -> TableColumn:
+        field = merger.origin.get(name)
+        if field is None:
+            return TableColumn(name, kind_of(self._row[name]))
+        if merge == "append":
+            return TableColumn(name, kind_of(self._whole))
+        also_of_row = merge == "update" and name in self._row
+        bits = result[field] | (self._row[name] if also_of_row else 0)
+        return TableColumn(name, kind_of(bits), field in self._declared and not also_of_row)
+
+
+def _add(seen: dict[str, int], fields: Fields) -> None:
+    for name, value in fields.items():
+        seen[name] = seen.get(name, 0) | (TEXT_BIT if type(value) is str else bits_of(value))
+    if len(seen) > MAX_COLUMNS:
+        raise AgacError(
+            f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the columns of a table",
+            remedy="Remove output.format and output.to: results.jsonl holds rows of any form.",
+        )
+
+
+def key_name(id_field: str | None, merge: Merge | None) -> str:
+    """The column by which rows are found: the row's own where the table has the row's fields, else one of ours."""
+    if id_field is None:
+        return "row_number"
+    return "id" if merge == "replace" else id_field
+
+
+def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
+    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one gets a number.
+
+    `there` are the columns of a table that is there: of names that differ only by case each finds the column again
+    that it was given before, in whatever order they come now. The first name is the key's and stays as it is.
+    """
+    plain = [name.replace("\0", "") or "column" for name in names]
+    alike = Counter(name.lower() for name in plain)
+    many = [name for name in plain[1:] if alike[name.lower()] > 1]
+    before = {name: column for name in many if (column := _before(name, there, plain[0]))}
+    taken = {column.lower() for column in before.values()}
+    found = []
+    for name in plain:
+        free, number = before.pop(name, None), 1
+        if free is None:
+            free = name
+            while free.lower() in taken:
+                number += 1
+                free = f"{name}_{number}"
+            taken.add(free.lower())
+        found.append(free)
+    return found
+
+
+def _before(name: str, there: Collection[str], key: str) -> str | None:
+    """The column that `distinct` gave to a name when it made a table, if that is to be seen."""
+    own = [c for c in there if c == name or (c.startswith(f"{name}_") and c[len(name) + 1 :].isdecimal())]
+    return next((column for column in own if column.lower() != key.lower()), None)
+
+
+# Tables and results as lines of text: csv, tsv and txt.
+
+_END = "\r\n"  # as the csv module is told: it quotes a cell that holds a character of its line end, and no other
+_FORMULA = re.compile(r"[=+\-@\t\r\n]")
+_PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
+
+
+def cell_text(value: JSONValue) -> str:
+    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return ""
+    return encode(value)
+
+
+def safe_cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula. A plain number is none, also with a sign."""
+    if _FORMULA.match(text) and not _PLAIN_NUMBER.match(text):
+        return f"'{text}"
+    return text
+
+
+class DelimitedSink:
+    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8 without a byte order mark."""
+
+    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
+        self._file = AtomicFile(path)
+        self._written: list[str] = []
+        self._writer = csv.writer(_LineEnds(self._written.append), delimiter=delimiter, lineterminator=_END)
+        self._text: Callable[[JSONValue], str] = _safe_text if safe else cell_text
+        self._writer.writerow([self._text(column.name) for column in layout.columns])
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
+        text = self._text
+        self._writer.writerows([[text(cell) for cell in row.cells] for row in rows])
+        self._flush()
+
+    def finish(self) -> None:
+        """Makes what was written durable, without showing it yet."""
+        self._flush()
+        self._file.finish()
+
+    def commit(self) -> None:
+        """Puts the file in its place."""
+        self._file.commit()
+
+    def abort(self) -> None:
+        """Forgets what was written."""
+        self._file.abort()
+
+    def _flush(self) -> None:
+        self._file.write("".join(self._written))
+        self._written.clear()
+
+
+def _safe_text(value: JSONValue) -> str:
+    return safe_cell(value) if isinstance(value, str) else cell_text(value)
+
+
+class _LineEnds:
+    """Takes the csv module's lines, one a call, and ends them as text files end theirs."""
+
+    def __init__(self, add: Callable[[str], None]) -> None:
+        self._add = add
+
+    def write(self, line: str) -> None:
+        self._add(line[: -len(_END)] + "\n")
+
+
+class TextSink:
+    """One result a line, in the order of the rows; a row that failed is an empty line.
+
+    A line end within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = AtomicFile(path)
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Appends results. Raises AgacError, with a remedy, when the disk refuses them."""
+        self._file.write("".join([f"{_one_line(cell_text(row.record))}\n" for row in rows]))
+
+    def finish(self) -> None:
+        """Makes what was written durable, without showing it yet."""
+        self._file.finish()
+
+    def commit(self) -> None:
+        """Puts the file in its place."""
+        self._file.commit()
+
+    def abort(self) -> None:
+        """Forgets what was written."""
+        self._file.abort()
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")

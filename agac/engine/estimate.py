@@ -1,0 +1,217 @@
+"""What tasks will take: tokens, dollars and batches, and how many tasks a retry runs at most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal, NamedTuple
+
+from agac.core.types import JSONValue, Usage
+from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
+from agac.providers.batch import BatchTraits
+from agac.providers.prices import BATCH, cost, price_of
+from agac.spec.workflow import BatchRules
+from agac.store.runs import Count
+
+# What tasks will take: tokens and dollars, from a stage's history where it has one, else from sampled renders.
+
+CHARACTERS_A_TOKEN = 4
+"""What English text comes to with common tokenizers."""
+
+WITHOUT_SCHEMA = 250
+"""Tokens of a free answer whose length nothing tells."""
+
+COMPLAINT = 300
+"""Tokens of what a re-ask says beside the prompt and the last reply."""
+
+Basis = Literal["history", "sample", "guess", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What calls of one stage with one model took before, in the mean. `calls_a_task` is 1 when none was repeated."""
+
+    calls: int
+    input_tokens: float
+    output_tokens: float
+    calls_a_task: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    usd: float | None
+    usd_at_most: float | None
+    basis: Basis
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        return {
+            "calls": self.calls,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "usd": None if self.usd is None else round(self.usd, 6),
+            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
+            "basis": self.basis,
+        }
+
+
+LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
+"""Of a stage that asks no model."""
+
+
+def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
+    """A stage's history among the roll-ups of earlier runs; None when none of its calls was answered by the model."""
+    own = [c for c in counts if c.stage == stage]
+    answered = [c for c in own if c.outcome == "call" and c.output_tokens and _same_model(c.model, lane)]
+    calls = sum(c.tasks for c in answered)
+    if not calls:
+        return None
+    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
+    held = sum(c.tasks for c in answered if not c.error_type)
+    ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
+    return History(
+        calls,
+        sum(c.input_tokens for c in answered) / calls,
+        sum(c.output_tokens for c in answered) / calls,
+        max(calls / ended, 1.0),
+    )
+
+
+def _same_model(answered: str, lane: str) -> bool:
+    """Whether the model that answered is the one asked for, perhaps by a more exact name."""
+    return answered == lane or answered.startswith(f"{lane}-")
+
+
+def estimate(
+    stage: PlannedStage, tasks: int, characters: float | None, past: History | None, *, same_prompt: bool
+) -> CostEstimate:
+    """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
+    when nothing could be rendered.
+
+    The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
+    """
+    made, basis = _output(stage, past)
+    use_past = past is not None and (same_prompt or characters is None)
+    given = past.input_tokens if past and use_past else (characters or 0.0) / CHARACTERS_A_TOKEN
+    calls = round(tasks * (past.calls_a_task if past else 1.0))
+    return CostEstimate(
+        calls=calls,
+        input_tokens=round(calls * given),
+        output_tokens=round(calls * made),
+        usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
+        usd_at_most=_at_most(stage, tasks, given),
+        basis=basis,
+    )
+
+
+def _output(stage: PlannedStage, past: History | None) -> tuple[float, Basis]:
+    if past is not None:
+        return past.output_tokens, "history"
+    guess = WITHOUT_SCHEMA if stage.schema is None else _tokens_of_shape(stage.schema.body)
+    most = stage.params.max_tokens
+    return (min(guess, most) if most else guess), "guess"
+
+
+def _tokens_of_shape(body: dict[str, Any]) -> int:
+    """A rough size of an answer of this shape: its names and a short value each."""
+    names = json.dumps(body).count('"type"')
+    return 10 + 15 * names
+
+
+def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
+    """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be. Where calls
+    take over what batches leave, they cost what calls do."""
+    costs = []
+    rules = stage.batch
+    batch = stage.run_mode == "batch" and (rules.deadline is None or rules.on_deadline == "wait")
+    again = batch and rules.retry != "sync"
+    for position, model in enumerate(stage.models):
+        most = model.params.max_tokens
+        if most is not None:
+            costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
+            costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most, batch=again))
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == 2 * len(stage.models) else None
+
+
+def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batch: bool) -> float | None:
+    if not calls:
+        return 0.0
+    tier = BATCH if batch and model.provider.batch is not None else model.params.service_tier
+    price = price_of(model.provider, model.model, tier)
+    one = cost(Usage(round(given), round(made)), price)
+    return None if one is None else one * calls
+
+
+TEXT = "x" * 60
+"""A field of text: a dozen words."""
+
+FREE = "x" * 1000
+"""An answer without a schema."""
+
+
+def dummy_answer(stage: AnyStage) -> JSONValue:
+    """What the stage might answer."""
+    return FREE if stage.shape is None else _of_shape(stage.shape, 0)
+
+
+def _of_shape(body: Any, depth: int) -> JSONValue:
+    if not isinstance(body, dict) or depth > 8:
+        return TEXT
+    if body.get("enum"):
+        return body["enum"][0]
+    if isinstance(body.get("properties"), dict):
+        return {name: _of_shape(inner, depth + 1) for name, inner in body["properties"].items()}
+    match body.get("type"):
+        case "array":
+            return [_of_shape(body.get("items"), depth + 1)] * max(1, body.get("minItems", 1) if depth == 0 else 1)
+        case "integer" | "number":
+            return 1
+        case "boolean":
+            return True
+        case _:
+            return TEXT
+
+
+# Into how many batches the requests of a stage are cut, and of what size.
+
+AROUND = 400
+"""Bytes of a line beside the texts and the schema of its request: its name, its address, the parameters."""
+
+
+class Cuts(NamedTuple):
+    """So many batches, of `requests` at most."""
+
+    batches: int
+    requests: int
+
+
+def most_requests(rules: BatchRules, traits: BatchTraits) -> int:
+    """Requests in a batch."""
+    return min(traits.max_requests, rules.max_requests or traits.max_requests)
+
+
+def most_bytes(rules: BatchRules, traits: BatchTraits) -> int:
+    """Bytes of a batch. Without a wish of the user's a tenth of what the provider takes is left free."""
+    return min(rules.max_bytes or traits.max_bytes * 9 // 10, traits.max_bytes)
+
+
+def cuts(stage: PlannedStage, requests: int, characters: float | None) -> Cuts:
+    """The batches of a stage; none where it asks nothing so. `characters`: of a request, schema included, in the mean;
+    None where nothing is known of them."""
+    traits = stage.provider.batch
+    if stage.run_mode != "batch" or traits is None or not requests:
+        return Cuts(0, 0)
+    fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
+    most = max(min(most_requests(stage.batch, traits), fitting), 1)
+    return Cuts(ceil(requests / most), min(most, requests))
+
+
+# How many tasks a retry asks at most: of the rows that it takes up again, and of what is made of those.

@@ -1,0 +1,162 @@
+"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tenacity import RetryCallState
+from tenacity.wait import wait_exponential
+
+from agac.core.errors import ANSWER_FAILURES
+from agac.core.types import Fault, FaultKind
+from agac.store.rows import PriorTask
+
+# What is done about a fault: one pure function of the fault and the attempt, tested as a table.
+#
+# The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies.
+
+MAX_RETRIES = 5
+"""Tries after the first for a fault that may pass: a server error, a time-out, a cut connection."""
+
+MAX_RATE_LIMIT_RETRIES = 20
+"""Tries after the first for a refusal by rate: nothing was billed, and the server says when to come back."""
+
+MAX_AMBIGUOUS = 2
+"""Tries after the first when the provider may have done, and billed, the work."""
+
+MAX_RETRY_DELAY_S = 900.0
+"""Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
+
+FURTHER_RUNS = 2
+"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
+
+_backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
+
+
+def max_calls(repair: int, models: int) -> int:
+    """The hard cap on the calls of one task in one invocation: each of its models is asked and re-asked `repair` times,
+    and each of these questions is sent once, and again after faults of both kinds."""
+    return models * (1 + repair) * (1 + MAX_RETRIES + MAX_RATE_LIMIT_RETRIES)
+
+
+def max_billed_calls(repair: int, models: int) -> int:
+    """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
+    return models * (1 + repair + 1 + MAX_AMBIGUOUS)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Ask once more after `delay` seconds; `lane`: everyone in the lane waits that long."""
+
+    delay: float
+    lane: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailTask:
+    """The task fails with its fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """The run stops."""
+
+
+Decision = RetryAfter | FailTask | StopRun
+
+
+def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decision:
+    """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
+
+    `spread` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
+    back before the time a server asked for.
+    """
+    match fault.kind:
+        case FaultKind.FATAL:
+            return StopRun()
+        case FaultKind.TASK:
+            return FailTask()
+        case FaultKind.PAUSE | FaultKind.RETRY:
+            most = fault.retries if fault.retries is not None else _most(fault)
+            if attempt > most or ambiguous > MAX_AMBIGUOUS:
+                return FailTask()
+            delay = _delay(fault, attempt)
+            if delay > MAX_RETRY_DELAY_S:  # in a lane everyone would be told the same
+                return StopRun() if fault.kind is FaultKind.PAUSE else FailTask()
+            return RetryAfter(delay + spread * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+
+
+def _most(fault: Fault) -> int:
+    return MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else MAX_RETRIES
+
+
+def _delay(fault: Fault, attempt: int) -> float:
+    """What the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds."""
+    if fault.delay is not None:
+        return fault.delay
+    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+    state.attempt_number = attempt
+    return float(_backoff(state))
+
+
+def is_left(task: PriorTask) -> bool:
+    """Whether a failed task is not asked again: its answer failed in as many runs as are worth paying for."""
+    return task.error is not None and task.error.type in ANSWER_FAILURES and task.failures > FURTHER_RUNS
+
+
+# How long a row may take: `row_timeout`, counted from its first call.
+
+Waited = TypeVar("Waited")
+
+
+class RowDeadlineExceeded(Exception):
+    """A row's time is over, and no call of it is under way."""
+
+
+class RowDeadline:
+    """The time that one row has for all its calls, and for what it waits between them.
+
+    `seconds` None: as long as it takes. `clock` is the event loop's: monotonic seconds.
+    """
+
+    __slots__ = ("_clock", "_ends_at", "_seconds")
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._ends_at: float | None = None
+
+    def left(self) -> float | None:
+        """Seconds that the call that is sent now may take; the first one starts the time. Raises OutOfTime."""
+        if self._seconds is None:
+            return None
+        now = self._clock()
+        if self._ends_at is None:
+            self._ends_at = now + self._seconds
+        if now >= self._ends_at:
+            raise RowDeadlineExceeded
+        return self._ends_at - now
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return not self.outlasts(0.0)
+
+    def outlasts(self, delay: float) -> bool:
+        """Whether anything is left after waiting so many seconds."""
+        return self._ends_at is None or self._clock() + delay < self._ends_at
+
+    async def wait(self, turn: Coroutine[Any, Any, Waited]) -> Waited:
+        """Waits for a turn, which takes as long as it takes before the row's first call. Raises OutOfTime."""
+        if self._ends_at is None:
+            return await turn
+        try:
+            async with asyncio.timeout(self._ends_at - self._clock()):
+                return await turn
+        except TimeoutError:
+            raise RowDeadlineExceeded from None
+
+    def __str__(self) -> str:
+        return f"row_timeout: the row had {self._seconds:g} s from its first call on, and they are over"

@@ -1,0 +1,352 @@
+"""What a provider's batch API is: the hooks in which providers differ, what is known of each, and reading its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from agac.core.types import Fault
+
+# What a provider's batch API is: the few hooks in which providers differ, around one life cycle (`engine.batch`).
+#
+# An implementation never sleeps, retries or logs, and sends every request once: what it could not do comes back as a
+# `Fault`, and the engine decides. `Fault.ambiguous` on a create says that the batch may exist: it is looked for then.
+
+
+class BatchState(StrEnum):
+    """How a batch stands at its provider: the same words for all of them."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing will happen to it any more. A state that nobody knows is read as `in_progress`."""
+        return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED)
+
+
+FindsBy = Literal["key", "file", "count"]
+"""How a batch is found of which we never learned the id: by our own key, which it echoes; by its input file, which is
+its alone; by nothing but the number of its requests and the time (Anthropic), to be confirmed by a result's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTraits:
+    """The batch API of a provider, as data: the column `batch` of the provider table. Sizes in bytes, times in seconds.
+
+    `api` is the key of its implementation in `batchapis.BATCH_APIS`. Every number has its source where it is set.
+    """
+
+    api: str
+    max_requests: int = 50_000
+    """Requests in a batch."""
+    max_bytes: int = 200_000_000
+    """Bytes of the input, of the file or of the body."""
+    max_line_bytes: int | None = None
+    """Bytes of one request; None: only the input is bounded."""
+    max_open: int | None = None
+    """Batches (or their files) that may be open at once; None: not known."""
+    windows: tuple[str, ...] = ("24h",)
+    """The completion windows that may be asked for, the default first."""
+    endpoint_prefix: str = "/v1"
+    """What stands before a dialect's path in a line's `url` and a batch's `endpoint`."""
+    finds_by: FindsBy = "key"
+    filters: str | None = None
+    """The parameter by which the list is asked for our key alone (`metadata[agac_intent]`); None: it is paged through.
+    What comes is compared all the same."""
+    pages: bool = True
+    """The list has pages; else its end may be missing, and what is absent from it may still exist."""
+    grace: float = 600.0
+    """How long a batch may take to show up in the list after it was created."""
+    expires: bool = True
+    """What is not done in the window is given up by the provider."""
+    results_kept: float | None = 30 * 86_400.0
+    """How long results can be fetched, from the creation of the batch; None: not known."""
+    price_factor: float = 0.5
+    """What its prices are multiplied by where agac.yml names no other factor."""
+    unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Parameters (fields of `Params`) that batches do not take, each with what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be created. `key` names it at the provider where it can (`metadata.agac_intent`); `file_id` is its
+    uploaded input, None where requests are sent inline from `path`, whose last line ends with a line break too.
+    `endpoint` is the dialect's path with the prefix."""
+
+    key: str
+    path: Path
+    endpoint: str
+    model: str
+    requests: int
+    file_id: str | None = None
+    window: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """Why a provider refused a batch as a whole. `line` counts the lines of the input from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file with results at the provider: `ref` is its id or its address; `kind` says which lines it holds."""
+
+    ref: str
+    kind: Literal["output", "errors"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderBatch:
+    """A batch as its provider tells it. Times are seconds since 1970; counts None where they are not told.
+
+    `word` is the provider's own for its state, `known` False when it is one that this program has never heard of.
+    `key` and `file_id` are what it echoes of its `Order`. `results` are there once it is terminal, and may be none.
+    `expires_at`: when the provider gives up; `results_until`: when its results are deleted.
+    """
+
+    id: str
+    state: BatchState
+    word: str
+    known: bool = True
+    total: int | None = None
+    done: int | None = None
+    failed: int | None = None
+    created_at: float | None = None
+    expires_at: float | None = None
+    ended_at: float | None = None
+    results_until: float | None = None
+    key: str | None = None
+    file_id: str | None = None
+    results: tuple[Remote, ...] = ()
+    errors: tuple[BatchError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """An input or output file that lies at the provider. `key`: of the batch that it belongs to, where that is told."""
+
+    id: str
+    name: str
+    size: int | None
+    created_at: float | None
+    key: str | None = None
+
+
+EndedBatch = Literal["answered", "expired", "cancelled", "unanswered"]
+"""What a result's line says became of a request. `answered`: an HTTP status and a body, good or bad; `unanswered`: it
+failed at the provider without either, which is not billed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLine:
+    """One line of results. `body` is the endpoint's payload as bytes, as a dialect's `parse` reads it; `message` what
+    is said where there is none."""
+
+    custom_id: str
+    ended: EndedBatch
+    status: int = 0
+    body: bytes = b""
+    message: str = ""
+    request_id: str = ""
+
+
+class UnreadableLine(ValueError):
+    """A line of results that is no result: not UTF-8, not JSON, no object, no custom_id. The message says which."""
+
+
+class BatchLines(Protocol):
+    """How one request is written into a batch, and how one result is read. Pure, a module without state."""
+
+    def line(self, custom_id: str, body: bytes, endpoint: str) -> bytes:
+        """One line of the input, without its line break; `body` is the encoded JSON that the dialect built."""
+
+    def result(self, line: bytes) -> ResultLine:
+        """One line of the results. Raises UnreadableLine."""
+
+
+class BatchApi(Protocol):
+    """The batches of one account. Made by `batchapis.open_batch_api`; every method sends its request once."""
+
+    @property
+    def uploads(self) -> bool:
+        """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
+
+    async def upload(self, path: Path, name: str) -> str | Fault:
+        """Uploads an input file and gives its id. Killed or failing, it may leave a file behind, which costs nothing;
+        `uploaded` finds it."""
+
+    async def uploaded(self, name: str, size: int) -> str | Fault | None:
+        """The id of an input file with this name and size that lies at the provider."""
+
+    async def create(self, order: Order) -> ProviderBatch | Fault:
+        """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
+
+    def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
+        """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) those
+        created at or after `since` with as many requests. The list is read to its end, or well past `since`; a Fault
+        ends it. How they stand may lag behind what `look` says."""
+
+    async def look(self, batch: str) -> ProviderBatch | Fault:
+        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
+
+    async def download(self, result: Remote, path: Path) -> int | Fault:
+        """Writes a file of results to `path`, replacing it, syncs it to the disk and gives its size. A body that ends
+        before it should is a Fault of the kind RETRY; so is one that is not there (yet); one that is said to be gone
+        for good is of the kind TASK. Raises OSError when `path` cannot be written."""
+
+    async def cancel(self, batch: str) -> Fault | None:
+        """Asks for the end of a batch. One that has ended already is no fault."""
+
+    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
+        """Deletes a file, or a batch with its results where the provider can (else nothing is done). What is gone
+        already is no fault."""
+
+    def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
+        """Our input files (whose names begin with `prefix`) and result files that still lie at the provider."""
+
+    async def close(self) -> None:
+        """Closes every connection."""
+
+
+# What every batch API's JSON is read with: lines of results, moments, counts. Nothing that comes is trusted.
+
+_BOM = b"\xef\xbb\xbf"
+_MILLISECONDS_FROM = 100_000_000_000
+"""A number of seconds since 1970 that large lies in the year 5138: it counts milliseconds."""
+
+STATES: Mapping[str, tuple[BatchState, bool]] = {
+    **{state.value: (state, True) for state in BatchState},
+    "canceling": (BatchState.CANCELLING, True),
+    "canceled": (BatchState.CANCELLED, True),
+}
+"""What the words of providers mean, in lower case, and whether they are known."""
+
+UNKNOWN = (BatchState.IN_PROGRESS, False)
+"""A word that nobody knows is no end: the batch is asked for again."""
+
+
+def object_of(line: bytes) -> tuple[str, dict[str, Any]]:
+    """A line of results as an object, and its custom_id. Raises UnreadableLine."""
+    try:
+        data = json.loads(line.removeprefix(_BOM).decode())
+    except UnicodeDecodeError:
+        raise UnreadableLine("it is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise UnreadableLine("it is not JSON" if line.strip() else "it is empty") from None
+    if not isinstance(data, dict):
+        raise UnreadableLine(f"it is {_kind(data)}, not an object")
+    custom_id = data.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise UnreadableLine("it has no custom_id" if custom_id in (None, "") else "its custom_id is no text")
+    return custom_id, data
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {list: "a list", str: "a text", bool: "a truth value"}.get(type(value), "a number")
+
+
+def moment(value: Any) -> float | None:
+    """Seconds since 1970 of a number, of a text that is one, or of a date of RFC 3339; None for anything else."""
+    if isinstance(value, str):
+        value = _number(value) or _date(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        return None
+    return value / 1000 if value >= _MILLISECONDS_FROM else float(value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _date(text: str) -> float | None:
+    try:
+        date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def count_of(of: Any, name: str) -> int | None:
+    """A count within an object; None when it is not told."""
+    value = of.get(name) if isinstance(of, dict) else None
+    return value if type(value) is int and value >= 0 else None
+
+
+def text_of(of: Any, name: str) -> str | None:
+    """A text within an object; None when there is none, or an empty one."""
+    value = of.get(name) if isinstance(of, dict) else None
+    return value if isinstance(value, str) and value else None
+
+
+# What is known about the batches of each provider, as data: numbers with their sources, read November 2026.
+
+DAY = 86_400.0
+
+_OWN_TIER = MappingProxyType({"service_tier": "a batch is a service tier of its own, with its own price; leave it out"})
+"""openai.com/api/pricing and platform.claude.com/docs/en/api/service-tiers list batches beside the other tiers."""
+
+ANTHROPIC = BatchTraits(
+    # platform.claude.com/docs/en/build-with-claude/batch-processing: 100,000 requests or 256 MB, results
+    # for 29 days; the object has no field for anything of ours. Grace: retrieving a batch answered
+    # 404 for minutes after its creation (github.com/anthropics/anthropic-sdk-python/issues/1432)
+    api="anthropic",
+    max_requests=100_000,
+    max_bytes=256_000_000,
+    finds_by="count",
+    grace=1800.0,
+    results_kept=29 * DAY,
+    unsupported=_OWN_TIER,
+)
+
+GENERIC: dict[str, BatchTraits] = {
+    # whoever looks alike: nobody promised that metadata is echoed, how long files are kept, or that batches are cheaper
+    "openai": BatchTraits(api="openai", grace=600.0, results_kept=None, price_factor=1.0),
+    "anthropic": replace(ANTHROPIC, price_factor=1.0),
+}
+"""What agac.yml's `batch: NAME` stands for where the provider has no row of its own that says more."""
+
+OPENAI = replace(
+    # the openai SDK 3.52, batches.create and files.create: 50,000 requests, 200 MB, 24h, 16 pairs of metadata, which
+    # the list echoes; input files are kept for 30 days, and nothing else is said of results
+    GENERIC["openai"],
+    grace=20.0,
+    results_kept=30 * DAY,
+    price_factor=0.5,
+    unsupported=_OWN_TIER,
+)
+
+AZURE = replace(
+    # learn.microsoft.com/azure/ai-foundry/openai/how-to/batch: 100,000 requests, 200 MB, 500 files in a resource;
+    # what takes longer than 24 hours goes on. Whether the list echoes metadata is not said: by the input file then
+    GENERIC["openai"],
+    max_requests=100_000,
+    max_open=500,
+    expires=False,
+    price_factor=0.5,
+    unsupported=_OWN_TIER,
+)
+
+SIMULATOR = replace(OPENAI, unsupported={})

@@ -1,0 +1,409 @@
+"""Checks of single values in files, used by the models. Each returns the value or raises with a whole sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic_core import PydanticCustomError
+
+from agac.spec.workflow import DayTime
+
+# What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
+
+TYPES_LATER = (
+    "chain",
+    "parallel",
+    "evaluator_optimizer",
+    "router",
+    "orchestrator",
+    "iterative_planner",
+    "maker",
+    "a2a",
+    "smart",
+)
+
+# fmt: off
+FIELDS_LATER = frozenset({
+    "servers", "tools", "resources", "prompts", "mcp_connect", "function_tools", "agents", "history_source",
+    "history_merge_target", "max_parallel", "child_timeout_sec", "max_display_instances", "tool_input_schema",
+    "skills", "variables", "shell", "cwd", "api_key", "tool_hooks", "lifecycle_hooks", "commands",
+    "trim_tool_history", "save_trajectory", "subagents", "subagent_model", "harness_tools", "sequence",
+    "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
+    "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
+    "match_strategy", "red_flag_max_length", "url", "transport", "streaming", "polling",
+    "accepted_output_modes", "headers", "auth", "relative_card_path", "request_timeout_seconds",
+})
+# fmt: on
+
+# fmt: off
+PARAMS_LATER = frozenset({
+    "max_iterations", "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
+    "structured_schema", "metadata", "messages", "tools", "tool_choice", "task", "template_vars",
+    "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
+})
+# fmt: on
+
+# fmt: off
+PLACEHOLDERS_LATER = frozenset({
+    "currentDate", "serverInstructions", "agentSkills", "agentCardPath", "agentCardDir", "env", "hostPlatform",
+    "pythonVer", "workspaceRoot", "clientDisplay", "model_specific", "modelReferences", "agentInternalResources",
+})
+# fmt: on
+PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
+
+CAMEL_CASE = {
+    "maxTokens": "max_tokens",
+    "topP": "top_p",
+    "topK": "top_k",
+    "minP": "min_p",
+    "repetitionPenalty": "repetition_penalty",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "stopSequences": "stop_sequences",
+    "serviceTier": "service_tier",
+}
+"""Other spellings of request parameters."""
+
+_PARAMS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "stop_sequences"),
+)
+
+
+def not_yet(field: str) -> str:
+    """The sentence for a known field that has no meaning here yet."""
+    return f"`{field}` is not supported yet; remove it from the card, or use another card for this stage"
+
+
+def hints() -> Mapping[str, str]:
+    """Sentences for unknown keys at the top level of a card."""
+    later = {field: not_yet(field) for field in FIELDS_LATER}
+    moved = {field: f"unknown key; did you mean `request_params.{field}`?" for field in (*_PARAMS, "service_tier")}
+    return {**later, **moved}
+
+
+def param_hints() -> Mapping[str, str]:
+    """Sentences for unknown keys of `request_params`."""
+    # a camelCase key is only unknown beside its other spelling
+    twice = {
+        camel: f"{camel} and {snake} are two spellings of one key; keep one" for camel, snake in CAMEL_CASE.items()
+    }
+    later = {field: not_yet(field) for field in PARAMS_LATER}
+    return {**later, **twice, "model": "unknown key; the card's own `model` says which model runs"}
+
+
+# Checks of single values in files, used by the models. Each gives the value back or raises with a whole sentence.
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+_STAGE_NAME = re.compile(rf"{_NAME}\Z")
+_PROVIDER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
+_SECRET_START = re.compile(rf"(?i)(?:{_KEY_STARTS})")
+_KEY = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}"
+_KEY_SHAPE = re.compile(rf"{_KEY}\Z")
+_TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
+
+_LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
+_TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
+_DURATION = re.compile(rf"{_TIME}\Z")
+_DAY_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
+_SIZE = r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)"
+_SIZED = re.compile(rf"{_SIZE}\Z")
+_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
+DIALECTS_LATER = ("gemini", "mistral")
+
+# The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
+STAGE_NAME_FORM = {
+    "pattern": f"^(?!(?:{'|'.join(RESERVED_NAMES)})$){_NAME}$",
+    "patternErrorMessage": "letters, digits, _ and -; starts with a letter or _; not vars and not row_json",
+}
+TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
+SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
+API_KEY_FORM = {"pattern": f"^(?!{_KEY_STARTS})(?!{_KEY}$)", "patternErrorMessage": _LITERAL_KEY}
+
+
+def _refuse(message: str) -> PydanticCustomError:
+    """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
+    return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
+
+
+def stage_name(name: str) -> str:
+    """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
+    if name in RESERVED_NAMES:
+        raise _refuse(f"{name!r} has a meaning of its own in templates; choose another name")
+    if not _STAGE_NAME.match(name):
+        raise _refuse(f"{name!r} is no stage name; use letters, digits, _ and -, and start with a letter or _")
+    return name
+
+
+def field_name(name: str) -> str:
+    """A name that `${stage.name}` can be read with."""
+    if any(character in name for character in ".{}\n") or name != name.strip():
+        raise _refuse(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
+    return name
+
+
+def field_path(path: str) -> str:
+    """A way to a field: `topic`, `classify.topic`."""
+    if any(not part or part != part.strip() for part in path.split(".")) or "${" in path:
+        raise _refuse(f"{path!r} is no field; write its name, or stage.field, as in classify.topic, without braces")
+    return path
+
+
+def no_repeats(names: list[str]) -> list[str]:
+    """Each field once."""
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise _refuse(f"names the field {twice!r} twice; name it once")
+    inner = next(((one, other) for one in names for other in names if other.startswith(f"{one}.")), None)
+    if inner is not None:
+        raise _refuse(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
+    return names
+
+
+def field_way(name: str) -> str:
+    """A field of a result, or with dots one inside of others."""
+    for part in name.split("."):
+        field_name(part)
+        if not part:
+            raise _refuse(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
+    return name
+
+
+def var_name(name: str) -> str:
+    """As stage names."""
+    if not _STAGE_NAME.match(name):
+        raise _refuse(f"{name!r} is no name for a variable; use letters, digits, _ and -, and start with a letter or _")
+    return name
+
+
+def provider_name(name: str) -> str:
+    """No dot and no slash: both end the provider in a model string."""
+    if not _PROVIDER_NAME.match(name):
+        raise _refuse(f"{name!r} is no provider name; use letters, digits, _ and -, and start with a letter")
+    return name
+
+
+def header_name(name: str) -> str:
+    """A token of RFC 9110."""
+    if not _HEADER_NAME.match(name):
+        raise _refuse(f"{name!r} is no header name")
+    return name
+
+
+def dialect(value: Any) -> Any:
+    """Known dialects that are not spoken yet get a sentence of their own."""
+    if value in DIALECTS_LATER:
+        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat, openai-responses and anthropic are")
+    return value
+
+
+def batch_api(value: Any) -> Any:
+    """The name of a batch API is short for a mapping that says no more."""
+    if not isinstance(value, (str, Mapping)):
+        raise _refuse("expected openai, anthropic, none, or a mapping with api")
+    return {"api": value} if isinstance(value, str) else value
+
+
+def endpoint_prefix(value: str) -> str:
+    """Empty, or a path to which another is added."""
+    if value and not (value.startswith("/") and not value.endswith("/")):
+        raise _refuse(f"{value!r} is no start of a path; write it as /v1, or as '' for none")
+    return value
+
+
+def base_url(value: str) -> str:
+    """`http://…` or `https://…`, or a variable; without credentials."""
+    if value.startswith("${"):
+        return value
+    if not value.startswith(("http://", "https://")):
+        raise _refuse(f"{value!r} is no address; it starts with http:// or https://")
+    if "@" in urlsplit(value).netloc:
+        raise _refuse("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
+    return value
+
+
+def api_key(value: str) -> str:
+    """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
+    if _KEY_SHAPE.match(_without_variables(value)):
+        raise _refuse(_LITERAL_KEY)
+    return value
+
+
+def header_value(value: str) -> str:
+    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
+    words = _without_variables(value).split()
+    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(_TOKEN_SHAPE.match, words))):
+        raise _refuse(_LITERAL_KEY)
+    return value
+
+
+def _without_variables(value: str) -> str:
+    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
+    if "\n" in value or "\r" in value:
+        raise _refuse("must be a single line")
+    rest = _VARIABLE.sub("", value)
+    if "${" in rest:
+        raise _refuse("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
+    if any(_SECRET_START.match(word) for word in rest.split()):
+        raise _refuse(_LITERAL_KEY)
+    return rest
+
+
+def seconds_or_parts(value: Any) -> Any:
+    """A number is the bound of the whole call."""
+    if isinstance(value, dict) or value is None:
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refuse("expected a number of seconds or a mapping with connect, first_byte, total")
+    return {"total": value}
+
+
+def one_or_many(value: Any) -> Any:
+    """One name is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected the name of a stage")
+    return [value]
+
+
+def field_or_fields(value: Any) -> Any:
+    """One field is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected a field, as topic or classify.topic, or a list of them")
+    return [value]
+
+
+def paths(value: Any) -> Any:
+    """One path is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected a path, or a list of paths")
+    return [value]
+
+
+def output_formats(value: Any) -> Any:
+    """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
+    formats = value if isinstance(value, list) else [value]
+    for name in formats:
+        if name in ("json", "jsonl", "ndjson"):
+            raise _refuse(f"{name!r}: results.jsonl and results.json are always written; leave it out")
+        if name in ("sqlite", "db"):
+            raise _refuse(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
+    return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
+
+
+def model_or_chain(value: Any) -> Any:
+    """One model is a list of one."""
+    if isinstance(value, list) or value is None:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("expected provider/model, or a list of them")
+    return [value]
+
+
+def split_chain(data: Any) -> Any:
+    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is judged elsewhere."""
+    if not isinstance(data, dict) or not isinstance(data.get("model"), list):
+        return data
+    first, *others = data["model"] or [None]
+    if first is None:
+        raise _refuse("model is an empty list; name at least one model")
+    if not others:
+        return data | {"model": first}
+    if data.get("fallback") is not None:
+        raise _refuse("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
+    return data | {"model": first, "fallback": others}
+
+
+def duration(value: Any) -> Any:
+    """Seconds, or a number with s, m, h, d or w."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise _refuse("expected a time as 90, 30m, 12h or 7d")
+    if isinstance(value, str):
+        match = _DURATION.match(value)
+        if match is None:
+            raise _refuse(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
+        return float(match[1]) * _SECONDS[match[2]]
+    return float(value)
+
+
+def size(value: Any) -> Any:
+    """Bytes, or a number with kB, MB, GB or their binary kin."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise _refuse("expected a size as 5000000, 500kB or 100MB")
+    if isinstance(value, str):
+        match = _SIZED.match(value)
+        if match is None:
+            raise _refuse(f"{value!r} is no size; write it as 500kB, 100MB, 1GB or 64MiB")
+        return int(float(match[1]) * _BYTES[match[2]])
+    return value
+
+
+def deadline(value: Any) -> float | DayTime:
+    """A time as `duration` reads it, or a time of day."""
+    if isinstance(value, str) and (match := _DAY_TIME.match(value)):
+        return DayTime(int(match[1]), int(match[2]))
+    try:
+        seconds: float = duration(value)
+    except PydanticCustomError:
+        raise _refuse(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
+    if not seconds > 0:
+        raise _refuse(f"must be more than 0, not {value!r}")
+    return seconds
+
+
+def schema_form(value: Any) -> Any:
+    """A path, `python:…`, or a mapping; which of them is decided where it is resolved."""
+    if isinstance(value, bool) or not isinstance(value, (str, dict)):
+        raise _refuse("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
+    if not value:
+        raise _refuse("is empty; name a file or list the fields of the result")
+    return value
+
+
+def message_role(value: Any) -> Any:
+    """A system message has a key of its own."""
+    if value in ("system", "developer"):
+        raise _refuse(f"{value!r}: what the system message says stands in instructions")
+    return value
+
+
+def message_content(value: Any) -> Any:
+    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
+    if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
+        raise _refuse("expected text, or a result as a mapping or a list, and not empty")
+    if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
+        raise _refuse("holds a placeholder, which is filled in text only; write the JSON as text")
+    return value
+
+
+def not_tool_only(value: bool) -> bool:
+    """A card that only other agents may call cannot be a stage's agent."""
+    if value:
+        raise _refuse("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
+    return value
+
+
+def in_small_letters(value: Any) -> Any:
+    """A word in any case of its letters."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def nobody_there(value: bool) -> bool:
+    """A run cannot ask a person."""
+    if value:
+        raise _refuse("`human_input: true` is not supported: a run cannot ask a person; remove it")
+    return value

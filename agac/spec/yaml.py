@@ -1,0 +1,393 @@
+"""Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML.
+
+Scalars follow YAML 1.2; `${VAR}` comes from the environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml import MarkedYAMLError
+
+from agac.core.errors import Path_, Problem, Where, key_path
+from agac.core.types import JSONValue
+from agac.spec.paths import MAX_BYTES, read_text
+
+# Plain YAML scalars by the rules of YAML 1.2, so that `yes`, `on`, `1:30` and dates stay the text that was written.
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"true", "True", "TRUE"})
+_FALSE = frozenset({"false", "False", "FALSE"})
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_OCTAL = re.compile(r"0o[0-7]+\Z")
+_HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_NOT_FINITE = re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
+_FIRST = frozenset("0123456789+-.~nNtTfF")
+
+MAX_DIGITS = 400
+"""Longer numbers are no numbers that anybody meant; Python itself refuses to read more than 4,300 digits."""
+
+
+class BadScalar(ValueError):
+    """A plain scalar that is refused because it reads as something else than its author sees."""
+
+
+def plain(text: str) -> JSONValue:
+    """The value of a plain (unquoted) scalar. Raises `BadScalar` with a sentence for the user."""
+    if text and text[0] not in _FIRST:
+        return text
+    if text in _NULL:
+        return None
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    return _number(text)
+
+
+def _number(text: str) -> JSONValue:
+    if _INT.match(text):
+        return _integer(text)
+    if _OCTAL.match(text):
+        return int(text, 8)
+    if _HEX.match(text):
+        return int(text, 16)
+    if _NOT_FINITE.match(text):
+        raise BadScalar(f"{text} is not a number that can be used; give a finite number, or quote it to mean the text")
+    if _FLOAT.match(text):
+        return _float(text)
+    return text
+
+
+def _integer(text: str) -> int:
+    digits = text.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0":
+        short = digits.lstrip("0") or "0"
+        raise BadScalar(
+            f'{text} has a leading zero; write "{text}" in quotes to keep it as text, or {short} for the number'
+        )
+    if len(digits) > MAX_DIGITS:
+        raise BadScalar(f"this number has {len(digits)} digits; quote it to mean the text")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise BadScalar(f"{text} is too large for a number; quote it to mean the text")
+    return value
+
+
+# Plain sentences for what PyYAML's scanner and parser say, whichever of its two implementations is speaking.
+
+_UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
+_BY_PROBLEM = {
+    "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': ', "
+    "or indent this line as much as the one above",
+    "could not find expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
+    "expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
+    "sequence entries are not allowed": "a '-' is not allowed here; start the list on a line of its own",
+    "block mapping keys are not allowed": "a key is not allowed here; start the mapping on a line of its own",
+    "did not find expected key": "expected a key here; check the indentation and the quotes of the lines above",
+    "<document start>": "something is left over after the end of the document; check the brackets and quotes before it",
+    "but found '<block mapping start>'": "expected a key here; check the indentation of this line",
+    "expected <block end>": "expected a key here; check the indentation and the quotes of the lines above",
+    "did not find expected '-' indicator": "expected a '-' here: all items of a list start in the same column",
+    "did not find expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
+    "expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
+    "did not find expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
+    "expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
+    "node content": "expected a value here; check the brackets and the '-' signs",
+    "unexpected end of stream": "the file ends inside a quoted text",
+    "unknown escape character": "unknown escape in double quotes; write \\\\ for a backslash, or use single quotes",
+    "undefined tag handle": "tags are not supported; remove the '!…' and quote the value if needed",
+    "duplicate anchor": "this anchor exists already; give it another name",
+    "found duplicate": "this directive stands twice; keep one of them",
+    "expected comment or line break": "only |, >, |-, >- and the like may stand here; start the text on the next line",
+    "chomping or indentation": "only |, >, |-, >- and the like may stand here; start the text on the next line",
+    "incompatible YAML document": "only YAML 1.1 and 1.2 are read; remove the %YAML line",
+}
+_OPENERS = {"flow mapping": "'{'", "flow sequence": "'['", "quoted scalar": "quote"}
+
+
+def syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
+    """What is wrong and what to do, for one syntax error in `text`, which starts at `first_line` of its file."""
+    problem = error.problem or "not valid YAML"
+    mark = error.problem_mark
+    if mark is not None and (sentence := _bad_start(problem, _line(text, mark.line), mark.column)):
+        return sentence
+    sentence = next((words for said, words in _BY_PROBLEM.items() if said in problem), f"not valid YAML: {problem}")
+    context = error.context or ""
+    opener = next((name for said, name in _OPENERS.items() if said in context), None)
+    if opener is None or error.context_mark is None:
+        return sentence
+    return f"{sentence}; the {opener} was opened on line {error.context_mark.line + first_line}"
+
+
+def _bad_start(problem: str, line: str, column: int) -> str | None:
+    """A sentence when the parser stumbled over a tab or over a character that cannot start a plain text."""
+    indent = line[: len(line) - len(line.lstrip())]
+    if "\t" in indent or "tab character" in problem or line[column : column + 1] == "\t":
+        return "a tab cannot indent in YAML; use spaces"
+    if "cannot start any token" in problem:
+        found = line[column : column + 1]
+        return f"a value cannot start with {found!r}; put quotes around it"
+    return None
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.split("\n")
+    return lines[number] if number < len(lines) else ""
+
+
+# Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML.
+#
+# PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1 (`on` is true, `012`
+# is ten), let a later duplicate key win, and expand aliases without a bound.
+
+MAX_DEPTH = 50
+"""Deeper nesting is a mistake or an attack; a workflow needs six levels, a JSON Schema some twenty."""
+
+MAX_EXPANDED = 100_000
+"""What all aliases of one file may expand to, counted in values (64 characters of text count as one more)."""
+
+LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser where PyYAML was built with it (ten times as fast), else PyYAML's own."""
+
+_CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a mapping's keys."""
+
+    value: JSONValue
+    mark: tuple[int, int]
+    children: dict[str | int, _Node] = field(default_factory=dict)
+    keys: dict[str, tuple[int, int]] = field(default_factory=dict)
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document. `data` is as much of it as could be read, None for an empty file."""
+
+    shown: str
+    data: JSONValue
+    problems: list[Problem]
+    root: _Node | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing but white space and comments: not even a null was written."""
+        return self.root is None and not self.problems
+
+    def where(self, path: Path_, *, key: bool = False) -> Where:
+        """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""
+        node = self.root
+        if node is None:
+            return Where(self.shown)
+        mark = node.mark
+        for depth, part in enumerate(path):
+            child = node.children.get(part)
+            if child is None:
+                break
+            last = depth == len(path) - 1
+            mark = node.keys[part] if key and last and isinstance(part, str) else child.mark
+            node = child
+        return Where(self.shown, *mark)
+
+
+def read_yaml(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> Document:
+    """Reads a file; everything wrong with it stands in the document's `problems`."""
+    text, problem = read_text(path, shown, max_bytes=max_bytes)
+    return parse_yaml(text, shown) if problem is None else Document(shown, None, [problem])
+
+
+def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] = LOADER) -> Document:
+    """Reads one document from `text`, which starts at `first_line` of the file."""
+    if (found := _CONTROL.search(text)) is not None:
+        line = text.count("\n", 0, found.start())
+        column = found.start() - text.rfind("\n", 0, found.start())
+        message = (
+            f"control character U+{ord(found[0]):04X} is not allowed; remove it or write it as an escape in quotes"
+        )
+        return Document(shown, None, [Problem(Where(shown, first_line + line, column), message)])
+    composer = _Composer(shown, first_line)
+    try:
+        root = composer.compose(yaml.parse(text, Loader=loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = Where(shown, mark.line + first_line, mark.column + 1) if mark else Where(shown)
+        composer.problems.append(Problem(where, syntax_sentence(error, text, first_line)))
+        return Document(shown, None, composer.problems)
+    except _Refused:
+        return Document(shown, None, composer.problems)
+    return Document(shown, root.value if root else None, composer.problems, root)
+
+
+class _Refused(Exception):
+    """Reading cannot go on; the reason is already among the problems."""
+
+
+class _Composer:
+    """Builds nodes from the events of one document and notes what is wrong with it."""
+
+    def __init__(self, shown: str, first_line: int) -> None:
+        self.problems: list[Problem] = []
+        self._shown = shown
+        self._first_line = first_line
+        self._anchors: dict[str, _Node | None] = {}
+        self._expanded = 0
+
+    def compose(self, events: Iterator[Any]) -> _Node | None:
+        root: _Node | None = None
+        documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._problem(event, "a second document starts here; put one document into each file", ())
+                    return root
+            elif isinstance(event, yaml.NodeEvent):
+                root = None if _is_nothing(event) else self._node(event, events, ())
+        return root
+
+    def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, path)
+        if event.tag is not None:
+            self._problem(
+                event, f"tags are not supported; remove {_tag(event.tag)} and quote the value if needed", path
+            )
+        if event.anchor is not None:
+            self._anchors[event.anchor] = None  # unfinished: an alias to it from inside would never end
+        node = self._value(event, events, path)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _value(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, path)
+        if len(path) >= MAX_DEPTH:
+            self._problem(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
+            raise _Refused
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(event, events, path)
+        return self._mapping(event, events, path)
+
+    def _scalar(self, event: Any, path: Path_) -> _Node:
+        text: str = event.value
+        value: JSONValue = text
+        if _is_plain(event):
+            try:
+                value = plain(text)
+            except BadScalar as error:
+                self._problem(event, str(error), path)
+        return _Node(value, self._mark(event), weight=1 + len(text) // 64)
+
+    def _sequence(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
+        items: list[JSONValue] = []
+        node = _Node(items, self._mark(event))
+        while not isinstance(inner := next(events), yaml.SequenceEndEvent):
+            index = len(items)
+            child = self._node(inner, events, (*path, index))
+            items.append(child.value)
+            node.children[index] = child
+            node.weight += child.weight
+        return node
+
+    def _mapping(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
+        values: dict[str, JSONValue] = {}
+        node = _Node(values, self._mark(event))
+        while not isinstance(inner := next(events), yaml.MappingEndEvent):
+            key, mark = self._key(inner, events, path)
+            merge = key == "<<" and _is_plain(inner)
+            child = self._node(next(events), events, (*path, key))
+            node.weight += child.weight
+            if merge:
+                self._problem(inner, "merge keys (<<) are not supported; write the keys out", path)
+            elif key in values:
+                first = node.keys[key][0]
+                self._problem(inner, f"duplicate key, first given on line {first}; keep one of them", (*path, key))
+            elif key:
+                values[key] = child.value
+                node.children[key] = child
+                node.keys[key] = mark
+        return node
+
+    def _key(self, event: Any, events: Iterator[Any], path: Path_) -> tuple[str, tuple[int, int]]:
+        """A key is the text as it is written: `on`, `1` and `true` are the keys "on", "1" and "true"."""
+        if not isinstance(event, yaml.ScalarEvent):
+            self._problem(event, "a key must be plain text, not a list, a mapping or an alias", path)
+            self._node(event, events, path)
+            return "", self._mark(event)
+        if not event.value:
+            self._problem(event, "a key is empty; write a name before the ':'", path)
+        elif event.tag is not None:
+            self._problem(event, f"tags are not supported; remove {_tag(event.tag)}", path)
+        return event.value, self._mark(event)
+
+    def _alias(self, event: Any, path: Path_) -> _Node:
+        if event.anchor not in self._anchors:
+            self._problem(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
+            raise _Refused
+        node = self._anchors[event.anchor]
+        if node is None:
+            self._problem(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
+            raise _Refused
+        self._expanded += node.weight
+        if self._expanded > MAX_EXPANDED:
+            self._problem(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
+            raise _Refused
+        # the mark is the alias's own: that is where the user looks, and what he can change
+        return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
+
+    def _mark(self, event: Any) -> tuple[int, int]:
+        return event.start_mark.line + self._first_line, event.start_mark.column + 1
+
+    def _problem(self, event: Any, message: str, path: Path_) -> None:
+        self.problems.append(Problem(Where(self._shown, *self._mark(event)), message, key_path(path)))
+
+
+def _is_plain(event: Any) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.style in (None, "") and event.tag is None
+
+
+def _is_nothing(event: Any) -> bool:
+    """For an empty file the parser makes a plain scalar without an extent."""
+    return _is_plain(event) and not event.value
+
+
+def _tag(tag: str) -> str:
+    core = "tag:yaml.org,2002:"
+    return f"!!{tag.removeprefix(core)}" if tag.startswith(core) else tag if tag.startswith("!") else f"!<{tag}>"
+
+
+# `${VAR}` and `${VAR:default}` in the texts of agac.yml and of a card's front matter.
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
+
+
+def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[str]]:
+    """`text` with its variables replaced once, and the names of those that are unset and have no default."""
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name: str = match[1]
+        default: str | None = match[2]
+        found = env.get(name, default)
+        if found is None:
+            missing.append(name)
+            return match[0]
+        return found
+
+    return _VARIABLE.sub(value, text), missing

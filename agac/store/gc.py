@@ -1,0 +1,526 @@
+"""Dropping old runs and copying the database: in short transactions, a crash at any point leaves a sound store."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from agac.core.errors import LeaseHeld, LeaseLost, StoreCorrupt, StoreError
+from agac.core.keys import canonical
+from agac.store.batches import runs_in_batches
+from agac.store.db import (
+    BEAT_SECONDS,
+    BUSY_SECONDS,
+    Database,
+    Lease,
+    is_dead,
+    lease_held,
+    padded,
+    reading_uri,
+    refuse_newer,
+    sql,
+    sql_many,
+    translated,
+)
+from agac.store.history import RunLine, run_lines
+from agac.store.records import AGREEMENT, PART, PRESENT, CounterDelta, CounterKey
+from agac.store.rows import OUTCOME_OF, State
+from agac.store.runs import definition_of
+
+# Dropping old runs and what no kept run needs, in short transactions: a crash at any point leaves a sound store.
+#
+# A run is dropped row by row, each with all that was made of it, and with its roll-ups: half of it is a run with
+# fewer rows and groups with fewer members, which `agac run` would go on with. Results are dropped last, since runs of
+# all workflows share them. Nobody may be at work meanwhile, or a result could be dropped that has just been found
+# again: whoever drops holds the lease of every workflow, and each transaction looks whether somebody new came in.
+# Doing the same again finishes what was interrupted.
+
+T = TypeVar("T")
+
+CHUNK_ROWS = 2048
+"""Rows with their tasks and attempts in one transaction: some tenths of a second."""
+
+CHUNK_TASKS = 65_536
+"""Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
+
+SLICE = 512
+"""Keys in one statement."""
+
+
+class GarbageCollector:
+    """Drops under the leases of all workflows. Begin with `begin`; every method may be called again."""
+
+    def __init__(self, database: Database, leases: Sequence[Lease], clock: Callable[[], float]) -> None:
+        assert database.writer is not None
+        self._database, self._writer = database, database.writer
+        self._leases, self._clock = leases, clock
+        self._event: int | None = None
+        self._beaten = 0.0
+
+    async def begin(self, run: int, about: dict[str, Any]) -> None:
+        """Records, as an event of a run that stays, what is about to be dropped.
+
+        The record also holds the last number that a run ever had: no later run gets the number of a dropped one.
+        """
+
+        def write(writer: sqlite3.Connection) -> None:
+            (last,) = writer.execute(sql("run_number_last")).fetchone()
+            writer.execute(sql("gc_events_drop"))
+            body = canonical({**about, "last_run": last})
+            self._event = writer.execute(sql("event_make"), (run, "gc", self._clock(), body)).lastrowid
+
+        await self.transaction(write)
+
+    async def drop_run(self, run: int, stages: Sequence[str]) -> int:
+        """Drops a run whose stages have these names, and says how many rows it had."""
+        rows = 0
+        while some := await self.transaction(lambda writer: self._drop_rows(writer, run, stages)):
+            rows += some
+        await self.transaction(lambda writer: [writer.execute(sql(name), (run,)) for name in _OF_A_RUN])
+        return rows
+
+    async def drop_left_rows(self, run: int) -> tuple[int, int]:
+        """Drops the rows of a run that stays which left the input, and those that stages no longer make; says how many
+        of each, parts of groups not among them. They are counted nowhere."""
+
+        def write(writer: sqlite3.Connection, before: int) -> list[_Row]:
+            found = [_Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))]
+            self._drop(writer, found)
+            return found
+
+        left = gone = 0
+        before = _AFTER_ALL
+        while some := await self.transaction(partial(write, before=before)):
+            left += sum(row.place is None for row in some)
+            gone += sum(row.place is not None and row.place >= 0 for row in some)
+            before = some[-1].key
+        return left, gone
+
+    async def drop_batch_tasks(self) -> None:
+        """Drops what is on record of tasks in batches whose row or run is gone."""
+        (last,) = await self.read(lambda reader: reader.execute(sql("batches_last_task")).fetchone())
+        for after in range(0, last, CHUNK_TASKS):
+            await self.transaction(partial(_drop_tasks, {"after": after, "upto": after + CHUNK_TASKS}))
+
+    async def drop_results(self, ids: Sequence[int]) -> None:
+        """Drops results that no task refers to."""
+        await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
+
+    async def drop_unused(self, endpoints: set[int]) -> None:
+        """Drops the definitions that no run has, and all endpoints but these."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            writer.execute(sql("gc_definitions_drop"))
+            known = writer.execute(sql("gc_endpoints")).fetchall()
+            writer.executemany(sql("gc_endpoint_drop"), [key for key in known if key[0] not in endpoints])
+
+        await self.transaction(write)
+
+    async def end(self, about: dict[str, Any]) -> None:
+        """Records what was dropped."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            (last,) = writer.execute(sql("run_number_last")).fetchone()
+            body = canonical({**about, "last_run": last})
+            writer.execute(sql("event_end"), (self._clock(), 0, body, self._event))
+
+        await self.transaction(write)
+
+    async def give_back_space(self) -> None:
+        """Gives free pages back to the file system, some megabytes at a time, and empties the write-ahead log."""
+        with translated(self._database.path):
+            while await self._writer.at_once(_vacuum_some):
+                await self.stay()
+            await self._writer.at_once(lambda writer: writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Reads something short; between two such readings the leases are kept alive."""
+        await self.stay()
+        with translated(self._database.path):
+            return await self._writer.at_once(work)
+
+    async def stay(self) -> None:
+        """Shows a sign of life where one is due."""
+        if self._clock() - self._beaten > BEAT_SECONDS:
+            await self.transaction(lambda _: None)
+
+    async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T:
+        """All of it or nothing, and only while all leases are ours and nobody came in."""
+
+        def whole(writer: sqlite3.Connection) -> T:
+            writer.execute("BEGIN IMMEDIATE")
+            try:
+                self._prove_alone(writer)
+                result = write(writer)
+                writer.execute("COMMIT")
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+                raise
+            return result
+
+        with translated(self._database.path):
+            done = await self._writer.at_once(whole)
+        self._beaten = self._clock()
+        return done
+
+    def _prove_alone(self, writer: sqlite3.Connection) -> None:
+        for lease in self._leases:
+            if writer.execute(sql("lease_beat"), (self._clock(), lease.workflow, lease.token)).rowcount == 0:
+                raise LeaseLost(f"another process took over workflow {lease.workflow!r}", remedy=_AGAIN)
+        ours = {lease.workflow for lease in self._leases}
+        for workflow, holder in writer.execute(sql("lease_holders")):
+            if workflow not in ours and not is_dead(holder):
+                raise LeaseHeld(f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN)
+        (newest,) = writer.execute(sql("gc_event_newest")).fetchone()
+        if self._event is not None and newest != self._event:
+            raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
+
+    def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> int:
+        found: list[_Row] = []
+        for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
+            found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
+            if len(found) >= CHUNK_ROWS:
+                break
+        if not found:
+            return 0
+        counts = _counted(writer, found, stages)
+        values = [(run, *key, *CounterDelta(count=-count).values()) for key, count in counts.items()]
+        writer.executemany(sql("counter_add"), values)
+        writer.execute(sql("run_revise"), (run,))
+        self._drop(writer, found)
+        return sum(row.place is None or row.place >= 0 for row in found)
+
+    def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
+        """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
+        keys = [(row.key,) for row in found]
+        for start in range(0, len(keys), SLICE):
+            wanted = padded([key for (key,) in keys[start : start + SLICE]])
+            members = writer.execute(sql_many("memberships", len(wanted)), wanted).fetchall()
+            groups = {group for _, group in members}
+            writer.executemany(sql("made_open"), [(self._event or 0, group) for group in groups])
+            writer.executemany(sql("member_drop"), members)
+        for name in ("gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop"):
+            writer.executemany(sql(name), keys)
+
+
+_AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
+
+_OF_A_RUN = (
+    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
+)  # fmt: skip
+
+_AFTER_ALL = 1 << 62
+
+
+class _Row(NamedTuple):
+    """A row about to be dropped. `ordinal`: its position in the input; `place`: only of one that a stage made, below 0
+    of a part of a group; `error`: its kind."""
+
+    key: int
+    ordinal: int | None
+    place: int | None
+    state: int
+    error: str | None
+
+
+def _counted(writer: sqlite3.Connection, found: Sequence[_Row], stages: Sequence[str]) -> Counter[CounterKey]:
+    """What rows and their tasks count in the roll-ups of their run. Rows that left the input count no more, and rows
+    that are no longer made have no tasks."""
+    counts: Counter[CounterKey] = Counter()
+    for row in found:
+        if row.ordinal is not None:
+            counts[PRESENT] += 1
+            if outcome := OUTCOME_OF.get(State(row.state)):
+                counts["", outcome.value, row.error or "", ""] += 1
+    present = [row.key for row in found if row.ordinal is not None or row.place is not None]
+    for start in range(0, len(present), SLICE):
+        keys = padded(present[start : start + SLICE])
+        for stage, outcome, error, part, agreement in writer.execute(sql_many("tasks_counted", len(keys)), keys):
+            counts[stages[stage], PART if part else outcome, "" if part else error or "", ""] += 1
+            if agreement and not part:
+                counts[stages[stage], AGREEMENT, agreement, ""] += 1
+    return counts
+
+
+def _drop_tasks(values: dict[str, int], writer: sqlite3.Connection) -> None:
+    writer.execute(sql("batches_tasks_drop"), values)
+
+
+VACUUM_PAGES = 4096
+"""Pages given back in one transaction: 16 MB."""
+
+
+def _vacuum_some(writer: sqlite3.Connection) -> bool:
+    """Whether free pages were given back."""
+    if writer.execute("PRAGMA freelist_count").fetchone()[0] == 0:
+        return False
+    # not `execute`: it makes one step of a statement that gives no columns, and each step frees one page
+    writer.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
+    return True
+
+
+# Which results and endpoints are in use: found out in short readings, kept as one bit for each result.
+
+RANGE = 8192
+"""Keys in one reading: some hundredths of a second."""
+
+Read = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
+"""Runs a reading and gives what it gives, as `Collector.read` does."""
+
+
+class Bits:
+    """A set of numbers from 0 to `last`: 1.25 MB for ten million."""
+
+    def __init__(self, last: int) -> None:
+        self._bytes = bytearray(last // 8 + 1)
+
+    def add(self, number: int) -> None:
+        """Puts a number in."""
+        self._bytes[number >> 3] |= 1 << (number & 7)
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self._bytes[number >> 3] & 1 << (number & 7))
+
+
+async def used_results(read: Read, runs: Collection[int], with_left: Collection[int], workflow: str | None) -> Bits:
+    """The results to which rows of these runs refer; rows that left the input only in the runs `with_left`. Also those
+    that came in a batch, and that no row has taken up yet.
+
+    With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
+    come back, and would be asked again.
+    """
+    last_key, last_result, last_attempt = await read(_ends)
+    used = Bits(last_result)
+    async for rows in _ranges(read, "gc_references", last_key):
+        for run, left, result in rows:
+            if run in runs and (not left or run in with_left):
+                used.add(result)
+    async for rows in _ranges(read, "batches_results", await read(_last_task)):
+        for run, result in rows:
+            if run in runs:
+                used.add(result)
+    if workflow is not None:
+        async for rows in _ranges(read, "gc_asked_elsewhere", last_attempt, workflow):
+            for (result,) in rows:
+                used.add(result)
+    return used
+
+
+async def unused_results(read: Read, used: Bits) -> AsyncIterator[list[int]]:
+    """The results that are not in `used`, some thousand at a time."""
+    _, last_result, _ = await read(_ends)
+    async for rows in _ranges(read, "gc_results", last_result):
+        unused = [result for (result,) in rows if result not in used]
+        if unused:
+            yield unused
+
+
+async def used_endpoints(read: Read) -> set[int]:
+    """The endpoints that results and attempts name."""
+    _, last_result, last_attempt = await read(_ends)
+    found: set[int] = set()
+    for statement, last in (("gc_result_endpoints", last_result), ("gc_attempt_endpoints", last_attempt)):
+        async for rows in _ranges(read, statement, last):
+            found.update(endpoint for (endpoint,) in rows)
+    return found
+
+
+async def _ranges(read: Read, statement: str, last: int, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
+    for after in range(0, last, RANGE):
+        values = {"after": after, "upto": after + RANGE, "workflow": workflow}
+        yield await read(partial(_fetched, statement, values))
+
+
+def _fetched(statement: str, values: dict[str, Any], connection: sqlite3.Connection) -> list[Any]:
+    return connection.execute(sql(statement), values).fetchall()
+
+
+def _ends(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    key, result, attempt = connection.execute(sql("gc_ends")).fetchone()
+    return key, result, attempt
+
+
+def _last_task(connection: sqlite3.Connection) -> int:
+    (last,) = connection.execute(sql("batches_last_task")).fetchone()
+    return int(last)
+
+
+# One clearing of the store: which runs go, in which order, and what it came to.
+
+_log = logging.getLogger("agac.store")
+
+
+@dataclass(frozen=True, slots=True)
+class RunToDrop:
+    """A run that is dropped, and how many rows it has."""
+
+    line: RunLine
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcCounts:
+    """What was dropped, or would be: runs with their rows, rows of `kept` runs that left the input, those that stages
+    made of them and no longer make, results."""
+
+    kept: list[RunLine] = field(default_factory=list)
+    dropped: list[RunToDrop] = field(default_factory=list)
+    left_rows: int = 0
+    gone_rows: int = 0
+    results: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """The runs that go, and those that stay; of `tidied` ones the rows that left the input go too."""
+
+    doomed: list[RunLine]
+    kept: list[RunLine]
+    tidied: set[int]
+
+
+def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()) -> RunChoice:
+    """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with `workflow` only of it.
+
+    The newest run over the whole input stays in any case: nobody wants a preview to cost him a night's answers. So do
+    the runs that are `needed`, with all their rows: what is open in a batch is paid for.
+    """
+    concerned = [line for line in lines if workflow in (None, line.workflow)]
+    stay = {line.id for line in lines} - {line.id for line in concerned}
+    tidied: set[int] = set()
+    for name in {line.workflow for line in concerned}:
+        own = [line for line in concerned if line.workflow == name]
+        whole = [line for line in own if not line.partial]
+        tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
+    stay |= tidied | set(needed)
+    tidied -= set(needed)
+    doomed = [line for line in lines if line.id not in stay]
+    return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
+
+
+async def would_clear(database: Database, keep: int, workflow: str | None) -> GcCounts:
+    """What `clear` would drop now. Changes nothing."""
+
+    async def read(work: Callable[[sqlite3.Connection], Any]) -> Any:
+        with translated(database.path):
+            return await database.reader.at_once(work)
+
+    choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
+    dropped = [RunToDrop(line, (await _row_count(read, line.id))[0]) for line in choice.doomed]
+    tidied = [await _row_count(read, number) for number in choice.tidied]
+    used = await _used(read, choice, workflow)
+    results = [len(some) async for some in unused_results(read, used)]
+    left, gone = sum(left for _, left, _ in tidied), sum(gone for _, _, gone in tidied)
+    return GcCounts(choice.kept, dropped, left, gone, sum(results))
+
+
+async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> GcCounts:
+    """Keeps of each workflow (or of the one named) the `keep` runs last worked on; drops what no kept run needs.
+
+    Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared.
+    """
+    async with AsyncExitStack() as stack:
+        with translated(database.path):
+            names = [name for (name,) in await database.reader.execute_fetchall(sql("leases_known"))]
+        leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
+        choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
+        if not choice.kept:
+            return GcCounts()
+        collector = GarbageCollector(database, leases, clock)
+        about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
+        await collector.begin(choice.kept[0].id, about)
+        cleared = await _drop(database, collector, choice, workflow)
+        left = {"left_rows": cleared.left_rows, "gone_rows": cleared.gone_rows}
+        await collector.end({**about, "results": cleared.results, **left})
+        await collector.give_back_space()
+    return cleared
+
+
+async def _drop(database: Database, collector: GarbageCollector, choice: RunChoice, workflow: str | None) -> GcCounts:
+    cleared = GcCounts(choice.kept)
+    for line in choice.doomed:
+        stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
+        _log.info("dropping run %d of %s", line.id, line.workflow)
+        cleared.dropped.append(RunToDrop(line, await collector.drop_run(line.id, stages)))
+    left = [await collector.drop_left_rows(number) for number in sorted(choice.tidied)]
+    await collector.drop_batch_tasks()
+    used = await _used(collector.read, choice, workflow)
+    results = 0
+    async for some in unused_results(collector.read, used):
+        await collector.drop_results(some)
+        results += len(some)
+    await collector.drop_unused(await used_endpoints(collector.read))
+    rows, gone = sum(rows for rows, _ in left), sum(gone for _, gone in left)
+    return replace(cleared, left_rows=rows, gone_rows=gone, results=results)
+
+
+async def _used(read: Read, choice: RunChoice, workflow: str | None) -> Bits:
+    kept = {line.id for line in choice.kept}
+    return await used_results(read, kept, kept - choice.tidied, workflow)
+
+
+async def _row_count(read: Read, run: int) -> tuple[int, int, int]:
+    def count(connection: sqlite3.Connection) -> tuple[int, int, int]:
+        rows, left, gone = connection.execute(sql("gc_row_count"), (run,)).fetchone()
+        return rows, left, gone
+
+    found: tuple[int, int, int] = await read(count)
+    return found
+
+
+# A consistent copy of the database while runs are at work.
+#
+# SQLite's backup API copies pages in steps, under one read transaction: without it every commit of a run would begin
+# the copy anew, and a busy run commits all the time. Nobody waits for it; the write-ahead log grows by what is
+# committed meanwhile and is emptied afterwards. (`VACUUM INTO` would read under one transaction as well, cannot be
+# interrupted between steps, and builds every index again.)
+
+STEP_PAGES = 4096
+"""Pages copied between two looks at signals: 16 MB."""
+
+
+def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda: None) -> None:
+    """Copies the database at `source` into `target`, an empty file, and checks the copy. `step` is called in between.
+
+    The copy is one file without a log beside it, of the database at one moment. Nobody holds a lease in it: an
+    invocation that was at work counts as killed there. A crash leaves a target that nobody takes for a backup.
+    Raises StoreError.
+    """
+    with translated(source), closing(_opened(reading_uri(source))) as reader:
+        _refuse_unusable(reader, source)
+        reader.execute("BEGIN")
+        reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment
+        with translated(target), closing(_opened(f"{target.as_uri()}?mode=rw")) as writer:
+            reader.backup(writer, pages=STEP_PAGES, progress=lambda *_: step())
+            writer.execute("PRAGMA journal_mode = DELETE").fetchone()
+            _check(writer, source)
+            writer.execute(sql("leases_free"))
+
+
+def _opened(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+def _refuse_unusable(reader: sqlite3.Connection, path: Path) -> None:
+    (version,) = reader.execute("PRAGMA user_version").fetchone()
+    refuse_newer(version, path)
+    if version == 0:
+        raise StoreError(f"{path} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
+
+
+def _check(copy: sqlite3.Connection, source: Path) -> None:
+    found = [text for (text,) in copy.execute("PRAGMA quick_check(1)")]
+    if found != ["ok"]:
+        raise StoreCorrupt(
+            f"{source} is damaged: {found[0]}",
+            remedy="no copy was made; restore an older backup, or move the database away and run again: "
+            "everything is asked again then",
+        )

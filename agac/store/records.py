@@ -1,0 +1,342 @@
+"""What one commit writes: collected by the engine without waiting, written by the writer all at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agac.core.errors import RowError
+from agac.core.types import Outcome, Row, RowId, Usage
+from agac.store.rows import State
+
+
+class Endpoint(NamedTuple):
+    """Who gave an answer. `model` is the one that answered, which may be more exact than the one asked for."""
+
+    provider: str
+    base_url: str
+    model: str
+    simulated: bool
+
+
+@dataclass(slots=True)
+class NewRow:
+    """A row that enters the store; `key` is given by the commit."""
+
+    row: Row
+    occurrence: int
+    hash: bytes
+    data: str
+    state: State
+    key: int = 0
+    origin: int | None = None
+    """The position of the stage that made it; None: it is the input's."""
+
+
+class RowChange(NamedTuple):
+    """A stored row that came back with other content, or that is tried again."""
+
+    key: int
+    ordinal: int
+    hash: bytes
+    data: str
+    state: State
+    error: RowError | None
+
+
+@dataclass(slots=True)
+class Result:
+    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text.
+
+    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`. One that was made
+    of other results has the endpoint of one of them, `like`, which is stored before it.
+    """
+
+    fingerprint: bytes
+    value: str
+    endpoint: Endpoint | None = None
+    created_at: float = 0.0
+    id: int = 0
+    how: str = ""
+    like: Result | None = None
+
+
+class TaskEnd(NamedTuple):
+    """What became of a task."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes | None
+    outcome: Outcome
+    result: Result | None
+    error: RowError | None
+    failures: int
+    at: float
+    note: str | None = None
+    replica: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
+
+    `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
+    the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
+    what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
+    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: the one that served it, as the provider
+    says.
+    """
+
+    number: int
+    endpoint: Endpoint
+    purpose: str
+    started_at: float
+    duration: float
+    status: int | None
+    error: RowError | None
+    ambiguous: bool
+    usage: Usage
+    cost: float | None
+    body: bytes | None
+    again: bool = False
+    mended: bool = False
+    held_usd: float = 0.0
+    held_tokens: int = 0
+    refused: bool = False
+    ttft: float | None = None
+    time_to_response: float | None = None
+    service_tier: str | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the provider answered, well or not: what such calls took is what its users wait for."""
+        return self.status is not None and self.status < 400 and not self.refused
+
+    @property
+    def free(self) -> bool:
+        """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A
+        time-out may have cost something, also that of a gateway (504)."""
+        return self.cost is None and not self.answered and not self.ambiguous
+
+
+class Attempt(NamedTuple):
+    """A call as the store keeps it; `reply` is its body, deflated when that is smaller."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes
+    call: Call
+    reply: str | bytes | None
+    replica: int = 0
+
+
+class RowEnd(NamedTuple):
+    """A row that reached its end: `result` of the last stage, or the error and the stage where it failed."""
+
+    new: NewRow
+    state: State
+    result: Result | None
+    stage: str | None
+    error: RowError | None
+
+
+class Child(NamedTuple):
+    """A row that a stage makes of another one. `hash` stands for all that the stages after it see of it."""
+
+    id: RowId
+    hash: bytes
+    data: str
+
+
+class Membership(NamedTuple):
+    """A row's place in a group: `group` and `data` are the group's id and fields, `sort` where the row stands among the
+    members (`keys.member_hash`), `size` the tokens that it is taken to come to. `failed`: the group lacks it."""
+
+    group: RowId
+    data: str
+    sort: int
+    size: int
+    failed: bool
+
+
+class DedupeCandidate(NamedTuple):
+    """A row that goes on where no other one has these values: `hash` stands for them, `content` for all that the
+    stages after see of it. `state` is the one in which it came."""
+
+    hash: bytes
+    content: bytes
+    state: State
+
+
+class DerivedRows(NamedTuple):
+    """All that is made of a row which came to its end, by the position of the stage that makes it. What is not in it
+    and was made of the row before is no longer made."""
+
+    row: NewRow
+    broods: Mapping[int, Sequence[Child]] = {}
+    groups: Mapping[int, Membership] = {}
+    alike: Mapping[int, DedupeCandidate] = {}
+
+
+class Children(NamedTuple):
+    """The children that a stage makes of a row, whatever else is made of it."""
+
+    row_key: int
+    origin: int
+    children: Sequence[Child]
+
+
+class Part(NamedTuple):
+    """A part of a large group, to be asked in a call of its own; `height` counts from 1."""
+
+    group: int
+    origin: int
+    id: str
+    height: int
+    data: str
+
+
+class Enrolled(NamedTuple):
+    """A task that joins a batch at a place. `round`, `position` and `repairs` are those of
+    `store.batches.ReadyTask`."""
+
+    new: NewRow
+    stage: int
+    replica: int
+    fingerprint: bytes
+    batch: int
+    place: int
+    round: int
+    position: int
+    repairs: int
+
+
+class WaitingTask(NamedTuple):
+    """A task that waits for an equal one that is in a batch."""
+
+    new: NewRow
+    stage: int
+    replica: int
+    fingerprint: bytes
+
+
+class EndedTask(NamedTuple):
+    """What came of a task in a batch, and of all that wait for it: `then_do` None: its result is stored, or it failed
+    with `error`."""
+
+    id: int
+    fingerprint: bytes
+    then_do: str | None
+    error: RowError | None
+    round: int
+    position: int
+    repairs: int
+
+
+CounterKey = tuple[str, str, str, str]
+"""Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
+
+TimingKey = tuple[str, str, int]
+"""Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
+
+AGREEMENT = "agreement"
+"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`."""
+
+HOW = "how"
+"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
+
+PART = "part"
+"""The outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it."""
+
+PRESENT: CounterKey = ("", "present", "", "")
+"""The roll-up of all rows that stand in the input, whatever became of them."""
+
+
+@dataclass(slots=True)
+class CounterDelta:
+    """What a commit adds to one roll-up. `held_…`: the most that calls without an answer may have cost."""
+
+    count: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    simulated: int = 0
+    held_cost: float = 0.0
+    held_tokens: int = 0
+
+    def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
+        """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""
+        self.count += 1
+        self.input_tokens += usage.input_tokens or 0
+        self.cached_tokens += usage.cached_tokens or 0
+        self.output_tokens += usage.output_tokens or 0
+        self.reasoning_tokens += usage.reasoning_tokens or 0
+        self.cost += cost or 0.0
+        self.unpriced += cost is None
+        self.simulated += simulated
+
+    def add(self, other: CounterDelta) -> None:
+        """Adds another tally to this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def values(self) -> tuple[float, ...]:
+        """The columns, in the order of the table."""
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(slots=True)
+class WriteBatch:
+    """Everything that waits for the next commit."""
+
+    inserts: list[NewRow] = field(default_factory=list)
+    changes: list[RowChange] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # (ordinal, key)
+    leaving: list[int] = field(default_factory=list)  # keys
+    results: list[Result] = field(default_factory=list)
+    tasks: list[TaskEnd] = field(default_factory=list)
+    forgotten: list[tuple[int, int]] = field(default_factory=list)  # (row key, stage)
+    unasked: list[tuple[int, int]] = field(default_factory=list)  # the same, of replicas alone
+    attempts: list[Attempt] = field(default_factory=list)
+    ends: list[RowEnd] = field(default_factory=list)
+    makings: list[DerivedRows] = field(default_factory=list)
+    broods: list[Children] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    """Keys of groups all of whose parts are written."""
+    gone: list[int] = field(default_factory=list)
+    """Keys of rows that are no longer made."""
+    reopened: list[int] = field(default_factory=list)
+    """Keys of made rows that are taken up again."""
+    told: list[tuple[NewRow, int, int]] = field(default_factory=list)
+    """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
+    enrolled: list[Enrolled] = field(default_factory=list)
+    waiting: list[WaitingTask] = field(default_factory=list)
+    ended: list[EndedTask] = field(default_factory=list)
+    tallies: dict[CounterKey, CounterDelta] = field(default_factory=dict)
+    timings: Counter[TimingKey] = field(default_factory=Counter)
+    calls: int = 0
+    """Calls that become durable with this commit: they stop counting against concurrency."""
+    on_durable: list[Callable[[], None]] = field(default_factory=list)
+
+    def tally(self, key: CounterKey) -> CounterDelta:
+        """The roll-up for a key, made when it is first needed."""
+        found = self.tallies.get(key)
+        if found is None:
+            found = self.tallies[key] = CounterDelta()
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write and nobody to tell."""
+        return not (
+            self.inserts or self.changes or self.places or self.leaving or self.tasks or self.forgotten
+            or self.attempts or self.ends or self.makings or self.broods or self.parts
+            or self.cut or self.gone or self.reopened or self.told or self.enrolled or self.waiting or self.ended
+            or self.tallies or self.on_durable
+        )  # fmt: skip
