@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: rows for each scenario, and how often."""
+    """How much is measured: rows for each scenario, and how often. `wide`: rows, and calls in flight."""
 
     runs: int
     throughput: int
     latency: int
     latency_seconds: float
+    wide: tuple[int, int]
     memory: tuple[int, int]
     rerun: tuple[int, int]
     starts: int
@@ -32,6 +33,7 @@ FULL = Sizes(
     20_000,
     2_000,
     0.5,
+    (20_000, 1_000),
     (20_000, 200_000),
     (100_000, 100_000),
     10,
@@ -46,10 +48,11 @@ FULL = Sizes(
     (200_000, 1_000_000),
 )
 QUICK = Sizes(
-    3, 5_000, 640, 0.5, (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000), (600, 20, 10.0),
-    1_000, (500, 20), (10_000, 50_000), (20_000, 100_000),
+    3, 5_000, 640, 0.5, (5_000, 500), (20_000, 50_000), (20_000, 4_000), 10, 2_000, 50_000, 50, (10_000, 50_000),
+    (600, 20, 10.0), 1_000, (500, 20), (10_000, 50_000), (20_000, 100_000),
 )  # fmt: skip
 TINY = Sizes(
-    1, 40, 40, 0.02, (20, 40), (40, 20), 1, 20, 100, 1, (20, 40), (40, 20, 0.5), 20, (20, 4), (20, 250), (20, 40)
+    1, 40, 40, 0.02, (40, 20), (20, 40), (40, 20), 1, 20, 100, 1, (20, 40), (40, 20, 0.5), 20, (20, 4), (20, 250),
+    (20, 40),
 )  # fmt: skip
 """TINY only shows that everything works: its figures say nothing."""

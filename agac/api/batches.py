@@ -210,7 +210,7 @@ def _remedy(view: BatchView, run: _Run, *, stuck: bool) -> str | None:
     """What can be done, each with its command."""
     one = view.batch
     if one.state == BatchStep.NEEDS_HUMAN and one.provider_id is not None:
-        return f"ask its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
+        return f"send its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
     if one.state == BatchStep.NEEDS_HUMAN:
         return (
             f"look for it in the provider's list of batches; where it is: agac doctor --adopt ID --batch-id {one.id}; "
@@ -219,12 +219,12 @@ def _remedy(view: BatchView, run: _Run, *, stuck: bool) -> str | None:
     if one.state in UNSENT:
         return "the next `agac batch retrieve` tries to submit it"
     if one.state == BatchStep.REJECTED:
-        return f"nothing was charged; mend what is wrong, then: {run.again}"
+        return f"nothing was charged; fix the problem, then run: {run.again}"
     if stuck:
         sync = shlex.join([*shlex.split(run.again), "--run-mode", "sync"])
         return (
-            f"wait on, or end it with: agac batch cancel {one.id}; what is finished is kept, and taken with: "
-            f"agac batch retrieve; the rest is asked at once with: {sync}"
+            f"wait, or cancel it with: agac batch cancel {one.id}; finished requests are kept, collected with: "
+            f"agac batch retrieve; the rest is sent at once with: {sync}"
         )
     return "take it with: agac batch retrieve" if _has_ended(one.state, one.status) else None
 

@@ -207,7 +207,7 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
     return [
         Problem(
             spec.at("model"),
-            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are asked "
+            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are run "
             f"again; to keep the answers write {meant}",
             f"{spec.path}.model",
             "warning",

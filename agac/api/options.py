@@ -107,11 +107,11 @@ class RunOptions:
         if not any(named.values()):
             return Scope(None, self.retry_failed)
         if self.stage is not None and (self.from_stage is not None or self.until is not None):
-            raise UsageError("--stage names the only stage to ask", remedy="Leave out --from and --until, or --stage.")
+            raise UsageError("--stage names the only stage to run", remedy="Leave out --from and --until, or --stage.")
         if self.fresh:
             raise UsageError(
-                "--fresh asks all stages anew and cannot be held to some of them",
-                remedy="Ask a finished run's stages anew with: agac retry last --from STAGE",
+                "--fresh runs all stages again and cannot be limited to some of them",
+                remedy="Rerun stages of a finished run with: agac retry last --from STAGE",
             )
         first = position_of(self.from_stage or self.stage or stages[0], stages, "--from")
         last = position_of(self.until or self.stage or stages[-1], stages, "--until")

@@ -448,15 +448,13 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
     mark = "simulated " if any(one["simulated"] for one in stale) else ""
     price = "price unknown" if None in held else f"up to {mark}{_dollars(sum(held))}"
     batches = "1 open batch" if len(numbers) == 1 else f"{len(numbers):,} open batches"
-    said = f"{workflow} no longer asks {requests:,} of the requests in {batches} ({price})"
+    said = f"{workflow} no longer needs {requests:,} of the requests in {batches} ({price})"
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
-    answer = (
-        confirm(f"{said}. They run on, unless you end them with: {cancel}. Submit the others now?") if confirm else None
-    )
+    answer = confirm(f"{said}. They run on; to cancel them: {cancel}. Submit the others now?") if confirm else None
     if not answer:
         raise UsageError(
             f"nothing was submitted: {said}" if answer is None else "nothing was submitted",
-            remedy=f"Add --yes to submit the others beside them, or end them first with: {cancel}",
+            remedy=f"Add --yes to submit the others as well, or cancel them first with: {cancel}",
         )
 
 

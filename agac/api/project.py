@@ -314,7 +314,7 @@ def _or_go_on(root: Path) -> str:
     if not kept:
         return ""
     newest = max(kept, key=lambda path: path.stat().st_mtime)
-    return f", or go on with those of the last time: --input {newest}"
+    return f", or resume with those of the last time: --input {newest}"
 
 
 # The simulator, started for the time of a run where a model needs it.

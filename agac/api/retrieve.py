@@ -15,7 +15,7 @@ from agac.api.options import RunOptions
 from agac.api.plan import estimates, stored_tasks
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, interruptible, reachable, recorded_plan, walk_through, work_of
+from agac.api.run import batching_of, interruptible, reachable, recorded_plan, run_loop, walk_through, work_of
 from agac.api.status import database_path, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.report import Report
@@ -99,7 +99,7 @@ def batch_retrieve(
     """
     named = None if batch_id is None else str(batch_id)
     opened = opened_project(project)
-    return asyncio.run(_retrieve(opened, named, watch, handle_signals=handle_signals))
+    return run_loop(_retrieve(opened, named, watch, handle_signals=handle_signals))
 
 
 def opened_project(project: Path | str | None) -> Project:
@@ -186,8 +186,8 @@ async def _message(database: Database, run: int, *, moved: bool, done: bool) -> 
     summed = (await batches.open_batches(database)).get(run)
     if summed is None:
         if await runs.input_read_at(database, run) is None:
-            return "the input was not read to its end: `agac run` goes on with it"
-        return "no batch is open, and rows are left: `agac run` goes on with them"
+            return "the input was not read to its end: `agac run` resumes it"
+        return "no batch is open, and rows remain: `agac run` resumes them"
     ended = f"{summed.done + summed.failed:,} of {summed.requests:,} requests done"
     open_ = "1 batch is open" if summed.batches == 1 else f"{summed.batches} batches are open"
     return f"{open_}, with {ended}" if moved else f"nothing is ready yet: {open_}, with {ended}"
@@ -297,7 +297,7 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
                 await tidy(tended.scene)
             again = [view for view in await _views(database, views) if view.batch.id in asked + kept]
             lines = {line.id: line.as_json() for line in await batch_lines(database, providers, again)}
-    told = "`agac batch retrieve` takes what they finished" if asked else "nothing was to be ended"
+    told = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
     return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], told)
 
 
@@ -437,7 +437,7 @@ async def _decided(
         undecided = [view for view in undecided if named in (str(view.batch.id), view.batch.provider_id)]
     if not undecided:
         which = f"batch {named}" if named is not None else "no batch"
-        raise UsageError(f"{which} waits for {'no' if named else 'a'} decision", remedy="`agac doctor` tells which do")
+        raise UsageError(f"{which} waits for {'no' if named else 'a'} decision", remedy="`agac doctor` lists them")
     if len(undecided) > 1:
         numbers = ", ".join(str(view.batch.id) for view in undecided)
         raise UsageError(f"batches {numbers} wait for a decision", remedy="say which one with --batch-id")

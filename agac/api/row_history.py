@@ -200,7 +200,7 @@ class Rebuilt:
 
 # One row of a run with everything that was asked of it: prompts are rebuilt from the run's definition and the row.
 
-STALE = "the row, or an answer before this one, changed since; it is asked again by the next run"
+STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 
 
 class RowHistory(NamedTuple):

@@ -179,7 +179,7 @@ def run_number(run: int | str | None) -> int | None:
         return None
     if isinstance(run, int) or (run.isascii() and run.isdigit()):
         return int(run)
-    raise UsageError(f"{run!r} is no run", remedy="Give its number, or `last`. `agac runs` lists them.")
+    raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
 
 
 async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[history.RowRecord]:

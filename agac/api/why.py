@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from agac.core.keys import digest
 from agac.core.report import Moment, Report, iso
 from agac.core.types import Message, Outcome, RowId
 from agac.plan.definition import RecordedStage, recorded_stages
+from agac.plan.diff import text_diff, value_changes
 from agac.plan.render import reuse_salt
 from agac.spec.paths import find_project
 from agac.spec.templates import VARS, MissingField
@@ -403,18 +403,15 @@ def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, A
         {**one.components(), "operation": one.stage.operation and one.stage.operation.body(), "when": one.guard}
         for one in (now, before)
     )
-    found: list[dict[str, Any]] = [
-        {"what": name, "before": old.get(name), "now": new.get(name)}
-        for name in ("model", "params", "replicas", "vote", "reuse", "operation", "when")
-        if new.get(name) != old.get(name)
-    ]
+    found = value_changes(old, new, ("model", "params", "replicas", "vote", "reuse", "operation", "when"))
     if _schema(now) != _schema(before):
-        found.append({"what": "schema", "diff": _diff(_pretty(_schema(before)), _pretty(_schema(now)))})
+        found.append({"what": "schema", "diff": text_diff(_pretty(_schema(before)), _pretty(_schema(now)))})
     for role in ("system", "user", "assistant"):
         texts = _text(before, role), _text(now, role)
         if None not in texts and texts[0] != texts[1]:
-            found.append({"what": f"{role} message", "diff": _diff(texts[0] or "", texts[1] or "")})
-    return [*found, *_fields(json.loads(before.task.data) or {}, json.loads(now.task.data) or {})]
+            found.append({"what": f"{role} message", "diff": text_diff(texts[0] or "", texts[1] or "")})
+    fields = json.loads(before.task.data) or {}, json.loads(now.task.data) or {}
+    return [*found, *value_changes(*fields, dict.fromkeys([*fields[0], *fields[1]]), "field {}")]
 
 
 def _schema(asked: TaskInputs) -> Any:
@@ -429,16 +426,3 @@ def _text(asked: TaskInputs, role: str) -> str | None:
     if asked.messages is None:
         return None
     return "\n".join(p.text for m in asked.messages if m.role == role for p in m.parts)
-
-
-def _diff(before: str, now: str) -> list[str]:
-    return list(difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1))
-
-
-def _fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Fields of the row that changed."""
-    return [
-        {"what": f"field {name}", "before": before.get(name), "now": now.get(name)}
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
-    ]

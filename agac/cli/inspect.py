@@ -418,7 +418,7 @@ def _task(task: TaskInputs) -> Iterator[str]:
 def _request(task: TaskInputs) -> Iterator[str]:
     """The parts of the fingerprint."""
     if task.stage.operation is not None:
-        yield f"This stage calls no model. It does: {plain(_compact(task.stage.operation))}"
+        yield f"This stage calls no model. It does: {plain(_compact(task.stage.operation.body()))}"
         return
     parts = task.components()
     yield "The fingerprint is made of:"

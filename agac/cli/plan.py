@@ -131,14 +131,14 @@ def plan_table(report: PlanReport) -> str:
         expected = stage.estimate
         numbers = [getattr(stage.forecast, name) for name in names]
         numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
-        shown = numbers if stage.forecast.exact else [Estimate(number) for number in numbers]
+        shown = numbers if stage.forecast.exact else [InexactNumber(number) for number in numbers]
         mode = [stage.run_mode or ""] if modes else []
         rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, _cost(stage)])
     words = [COUNTS[name] for name in names]
     return table(["stage", "model", *(["mode"] if modes else []), *words, "calls", "tokens in", "out", "cost"], rows)
 
 
-class Estimate(int):
+class InexactNumber(int):
     """A number that is not exact."""
 
     def __format__(self, spec: str) -> str:
@@ -208,7 +208,7 @@ def _level_lines(stage: PlannedTasks) -> Iterator[str]:
     """How groups are cut, and what is assumed about the rows that a stage makes."""
     found = stage.forecast
     if found.parts:
-        parts = found.parts if found.exact else Estimate(found.parts)
+        parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
     if found.guess is None:
         return

@@ -59,9 +59,7 @@ async def on_terminal(watched: WatchedRun) -> None:
                     continue
                 snapshot, rates = observed.look(time.monotonic())
                 size = terminal_size(stream, os.environ)
-                lines = run_lines(
-                    snapshot, rates, ProgressLayout(size.columns - 1, stream.encoding), max(1, size.lines - 1)
-                )
+                lines = run_lines(snapshot, rates, LineStyle(size.columns - 1, stream.encoding), max(1, size.lines - 1))
                 if (size, lines) != painted or not live.is_started:
                     painted = size, lines
                     live.start()
@@ -87,8 +85,8 @@ async def plainly(
         waits = schedule.due_for_waiting(now, waiting=snapshot.waiting_for is not None)
         share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
         if schedule.due(now, share) or waits:
-            layout = ProgressLayout(None, sys.stderr.encoding, bars=False)
-            print("\n".join(run_lines(snapshot, rates, layout)), file=sys.stderr, flush=True)
+            style = LineStyle(None, sys.stderr.encoding, bars=False)
+            print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
 def _say_warnings(watched: WatchedRun) -> None:
@@ -204,7 +202,7 @@ LEAST_DETAIL = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressLayout:
+class LineStyle:
     """The room for lines: `width` in cells, None for any; `encoding` of the stream; `bars`: whether to draw bars."""
 
     width: int | None
@@ -224,32 +222,30 @@ class ProgressLayout:
         return on * full + off * (length - full)
 
 
-def run_lines(
-    snapshot: Snapshot, rates: dict[str, float], layout: ProgressLayout, max_lines: int | None = None
-) -> list[str]:
+def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max_lines: int | None = None) -> list[str]:
     """One line per stage, then those of the whole run. Of more than `max_lines`, idle stages share one line."""
-    notes = _notes(snapshot, layout)
+    notes = _notes(snapshot, style)
     room = None if max_lines is None else max(1, max_lines - len(notes))
     shown = list(snapshot.stages)
     if room is not None and len(shown) > room:
         moving = [stage for stage in shown if stage.in_flight or not _finished(stage)]
         shown = (moving or shown)[: max(0, room - 1)]
         notes.insert(0, f"+ {len(snapshot.stages) - len(shown)} more stages")
-    names = [on_one_line(stage.name, layout.encoding) for stage in shown]
+    names = [on_one_line(stage.name, style.encoding) for stage in shown]
     widest = max((cells(name) for name in names), default=0)
-    if layout.width is not None:
-        widest = min(widest, max(6, layout.width // 4))
-        notes = [cropped(note, layout.width, layout.mark) for note in notes]
+    if style.width is not None:
+        widest = min(widest, max(6, style.width // 4))
+        notes = [cropped(note, style.width, style.mark) for note in notes]
     lines = [
-        stage_line(padded(cropped(name, widest, layout.mark), widest), stage, rates.get(stage.name, 0.0), layout)
+        stage_line(padded(cropped(name, widest, style.mark), widest), stage, rates.get(stage.name, 0.0), style)
         for name, stage in zip(names, shown, strict=True)
     ]
     return [*lines, *notes][:max_lines]
 
 
-def stage_line(name: str, stage: StageSnapshot, rate: float, layout: ProgressLayout) -> str:
+def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -> str:
     """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
-    head, head_without_bar = _share(name, stage, layout)
+    head, head_without_bar = _share(name, stage, style)
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
     if stage.total is not None and rate > 0 and not _finished(stage):
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
@@ -259,16 +255,16 @@ def stage_line(name: str, stage: StageSnapshot, rate: float, layout: ProgressLay
     parts["cost"] = _cost(stage)
     if stage.failed:
         parts["errors"] = f"errors {stage.failed:,}"
-    detail = _last_error(stage, layout)
-    if layout.width is None:
+    detail = _last_error(stage, style)
+    if style.width is None:
         return " | ".join([head, *parts.values()]) + detail
     for start, kept in ((head, parts), (head_without_bar, parts), *_fewer(head_without_bar, parts)):
         line = " | ".join([start, *kept.values()])
-        if cells(line) <= layout.width:
-            room = layout.width - cells(line)
+        if cells(line) <= style.width:
+            room = style.width - cells(line)
             # the name of an error is shown with the count of errors only
-            return line + _cut_detail(detail, room, layout) if "errors" in kept else line
-    return cropped(head_without_bar, layout.width, layout.mark)
+            return line + _cut_detail(detail, room, style) if "errors" in kept else line
+    return cropped(head_without_bar, style.width, style.mark)
 
 
 def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
@@ -280,7 +276,7 @@ def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]
     return found
 
 
-def _share(name: str, stage: StageSnapshot, layout: ProgressLayout) -> tuple[str, str]:
+def _share(name: str, stage: StageSnapshot, style: LineStyle) -> tuple[str, str]:
     """How far a stage is, with a bar and without."""
     if stage.total is None:
         text = f"{name} {stage.settled:,} rows"
@@ -288,7 +284,7 @@ def _share(name: str, stage: StageSnapshot, layout: ProgressLayout) -> tuple[str
     share = stage.settled / stage.total.rows if stage.total.rows else 1.0
     about = "" if stage.total.exact else "~"
     counts = f"{stage.settled:,}/{about}{stage.total.rows:,} ({share:.1%})"
-    return f"{name} {layout.bar(share)} {counts}" if layout.bars else f"{name} {counts}", f"{name} {counts}"
+    return f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
 
 
 def _finished(stage: StageSnapshot) -> bool:
@@ -301,35 +297,35 @@ def _cost(stage: StageSnapshot) -> str:
     return dollars(stage.cost, None, simulated=stage.simulated) + (" + unknown prices" if stage.unpriced else "")
 
 
-def _last_error(of: StageSnapshot | Snapshot, layout: ProgressLayout) -> str:
+def _last_error(of: StageSnapshot | Snapshot, style: LineStyle) -> str:
     if of.last_error is None:
         return ""
     error, row = of.last_error
-    return f" (last: {error.type}, row {on_one_line(str(row), layout.encoding)})"
+    return f" (last: {error.type}, row {on_one_line(str(row), style.encoding)})"
 
 
-def _cut_detail(detail: str, room: int, layout: ProgressLayout) -> str:
+def _cut_detail(detail: str, room: int, style: LineStyle) -> str:
     """The last error in `room` cells: without its row when little is left of it, and not at all without its type."""
     if cells(detail) <= room:
         return detail
     kind = detail.partition(", row ")[0]
     if cells(kind) + len(", row ") + LEAST_DETAIL <= room:
-        return cropped(detail, room - 1, layout.mark) + ")"
+        return cropped(detail, room - 1, style.mark) + ")"
     return f"{kind})" if cells(kind) < room else ""
 
 
-def _notes(snapshot: Snapshot, layout: ProgressLayout) -> list[str]:
+def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
     notes = []
     for batch in snapshot.batches:
         counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")
         batches = counted(batch.batches, "batch", "batches")
-        notes.append(f"{on_one_line(batch.stage, layout.encoding)}: {batches} {batch.status}, {counts}")
+        notes.append(f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}")
     if snapshot.unusable and snapshot.last_error is not None:
         shown_with_a_stage = any(stage.failed for stage in snapshot.stages)
-        last = "" if shown_with_a_stage else _last_error(snapshot, layout)
+        last = "" if shown_with_a_stage else _last_error(snapshot, style)
         notes.append(f"unusable rows {snapshot.unusable:,}{last}")
     if snapshot.waiting_for is not None and not snapshot.stopping:
-        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, layout.encoding)}")
+        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
     if snapshot.stopping:
         calls = counted(snapshot.in_flight, "call")
         notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")

@@ -151,8 +151,8 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
     """Exit codes as `agac run`."""
     from agac.cli.progress import progress
 
-    wanted = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
-    selection = api.Retry(rows=api.row_ids(given.pop("rows")), **wanted)
+    filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
+    selection = api.Retry(rows=api.row_ids(given.pop("rows")), **filters)
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
         print_report(found, lambda: retry_lines(found), as_json=as_json)

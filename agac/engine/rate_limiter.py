@@ -145,29 +145,35 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         control.when_stopped(self._stop)
 
-    async def enter(self, tokens: int) -> LanePermit:
-        """Waits until a call may be sent that is expected to use so many tokens. Raises Halted when the run stops."""
+    def enter_now(self, tokens: int) -> LanePermit | None:
+        """The turn of a call that may be sent now; None: it has to wait. Raises Halted when the run stops."""
         self._control.check()
         now = self._clock()
-        if not self._waiting and self._holds(now)[0] is WaitReason.NOTHING:
-            self._next_call = now
-            return self._start(now, tokens)
+        if self._waiting or self._holds(now)[0] is not WaitReason.NOTHING:
+            return None
+        self._next_call = now
+        return self._start(now, tokens)
+
+    async def enter(self, tokens: int) -> LanePermit:
+        """Waits until a call may be sent that is expected to use so many tokens. Raises Halted when the run stops."""
+        if (turn := self.enter_now(tokens)) is not None:
+            return turn
         place: asyncio.Future[LanePermit | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, tokens))
         if len(self._waiting) == 1:
             self._serve()
         try:
-            turn = await place
+            given = await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.result():  # it was let in just then
                 self.leave()
             raise
-        if turn is None:
+        if given is None:
             raise RunStopped
         if self._control.stop is not None:
             self.leave()
             raise RunStopped
-        return turn
+        return given
 
     def leave(self) -> None:
         """The call is over, or was not made."""
@@ -297,10 +303,16 @@ class UncommittedCallLimit:
         self._count = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def enter_now(self) -> bool:
+        """Counts one more call, unless there are too many."""
+        if self._count >= self._limit:
+            return False
+        self._count += 1
+        return True
+
     async def enter(self) -> None:
         """Counts one more call, waiting for a commit first when there are too many."""
-        if self._count < self._limit:
-            self._count += 1
+        if self.enter_now():
             return
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
@@ -328,10 +340,16 @@ class FifoSemaphore:
         self._free = slots
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def take_now(self) -> bool:
+        """Takes a slot, unless all are taken."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
     async def take(self) -> None:
         """Takes a slot, waiting for one when all are taken."""
-        if self._free > 0:
-            self._free -= 1
+        if self.take_now():
             return
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from agac.providers.http import HttpReply, Sender, Sending
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.websocket import SocketSender
-from agac.providers.wire import Dialect, encode
+from agac.providers.wire import Dialect, Encoder
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 
@@ -35,8 +35,7 @@ CHARACTERS_A_TOKEN = 4
 """A rough guess, used only to space calls out under a limit of tokens a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRequest:
+class EncodedRequest(NamedTuple):
     """A request as it is sent, and the tokens that it is expected to use."""
 
     body: bytes
@@ -79,10 +78,11 @@ class ModelConnection:
     redactor: Redactor
     base_url: str
     wall: Callable[[], float]
+    encoder: Encoder = field(default_factory=Encoder)
 
     def write(self, request: Request) -> EncodedRequest:
         """The request in the provider's words."""
-        body = encode(self.dialect.build(request, self.model.model, self.model.provider))
+        body = self.encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
         return EncodedRequest(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
 
     def worst_case(self, wire: EncodedRequest) -> Amount:
@@ -96,10 +96,11 @@ class ModelConnection:
         `cut_off` is told when the call was sent and its answer is not waited for. Raises Halted when the run stops
         before it is sent, OutOfTime when the row's time is over before it is sent.
         """
-        if self.slots:
+        if self.slots and not self.slots.take_now():
             await patience.wait(self.slots.take())
         try:
-            await patience.wait(self.exposure.enter())
+            if not self.exposure.enter_now():
+                await patience.wait(self.exposure.enter())
             try:
                 return await self._in_lane(wire, patience, cut_off)
             except BaseException:
@@ -110,7 +111,9 @@ class ModelConnection:
                 self.slots.give()
 
     async def _in_lane(self, wire: EncodedRequest, patience: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
-        turn = await patience.wait(self.lane.enter(wire.tokens))
+        turn = self.lane.enter_now(wire.tokens)
+        if turn is None:
+            turn = await patience.wait(self.lane.enter(wire.tokens))
         at = self.wall()
         try:
             http = await self.sender.send(wire.body, self.timeout, within=patience.left())

@@ -205,7 +205,7 @@ def _parsed(text: str) -> tuple[str, JSONValue]:
     fenced = _FENCE.match(text)
     bare = fenced.group(1) if fenced else text
     try:
-        value = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        value = _validate_decode(bare)
         encoded = _encode(value)
         encoded.encode()
     except UnicodeEncodeError:
@@ -224,6 +224,9 @@ def _unique(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
     if len(found) != len(pairs):
         raise ValueError("a key is given twice in one object")
     return found
+
+
+_validate_decode = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique).decode
 
 
 def _described(error: ValidationError) -> str:

@@ -141,7 +141,7 @@ def _keys_alone(stage: WrittenStage, params: Params) -> Params:
 
 def _model_key(stage: WrittenStage) -> str:
     """The stage's model as a key of the file that names it."""
-    return stage.key("model", stage.model_level)
+    return stage.key("model", stage.levels.get("model"))
 
 
 def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
@@ -151,7 +151,7 @@ def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
     for level in _STRONGEST_LAST:
         own = stage.params.get(level, {})
         merged |= own
-        if stage.model_level == level:
+        if stage.levels.get("model") == level:
             problems += [
                 Problem(
                     stage.at("model"),
@@ -162,7 +162,7 @@ def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
                 if own[key] != ref.params[key] and level != "card"  # in a card the model string wins by its format
             ]
             merged |= ref.params
-    if stage.model_level == "override":
+    if stage.levels.get("model") == "override":
         merged |= ref.params
     known = {f.name for f in fields(Params)}
     return Params(**{key: value for key, value in merged.items() if key in known}), problems
@@ -225,12 +225,12 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
     for stage in stages:
         model = models[stage.name]
         if model.provider.batch is None:
-            path = stage.key("run_mode", stage.mode_levels.get("run_mode", "stage"))
+            path = stage.key("run_mode", stage.levels.get("run_mode", "stage"))
             without.setdefault((stage.at("run_mode"), path, model.provider.name), []).append(repr(stage.name))
             continue
         problems += _beyond(stage, model, model.provider.batch)
         problems += _unheard(stage, model)
-        places = [("model", stage.key("model", stage.model_level))]
+        places = [("model", stage.key("model", stage.levels.get("model")))]
         places += [("fallback", f"{stage.path}.fallback")] * len(model.fallbacks)
         for (key, path), one in zip(places, (model, *model.fallbacks), strict=True):
             problems += _unfit(stage.at(key), path, one)
@@ -279,12 +279,12 @@ def _unheard(stage: WrittenStage, model: ResolvedModel) -> Iterator[Problem]:
     """What the model's string says of calls, where no call will be made."""
     rules, ref = stage.batch, model.ref
     calls = rules.retry == "sync" or (rules.deadline is not None and rules.on_deadline == "sync")
-    if calls or stage.mode_levels.get("run_mode") == "override":
+    if calls or stage.levels.get("run_mode") == "override":
         return
     for key in ("transport", "idle_timeout"):
         if getattr(ref, key) is not None:
             message = f"{key} has no effect in batch mode, where no connection stays open; leave it out"
-            yield Problem(stage.at("model"), message, stage.key("model", stage.model_level), "warning")
+            yield Problem(stage.at("model"), message, stage.key("model", stage.levels.get("model")), "warning")
 
 
 def _unfit(where: Where, path: str, model: ResolvedModel) -> Iterator[Problem]:

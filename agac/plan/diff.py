@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agac.spec.templates import as_text
@@ -57,25 +58,34 @@ OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
 _NAMES = {"system": "instructions", "alias": "short name of the model", "params": "parameters"}
 """Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""
 
-_OF_ALL = {
-    "when changed": ("when", "otherwise"),
-    **{f"{key} changed": (key,) for key in ("explode", "group_by", "reduce", "incomplete")},
-    "what it does changed": ("operation",),
-}
-"""Reasons to ask a stage, and the parts of its definition that give them."""
+_OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
+"""The parts of a stage's definition that any stage has, in the order in which their changes are told."""
 
-_OF_ASKING = {
-    PROMPT: ("prompt",),
-    INSTRUCTIONS: ("system",),
-    "messages changed": ("messages",),
-    "visible changed": ("visible",),
-    "output_field changed": ("output_field",),
-    "replicas changed": ("replicas", "vote"),
-    "schema changed": ("schema",),
-    "model changed": ("model", "params"),
-    "reuse changed": ("reuse",),
+_OF_ASKING = (
+    "prompt",
+    "system",
+    "messages",
+    "visible",
+    "output_field",
+    "replicas",
+    "vote",
+    "schema",
+    "model",
+    "params",
+)
+"""Those of stages that ask a model; what is not here follows them."""
+
+_REASONS = {
+    "otherwise": "when",
+    "operation": "what it does",
+    "system": "instructions",
+    "vote": "replicas",
+    "params": "model",
 }
-"""The same of stages that ask a model."""
+"""What is said to have changed where it is not the part's own name."""
+
+_NO_REASONS = {"name", "needs", "alias"}
+"""Parts that decide no answer by themselves."""
 
 
 def workflow_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -99,11 +109,27 @@ def stage_changes(
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
         changed.discard("system")
-    reasons = {**_OF_ALL, **(_OF_ASKING if asks else {})}
-    found = [reason for reason, keys in reasons.items() if changed.intersection(keys)]
+    told = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
+    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in told if key in changed))
     if asks and (by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))):
         found.append(VARS)
     return found
+
+
+def value_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str], what: str = "{}"
+) -> list[dict[str, Any]]:
+    """Of these names those whose values differ, with both values; `what` is how a name is told."""
+    return [
+        {"what": what.format(name), "before": before.get(name), "now": now.get(name)}
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def text_diff(before: str, now: str) -> list[str]:
+    """The lines of two texts that differ, with one around them, as `diff -u` shows them."""
+    return list(difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1))
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

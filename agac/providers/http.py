@@ -522,10 +522,14 @@ class Sender:
         started = time.monotonic()
         try:
             async with session.post(self.url, data=data, timeout=bounds, allow_redirects=False) as response:
-                first_byte = time.monotonic()
-                body = await response.read()
+                return await self._whole(response, started)
         except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError
             return self.fault(problem, bounds)
+
+    async def _whole(self, response: aiohttp.ClientResponse, started: float) -> HttpReply | Fault:
+        """An answer that is not streamed."""
+        first_byte = time.monotonic()
+        body = await response.read()
         if 300 <= response.status < 400:
             return self.redirected(response)
         return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
@@ -538,12 +542,9 @@ class Sender:
         started = time.monotonic()
         try:
             async with session.post(self.url, data=data, timeout=bounds, allow_redirects=False) as response:
-                first_byte = time.monotonic()
                 if response.content_type != "text/event-stream":
-                    body = await response.read()
-                    if 300 <= response.status < 400:
-                        return self.redirected(response)
-                    return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
+                    return await self._whole(response, started)
+                first_byte = time.monotonic()
                 await read_events(response, watched)
         except (aiohttp.ClientError, OSError) as problem:
             return self.fault(problem, bounds)

@@ -54,6 +54,29 @@ class Dialect(Protocol):
         """What the headers say about the account's limits; None when they say nothing."""
 
 
+class Encoder:
+    """Encodes the bodies of one stage's calls to one model as `encode` does. A member that is the same object as in the
+    call before, as the schema is, is not encoded again."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[JSONValue, str]] = {}
+
+    def encode(self, wire: Mapping[str, JSONValue]) -> bytes:
+        """The body's bytes."""
+        members = []
+        for name, value in wire.items():
+            kept = self._kept.get(name)
+            if kept is None or kept[0] is not value:
+                kept = self._kept[name] = (value, f"{_compact(name)}:{_compact(value)}")
+            members.append(kept[1])
+        try:
+            return f"{{{','.join(members)}}}".encode()
+        except UnicodeEncodeError:
+            return encode(dict(wire))
+
+
 def encode(wire: JSONValue) -> bytes:
     """JSON as bytes, once a call. A lone surrogate, which UTF-8 cannot hold, travels as its JSON escape."""
     try:
@@ -63,6 +86,8 @@ def encode(wire: JSONValue) -> bytes:
 
 
 # What every dialect reads alike: a body's JSON, counts of tokens, and what an answer that is no reply means.
+
+_decode = json.JSONDecoder().decode
 
 MAX_TOKENS = 1 << 53
 """A count beyond that is none: nothing bills so much, and no database column holds more than 2^63."""
@@ -74,7 +99,12 @@ SIMULATOR_MARK = "agac-simulator"
 def json_of(body: bytes) -> Any:
     """The body's JSON; None when it is none."""
     try:
-        return json.loads(body)
+        # json.loads would guess the encoding, and does where it may be another one
+        return (
+            _decode(body.decode("utf-8", "surrogatepass"))
+            if body[:1] == b"{" and body[1:2] != b"\0"
+            else json.loads(body)
+        )
     except (ValueError, RecursionError):
         return None
 

@@ -314,11 +314,11 @@ class OpenAiBatchRoutes(BatchRoutes):
             self.store.count("fault.batch_file_lag")
             file = None
         if file is None:
-            told = f"Cannot find file {order.input_id}, or the project does not have access to it."
-            return ApiError(400, told, code="invalid_request", param="input_file_id")
+            message = f"Cannot find file {order.input_id}, or the project does not have access to it."
+            return ApiError(400, message, code="invalid_request", param="input_file_id")
         if file.purpose != "batch":
-            told = f"Invalid purpose '{file.purpose}' of the input file: expected 'batch'."
-            return ApiError(400, told, param="input_file_id")
+            message = f"Invalid purpose '{file.purpose}' of the input file: expected 'batch'."
+            return ApiError(400, message, param="input_file_id")
         now = self.store.now()
         batch = self.new_batch(
             self.store.new_id("batch_", number, now),

@@ -57,57 +57,13 @@ OPENAI_ENDPOINTS = {
 """What batches of OpenAI and Azure may request."""
 
 
-class BatchFamily:
-    """What differs between providers. Result lines are bytes, each with its line end."""
+class OpenAiBatchFamily:
+    """OpenAI's batches, and Azure's: good results and others are in files of their own (not `one_file`).
 
-    one_file: bool
-    """Whether good and other lines are in one file."""
-
-    foreign_line: bytes
-    """A line about a request that was never sent."""
-
-    body_key: str
-    """The key of a request's line under which its body is."""
-
-    def endpoint(self, batch: Batch) -> BatchEndpoint:
-        """What its requests ask."""
-        raise NotImplementedError
-
-    def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes) -> bytes:
-        """A request that was answered."""
-        raise NotImplementedError
-
-    def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
-        """A request that got an error with a status."""
-        raise NotImplementedError
-
-    def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
-        """A request that got no answer."""
-        raise NotImplementedError
-
-    def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        """A request about which the result says nothing."""
-        raise NotImplementedError
-
-    def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        """A request that was not done when its batch expired or was cancelled."""
-        raise NotImplementedError
-
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
-        """A batch as it is, but for its faults; `address` is where the simulator is served."""
-        raise NotImplementedError
-
-    def not_found(self, batch_id: str) -> ApiError:
-        """There is no such batch."""
-        raise NotImplementedError
-
-    def not_open(self, batch: Batch) -> ApiError:
-        """The batch has ended, so that it cannot be cancelled."""
-        raise NotImplementedError
-
-
-class OpenAiBatchFamily(BatchFamily):
-    """OpenAI's batches, and Azure's: good results and others are in files of their own."""
+    Result lines are bytes with their line end: of a request that was answered (`good_line`), got an error with a status
+    (`error_line`), got no answer (`failed_line`), or was not done when its batch ended (`unfinished_line`). `body_key`
+    is the key of a request's body, `foreign_line` a result line of a request that was never sent.
+    """
 
     one_file = False
     foreign_line = (
@@ -117,6 +73,7 @@ class OpenAiBatchFamily(BatchFamily):
     body_key = "body"
 
     def endpoint(self, batch: Batch) -> BatchEndpoint:
+        """What its requests call."""
         return OPENAI_ENDPOINTS.get(batch.endpoint) or OPENAI_ENDPOINTS[f"/v1{batch.endpoint}"]
 
     def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes) -> bytes:
@@ -150,6 +107,7 @@ class OpenAiBatchFamily(BatchFamily):
         return self.failed_line(batch, number, custom_id, code, message)
 
     def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+        """A batch as it is, but for its faults; `address` is where the simulator is served."""
         hidden = bool(batch.masked_status(now))
         ended: dict[str, int | None] = {f"{word}_at": None for word in ("completed", "failed", "expired", "cancelled")}
         if batch.ended and not hidden:
@@ -233,8 +191,8 @@ MESSAGE_STATUSES = {
 """Anthropic's words for OpenAI's statuses."""
 
 
-class MessageBatchFamily(BatchFamily):
-    """Anthropic's batches: all results are in one file."""
+class MessageBatchFamily:
+    """Anthropic's batches, with the same members: all results are in one file."""
 
     one_file = True
     foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
@@ -325,6 +283,7 @@ def moment(seconds: float | None) -> str | None:
     return None if seconds is None else utc_text(seconds, "microseconds")
 
 
+BatchFamily = OpenAiBatchFamily | MessageBatchFamily
 OPENAI_FAMILY = OpenAiBatchFamily()
 FAMILIES: dict[str, BatchFamily] = {
     "openai": OPENAI_FAMILY,
@@ -353,15 +312,15 @@ def check_input(path: Path, batch: Batch) -> CheckedInput:
     Only the ids of its requests are held."""
     limit = MAX_REQUESTS[batch.family]
     if path.stat().st_size > MAX_INPUT_BYTES:
-        told = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
-        return CheckedInput([input_problem("file_too_large", told)])
+        message = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
+        return CheckedInput([input_problem("file_too_large", message)])
     errors: list[dict[str, Any]] = []
     checker = InputChecker(batch.endpoint)
     with path.open("rb") as lines:
         for number, raw in enumerate(lines, 1):
             if number > limit:
-                told = f"The file holds more than {limit:,} requests, the most."
-                return CheckedInput([input_problem("too_many_tasks", told)])
+                message = f"The file holds more than {limit:,} requests, the most."
+                return CheckedInput([input_problem("too_many_tasks", message)])
             errors += checker.line_problems(number, raw)
             if len(errors) >= MAX_ERRORS:
                 break
@@ -402,20 +361,20 @@ class InputChecker:
         if line["method"] != "POST":
             yield input_problem("invalid_method", "Invalid 'method': expected 'POST'.", number, "method")
         if line["url"] != self.endpoint:
-            told = f"The URL provided for this request does not match the batch endpoint {self.endpoint}."
-            yield input_problem("url_mismatch", told, number, "url")
+            message = f"The URL provided for this request does not match the batch endpoint {self.endpoint}."
+            yield input_problem("url_mismatch", message, number, "url")
         yield from self._body_problems(number, line["body"])
         self.tokens += len(raw) // 4
 
     def _id_problems(self, number: int, custom_id: Any) -> Iterator[dict[str, Any]]:
         if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
-            told = f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
-            yield input_problem("invalid_custom_id", told, number, "custom_id")
+            message = f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
+            yield input_problem("invalid_custom_id", message, number, "custom_id")
             return
         known = hash(custom_id)
         if known in self.ids:
-            told = f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
-            yield input_problem("duplicate_custom_id", told + "Every custom_id must be unique.", number, "custom_id")
+            message = f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
+            yield input_problem("duplicate_custom_id", message + "Every custom_id must be unique.", number, "custom_id")
         self.ids.add(known)
 
     def _body_problems(self, number: int, body: Any) -> Iterator[dict[str, Any]]:
@@ -425,5 +384,5 @@ class InputChecker:
             return
         self.model = self.model or model
         if model != self.model:
-            told = f"The model '{model}' does not match '{self.model}': all requests of a batch ask the same model."
-            yield input_problem("model_mismatch", told, number, "body.model")
+            message = f"The model '{model}' does not match '{self.model}': all requests of a batch ask the same model."
+            yield input_problem("model_mismatch", message, number, "body.model")

@@ -490,7 +490,7 @@ class BatchStore:
         return self._batch("SELECT told FROM batch WHERE id = ?", batch_id)
 
     def _batch(self, statement: str, *values: str) -> Batch | None:
-        return next((read_batch(told) for (told,) in self.rows(statement, values)), None)
+        return next((read_batch(stored) for (stored,) in self.rows(statement, values)), None)
 
     def batches(
         self, family: str, limit: int = -1, *, before: int | None = None, after: int | None = None
@@ -502,17 +502,17 @@ class BatchStore:
             f"ORDER BY seq {order} LIMIT ?",
             (family, before if before is not None else 2**62, after if after is not None else -1, limit),
         )
-        found = [read_batch(told) for (told,) in rows]
+        found = [read_batch(stored) for (stored,) in rows]
         return found if after is None else found[::-1]
 
     def open_batches(self) -> list[Batch]:
         """Batches that have not ended, the oldest first."""
-        return [read_batch(told) for (told,) in self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")]
+        return [read_batch(stored) for (stored,) in self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")]
 
 
-def read_batch(told: str) -> Batch:
+def read_batch(stored: str) -> Batch:
     """A batch from its stored form."""
-    return Batch(**json.loads(told))
+    return Batch(**json.loads(stored))
 
 
 def short_digest(digest: bytes) -> int:

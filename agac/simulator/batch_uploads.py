@@ -60,8 +60,8 @@ class Upload:
             known = ", ".join(f"'{one}'" for one in PURPOSES)
             raise ApiError(400, f"'{purpose}' is not one of [{known}] - 'purpose'", param="purpose")
         if purpose == "batch" and not self.name.endswith(".jsonl"):
-            told = f"Invalid file format for Batch API: '{self.name}'. Must be .jsonl"
-            raise ApiError(400, told, param="file")
+            message = f"Invalid file format for Batch API: '{self.name}'. Must be .jsonl"
+            raise ApiError(400, message, param="file")
         if self.path.stat().st_size == 0:
             raise ApiError(400, "The file is empty.", param="file")
         return self.path
@@ -81,8 +81,8 @@ def read_kept_seconds(anchor: object, seconds: object, param: str) -> float:
     except ValueError:
         kept = 0
     if not MIN_KEPT_S <= kept <= MAX_KEPT_S:
-        told = f"Invalid '{param}.seconds': expected an integer from {MIN_KEPT_S} to {MAX_KEPT_S}."
-        raise ApiError(400, told, param=f"{param}.seconds")
+        message = f"Invalid '{param}.seconds': expected an integer from {MIN_KEPT_S} to {MAX_KEPT_S}."
+        raise ApiError(400, message, param=f"{param}.seconds")
     return float(kept)
 
 
@@ -134,8 +134,8 @@ async def receive_body(http: web.Request, folder: Path) -> Path:
                 if size <= MAX_BODY_BYTES:  # the rest is read too, so that the client gets the answer
                     file.write(piece)
         if size > MAX_BODY_BYTES:
-            told = f"Request exceeds the maximum size of {MAX_BODY_BYTES:,} bytes."
-            raise ApiError(413, told, code="request_too_large")
+            message = f"Request exceeds the maximum size of {MAX_BODY_BYTES:,} bytes."
+            raise ApiError(413, message, code="request_too_large")
     except BaseException:
         Path(name).unlink()
         raise
@@ -161,11 +161,11 @@ def read_order(data: dict[str, Any], family: str) -> BatchOrder:
     endpoint = data["endpoint"]
     if endpoint not in OPENAI_ENDPOINTS and not (family == "azure" and f"/v1{endpoint}" in OPENAI_ENDPOINTS):
         known = " and ".join(f"'{one}'" for one in OPENAI_ENDPOINTS)
-        told = f"Invalid value: '{endpoint}'. Supported values are: {known}."
-        raise ApiError(400, told, code="invalid_value", param="endpoint")
+        message = f"Invalid value: '{endpoint}'. Supported values are: {known}."
+        raise ApiError(400, message, code="invalid_value", param="endpoint")
     if data["completion_window"] != "24h":
-        told = f"Invalid value: '{data['completion_window']}'. Value must be '24h'."
-        raise ApiError(400, told, code="invalid_value", param="completion_window")
+        message = f"Invalid value: '{data['completion_window']}'. Value must be '24h'."
+        raise ApiError(400, message, code="invalid_value", param="completion_window")
     kept = data.get("output_expires_after")
     if kept is not None and not isinstance(kept, dict):
         raise ApiError(400, "Invalid 'output_expires_after': expected an object.", param="output_expires_after")
@@ -184,12 +184,12 @@ def read_metadata(metadata: Any) -> dict[str, str] | None:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ApiError(400, "Invalid 'metadata': expected an object of strings.", param="metadata")
     if len(metadata) > MAX_PAIRS:
-        told = f"Invalid 'metadata': too many properties: {len(metadata)}, at most {MAX_PAIRS}."
-        raise ApiError(400, told, param="metadata")
+        message = f"Invalid 'metadata': too many properties: {len(metadata)}, at most {MAX_PAIRS}."
+        raise ApiError(400, message, param="metadata")
     for key, value in metadata.items():
         if len(key) > MAX_KEY_LENGTH or len(value) > MAX_VALUE_LENGTH:
-            told = f"keys have at most {MAX_KEY_LENGTH} characters, values at most {MAX_VALUE_LENGTH}."
-            raise ApiError(400, f"Invalid 'metadata': {told}", param="metadata")
+            message = f"keys have at most {MAX_KEY_LENGTH} characters, values at most {MAX_VALUE_LENGTH}."
+            raise ApiError(400, f"Invalid 'metadata': {message}", param="metadata")
     return metadata
 
 

@@ -195,8 +195,8 @@ class BatchWorker:
                 elif (end := batch.ending(now)) is not None:
                     end_batch(self.store, batch, *end)
         except FileNotFoundError as error:
-            told = f"The files of the simulator are not there any more: {error.filename}"
-            problems = [input_problem("input_file_gone", told)]
+            message = f"The files of the simulator are not there any more: {error.filename}"
+            problems = [input_problem("input_file_gone", message)]
             self.settle(batch_id, {"validated": True, "errors": problems, "ended": "failed", "ended_at": now})
 
     def validate(self, batch: Batch) -> None:
@@ -205,14 +205,16 @@ class BatchWorker:
         errors = checked.errors
         rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")
         if rejection is not None:
-            told = rejection.get("message") or "The batch was rejected."
-            errors = [input_problem(rejection.get("code") or "invalid_request", told, rejection.get("line"))]
+            message = rejection.get("message") or "The batch was rejected."
+            errors = [input_problem(rejection.get("code") or "invalid_request", message, rejection.get("line"))]
         elif not errors and cap is not None:
             waiting = sum(one.enqueued_tokens for one in self.store.open_batches() if one.model == checked.model)
             if waiting + checked.tokens > cap["tokens"]:
-                told = f"Enqueued token limit reached for {checked.model}. Limit: {cap['tokens']:,} enqueued tokens. "
-                told += "Please try again once some batches have completed."
-                errors = [input_problem("token_limit_exceeded", told)]
+                message = (
+                    f"Enqueued token limit reached for {checked.model}. Limit: {cap['tokens']:,} enqueued tokens. "
+                )
+                message += "Please try again once some batches have completed."
+                errors = [input_problem("token_limit_exceeded", message)]
         found: dict[str, Any] = {"validated": True, "errors": errors}
         if errors:
             found |= {"ended": "failed", "ended_at": self.store.now()}

@@ -122,7 +122,9 @@ def quota(rule: FaultRule, call: ModelCall) -> ApiError:
 
 def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
     """The error of a rule of the phase `error`."""
-    error: ApiError = FAULTS[rule.kind].effect(rule, call)
+    make = FAULTS[rule.kind].effect
+    assert make is not None
+    error: ApiError = make(rule, call)
     if (message := rule.value("message")) is not None:
         error.message = message
     if (seconds := rule.value("retry_after")) is not None:
@@ -132,12 +134,25 @@ def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
 
 def changed_answer(rule: FaultRule, call: ModelCall, answer: ModelAnswer, writer: AnswerWriter) -> ModelAnswer:
     """The answer as a rule leaves it; unchanged by rules of other phases than `answer`."""
-    if rule.phase != "answer":
-        return answer
     if rule.kind == "two_answers":
         return writer.second_answer(call, answer)
-    changed: ModelAnswer = FAULTS[rule.kind].effect(rule, call, answer)
-    return changed
+    change = FAULTS[rule.kind].effect if rule.phase == "answer" else None
+    return answer if change is None else change(rule, call, answer)
+
+
+def server_error(rule: FaultRule, call: ModelCall) -> ApiError:
+    """A failure of the provider itself."""
+    return status_error(rule.value("status"))
+
+
+def bad_request(rule: FaultRule, call: ModelCall) -> ApiError:
+    """A request that the provider does not understand."""
+    return ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code"))
+
+
+def refusal(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
+    """The model refuses."""
+    return ModelAnswer(None, "stop", rule.value("message") or "I'm sorry, I can't help with that.")
 
 
 def malformed_json(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
@@ -195,9 +210,9 @@ class FaultSpec:
 
     phase: str
     meaning: str
-    keys: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    effect: Callable[..., Any] = lambda *_: None
+    keys: tuple[str, ...]
+    effect: Callable[..., Any] | None
+    defaults: Mapping[str, Any]
 
     @property
     def all_keys(self) -> tuple[str, ...]:
@@ -205,151 +220,106 @@ class FaultSpec:
         return (*PHASES[self.phase][1], *self.keys)
 
 
+def fault(
+    phase: str, meaning: str, keys: str = "", effect: Callable[..., Any] | None = None, /, **defaults: Any
+) -> FaultSpec:
+    """A row of the table; `keys` are separated by blanks."""
+    return FaultSpec(phase, meaning, tuple(keys.split()), effect, defaults)
+
+
+STATUS_KEYS = "op status when retry_after in_ms type code message"
+
 FAULTS: dict[str, FaultSpec] = {
-    "rate_limit": FaultSpec(
-        "error", "429: too many requests; try again later", ("retry_after", "in_ms", "message"), effect=rate_limit
+    "rate_limit": fault("error", "429: too many requests", "retry_after in_ms message", rate_limit),
+    "quota": fault("error", "429: the account's quota is used up", "message", quota),
+    "server_error": fault(
+        "error", "500, or another `status`", "status retry_after in_ms message", server_error, status=500
     ),
-    "quota": FaultSpec("error", "429: the account's quota is used up", ("message",), effect=quota),
-    "server_error": FaultSpec(
-        "error",
-        "500, or another `status` of the server",
-        ("status", "retry_after", "in_ms", "message"),
-        {"status": 500},
-        effect=lambda rule, call: status_error(rule.value("status")),
+    "unauthorized": fault("error", "401: the key is refused", "message", lambda *_: invalid_key()),
+    "not_found": fault("error", "404: no such model", "message", lambda rule, call: unknown_model(call.model)),
+    "bad_request": fault("error", "400: the request is refused, with this `code`", "code message", bad_request),
+    "slow_first_byte": fault("wait", "the answer takes `seconds` longer", "seconds", seconds=1.0),
+    "hang": fault("wait", "no answer ever comes, and nothing is charged"),
+    "cut": fault("sending", "the connection closes: before the answer, or after `after_bytes` of it", "after_bytes"),
+    "invalid_body": fault("sending", "the body is a page of HTML"),
+    "malformed_json": fault("answer", "the text is not valid JSON", "", malformed_json),
+    "wrong_schema": fault("answer", "the text is JSON that does not fit the schema", "", wrong_schema),
+    "length": fault("answer", "the text is cut in the middle, as by a limit of tokens", "", half_answer),
+    "refusal": fault("answer", "the model refuses to answer", "message", refusal),
+    "filter": fault("answer", "a filter withholds the text", "", lambda *_: ModelAnswer("", "content_filter")),
+    "empty": fault("answer", "the text is empty", "", lambda *_: ModelAnswer("", "stop")),
+    "early_cut": fault(
+        "answer", "a response has a first message that was cut, then the answer", "marked", begun_again, marked=True
     ),
-    "unauthorized": FaultSpec(
-        "error", "401: the key is refused", ("message",), effect=lambda rule, call: invalid_key()
-    ),
-    "not_found": FaultSpec(
-        "error", "404: there is no such model", ("message",), effect=lambda rule, call: unknown_model(call.model)
-    ),
-    "bad_request": FaultSpec(
-        "error",
-        "400: the request is refused, with this `code`",
-        ("code", "message"),
-        effect=lambda rule, call: ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code")),
-    ),
-    "slow_first_byte": FaultSpec("wait", "the answer takes `seconds` longer", ("seconds",), {"seconds": 1.0}),
-    "hang": FaultSpec("wait", "no answer ever comes; nothing is charged"),
-    "cut": FaultSpec(
-        "sending", "the connection closes, before the answer or after `after_bytes` of its body", ("after_bytes",)
-    ),
-    "invalid_body": FaultSpec("sending", "the body is a page of HTML"),
-    "malformed_json": FaultSpec("answer", "the text is not valid JSON", effect=malformed_json),
-    "wrong_schema": FaultSpec("answer", "the text is JSON that does not fit the schema", effect=wrong_schema),
-    "length": FaultSpec("answer", "the text is cut in the middle, as by the limit of tokens", effect=half_answer),
-    "refusal": FaultSpec(
-        "answer",
-        "the model refuses to answer",
-        ("message",),
-        effect=lambda rule, call, answer: ModelAnswer(
-            None, "stop", rule.value("message") or "I'm sorry, I can't help with that."
-        ),
-    ),
-    "filter": FaultSpec(
-        "answer",
-        "a content filter withholds the text",
-        effect=lambda rule, call, answer: ModelAnswer("", "content_filter"),
-    ),
-    "empty": FaultSpec("answer", "the text is empty", effect=lambda rule, call, answer: ModelAnswer("", "stop")),
-    "early_cut": FaultSpec(
-        "answer",
-        "a response has a first message that was cut, and then the whole answer",
-        ("marked",),
-        {"marked": True},
-        effect=begun_again,
-    ),
-    "two_answers": FaultSpec("answer", "a response has two messages that differ, both right"),
-    "stream_error": FaultSpec(
+    "two_answers": fault("answer", "a response has two messages that differ, both right"),
+    "stream_error": fault(
         "sending",
         "an error ends the answer halfway; with `failed` a response ends as failed",
-        ("code", "message", "failed"),
-        {"code": "server_error", "failed": False},
+        "code message failed",
+        code="server_error",
+        failed=False,
     ),
-    "batch_drop_before": FaultSpec("call", "the connection closes, and nothing happened", ("op",), {"op": "create"}),
-    "batch_drop_after": FaultSpec(
-        "call", "it happens, and the connection closes without an answer", ("op",), {"op": "create"}
-    ),
-    "batch_status": FaultSpec(
+    "batch_drop_before": fault("call", "the connection closes, and nothing happened", "op", op="create"),
+    "batch_drop_after": fault("call", "it happens, and the connection closes without an answer", "op", op="create"),
+    "batch_status": fault(
         "call",
         "an error, before the call has its effect or after (`when`); 500 by default",
-        ("op", "status", "when", "retry_after", "in_ms", "type", "code", "message"),
-        {"op": "create", "status": 500, "when": "before"},
+        STATUS_KEYS,
+        op="create",
+        status=500,
+        when="before",
     ),
-    "batch_slow": FaultSpec(
-        "call",
-        "the call waits `seconds` before it does anything",
-        ("op", "seconds"),
-        {"op": "create", "seconds": 1.0},
+    "batch_slow": fault("call", "the call waits `seconds` before its effect", "op seconds", op="create", seconds=1.0),
+    "batch_truncate": fault(
+        "call", "a download ends with the connection, after half of it or `after_bytes`", "after_bytes", op="download"
     ),
-    "batch_truncate": FaultSpec(
-        "call",
-        "a download ends with the connection, after half of it or `after_bytes`",
-        ("after_bytes",),
-        {"op": "download"},
+    "batch_file_lag": fault("call", "`times` creates do not find an uploaded file", "times", op="upload", times=2),
+    "batch_list_lag": fault(
+        "created", "the list leaves the batch out for `seconds` after its creation", "seconds", seconds=90.0
     ),
-    "batch_file_lag": FaultSpec(
-        "call", "`times` creates do not find an uploaded file", ("times",), {"op": "upload", "times": 2}
+    "batch_get_404": fault("created", "it is not found for `seconds` after its creation", "seconds", seconds=60.0),
+    "batch_no_metadata": fault("created", "its metadata is not echoed"),
+    "batch_reject": fault("checked", "it fails its validation, with this code, line and message", "code line message"),
+    "batch_enqueued_cap": fault(
+        "checked", "it is refused if more than `tokens` of its model would wait then", "tokens", tokens=0
     ),
-    "batch_list_lag": FaultSpec(
-        "created", "the list leaves the batch out for `seconds` after its creation", ("seconds",), {"seconds": 90.0}
+    "batch_expire": fault("ended", "it expires with half of it done, or `after` N requests", "after"),
+    "batch_stuck": fault(
+        "created", "it stays finalizing, or at another `word`, until it is cancelled; `after` N requests", "word after"
     ),
-    "batch_get_404": FaultSpec(
-        "created", "the batch is not found for `seconds` after its creation", ("seconds",), {"seconds": 60.0}
-    ),
-    "batch_no_metadata": FaultSpec("created", "its metadata is not echoed"),
-    "batch_reject": FaultSpec(
-        "checked", "it fails its validation, with this code, line and message", ("code", "line", "message")
-    ),
-    "batch_enqueued_cap": FaultSpec(
-        "checked", "it is refused if more than `tokens` of its model would wait then", ("tokens",), {"tokens": 0}
-    ),
-    "batch_expire": FaultSpec("ended", "it expires with half of it done, or `after` N requests", ("after",)),
-    "batch_stuck": FaultSpec(
-        "created",
-        "it stays finalizing, or at another `word`, until it is cancelled; `after` N requests",
-        ("word", "after"),
-    ),
-    "batch_unknown_status": FaultSpec(
+    "batch_unknown_status": fault(
         "created",
         "its status is an unknown `word` for `seconds` after its creation",
-        ("word", "seconds"),
-        {"word": "paused", "seconds": 3600.0},
+        "word seconds",
+        word="paused",
+        seconds=3600.0,
     ),
-    "batch_counts_lie": FaultSpec("ended", "its counts say that all went well"),
-    "batch_null_output": FaultSpec("ended", "it is done and names no output file"),
-    "batch_empty_output_id": FaultSpec("ended", "the id of its output file is an empty text"),
-    "batch_zero_error_file": FaultSpec("ended", "it has an error file with nothing in it"),
-    "batch_gone": FaultSpec("ended", "its results are deleted before they are fetched"),
-    "batch_shuffle": FaultSpec("ended", "its results come in another order"),
-    "batch_bom": FaultSpec("ended", "its results begin with a byte order mark"),
-    "batch_blank_lines": FaultSpec("ended", "an empty line follows each of its results"),
-    "batch_foreign_line": FaultSpec(
-        "ended",
-        "one of its result lines is not a result: of a request that was never sent, or another `form`",
-        ("form",),
-        {"form": "unknown"},
+    "batch_counts_lie": fault("ended", "its counts say that all went well"),
+    "batch_null_output": fault("ended", "it is done and names no output file"),
+    "batch_empty_output_id": fault("ended", "the id of its output file is an empty text"),
+    "batch_zero_error_file": fault("ended", "it has an error file with nothing in it"),
+    "batch_gone": fault("ended", "its results are deleted before they are fetched"),
+    "batch_shuffle": fault("ended", "its results come in another order"),
+    "batch_bom": fault("ended", "its results begin with a byte order mark"),
+    "batch_blank_lines": fault("ended", "an empty line follows each of its results"),
+    "batch_foreign_line": fault(
+        "ended", "one result line is of a request that was never sent, or has another `form`", "form", form="unknown"
     ),
-    "batch_line_status": FaultSpec(
+    "batch_line_status": fault(
+        "result", "it gets this status instead of an answer, 500 by default", "status type code message", status=500
+    ),
+    "batch_line_zero": fault("result", "it gets status 0, an empty body, and no error"),
+    "batch_line_error": fault(
         "result",
-        "the request gets this status instead of an answer, 500 by default",
-        ("status", "type", "code", "message"),
-        {"status": 500},
+        "it gets no response but an error code, `request_timeout` by default",
+        "code message",
+        code="request_timeout",
     ),
-    "batch_line_zero": FaultSpec("result", "the request gets status 0, an empty body, and no error"),
-    "batch_line_error": FaultSpec(
-        "result",
-        "the request gets no response but an error code, `request_timeout` by default",
-        ("code", "message"),
-        {"code": "request_timeout"},
-    ),
-    "batch_omit": FaultSpec("line", "the request is answered and charged, and its line is missing"),
-    "batch_dup_line": FaultSpec("line", "its line comes twice"),
-    "batch_corrupt_line": FaultSpec("line", "its line is cut in the middle"),
-    "batch_body_text": FaultSpec("line", "the body of its answer is JSON within a text"),
-    "batch_paged": FaultSpec(
-        "list", "a page of a list holds at most `size`, one by default, whatever is requested", ("size",), {"size": 1}
-    ),
+    "batch_omit": fault("line", "the request is answered and charged, and its line is missing"),
+    "batch_dup_line": fault("line", "its line comes twice"),
+    "batch_corrupt_line": fault("line", "its line is cut in the middle"),
+    "batch_body_text": fault("line", "the body of its answer is JSON within a text"),
+    "batch_paged": fault("list", "a page of a list holds at most `size`, one by default", "size", size=1),
 }
 """Every kind of fault. The order is that of the guide and of messages."""
 

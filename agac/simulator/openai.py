@@ -229,10 +229,11 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The charged tokens."""
+    written = answer.tokens
     return {
         "prompt_tokens": call.prompt_tokens,
-        "completion_tokens": answer.tokens,
-        "total_tokens": call.prompt_tokens + answer.tokens,
+        "completion_tokens": written,
+        "total_tokens": call.prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }

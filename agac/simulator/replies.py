@@ -10,7 +10,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any, Literal
@@ -42,26 +42,17 @@ Event = Any
 """One event of a stream: a JSON object, or the text that ends a stream of chat completions."""
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A request that gets an error instead of a reply, in the words of OpenAI's error object."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
+    status: int
+    message: str
+    _: KW_ONLY
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 SERVER_ERROR = "The server had an error while processing your request. Sorry about that!"
@@ -235,6 +226,9 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
+plain_json = json.JSONEncoder(ensure_ascii=False).encode
+"""JSON with letters as they are."""
+
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """JSON that is the same whatever the order of keys."""
 
@@ -340,9 +334,9 @@ class AnswerWriter:
     def answer(self, call: ModelCall) -> ModelAnswer:
         """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
         if call.schema is not None:
-            content = json.dumps(self.value(call), ensure_ascii=False)
+            content = plain_json(self.value(call))
         elif call.wants_json:
-            content = json.dumps({ECHO if call.model == ECHO else "answer": self.text(call)}, ensure_ascii=False)
+            content = plain_json({ECHO if call.model == ECHO else "answer": self.text(call)})
         else:
             content = self.text(call)
             for stop in call.stop:

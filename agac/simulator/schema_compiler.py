@@ -124,7 +124,7 @@ JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "oneOf": join_branches,
     "allOf": lambda one, other: [*one, *other],
 }
-"""How a keyword that stands in both schemas becomes one; the others take the second's value."""
+"""How a keyword of both schemas becomes one; other keywords take the second's value."""
 
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -328,7 +328,7 @@ class SchemaCompiler:
         return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
 
     def branches(self, schema: dict[str, Any], keyword: str, depth: int) -> ValueShape:
-        """`anyOf` and `oneOf`: each alternative with what stands beside them."""
+        """`anyOf` and `oneOf`: each alternative merged with the other keywords."""
         rest = {key: value for key, value in schema.items() if key != keyword}
         self.unsure = self.unsure or bool(rest)
         found = list_of(schema, keyword)
@@ -347,7 +347,7 @@ class SchemaCompiler:
         return shapes.OneOf(tuple(values))
 
     def typed(self, schema: dict[str, Any], depth: int) -> ValueShape:
-        """A schema that says its type, or whose keywords tell it."""
+        """A schema that has a type, or whose keywords imply one."""
         types = read_types(schema)
         if len(types) != 1:
             return shapes.AnyOf(tuple(self.link({**schema, "type": name}, depth) for name in types))

@@ -325,7 +325,7 @@ class PatternWriter:
         return "".join(self.tree(inner) for _ in range(int(low) + self.draft.below(ceiling - int(low) + 1)))
 
     def group(self, argument: Any) -> str:
-        """What stands in parentheses, kept for references back to it."""
+        """A group in parentheses, kept for references back to it."""
         number, _, _, inner = argument
         text = self.tree(inner)
         if number is not None:
@@ -347,7 +347,7 @@ class PatternWriter:
 
 
 def alphabet(kind: str, value: Any) -> str:
-    """The characters that a member of a class stands for; a range is cut after 512."""
+    """The characters of one member of a class; a range is cut after 512."""
     if kind == "LITERAL":
         return chr(value)
     if kind == "RANGE":
@@ -496,7 +496,7 @@ class Items(ValueShape):
     unique: bool
 
     def longest(self) -> float:
-        """How many items can be had at most."""
+        """The largest possible number of items."""
         for place, link in enumerate(self.first):
             if link.height() == ENDLESS:
                 return min(self.most, place)

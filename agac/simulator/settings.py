@@ -24,20 +24,21 @@ class SimulatorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is given on a command line, without the dashes. `kind` converts the text; a bool has no value.
+    """How a setting is given on a command line: `kind` converts the text; a bool has no value. `name` (without dashes)
+    is that of the setting if it is empty.
 
     `least` and `most` bound a number; `wrong` is the message for a number out of bounds. A flag that is not `public` is
     one of `python -m agac.simulator` alone.
     """
 
-    name: str
     kind: type
     help: str
-    metavar: str | None
-    least: int | None
-    most: int | None
-    wrong: str
-    public: bool
+    name: str = ""
+    metavar: str | None = None
+    least: int | None = None
+    most: int | None = None
+    wrong: str = ""
+    public: bool = True
 
     def problem(self, name: str, value: Any) -> str | None:
         """What is wrong with a number."""
@@ -48,21 +49,9 @@ class Flag:
         return self.wrong.format(name=name, value=value)
 
 
-def setting(
-    default: Any,
-    kind: type,
-    help_text: str,
-    *,
-    name: str = "",
-    metavar: str | None = None,
-    least: int | None = None,
-    most: int | None = None,
-    wrong: str = "",
-    public: bool = True,
-) -> Any:
+def setting(default: Any, kind: type, help_text: str, **more: Any) -> Any:
     """A field of `Settings` with its flag."""
-    flag = Flag(name, kind, help_text, metavar, least, most, wrong, public)
-    return field(default=default, metadata={"flag": flag})
+    return field(default=default, metadata={"flag": Flag(kind, help_text, **more)})
 
 
 LIMIT_REMEDY = "use 1 or more, or leave it out for no limit"

@@ -91,7 +91,7 @@ def grouping(written: StageFile) -> Group | None:
         return None
     fields, bounds = ways(written.group_by), written.reduce
     max_rows, max_tokens = (bounds.max_rows, bounds.max_tokens) if bounds else (None, None)
-    return Group(fields, max_rows, max_tokens, written.incomplete or "use")
+    return Group(fields, max_rows, max_tokens, written.incomplete)
 
 
 def operation(

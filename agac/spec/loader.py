@@ -16,7 +16,7 @@ from agac.spec.inputs import STATE_FOLDERS, input_spec
 from agac.spec.levels import StageNode, homes
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, StageFile, WorkflowFile
 from agac.spec.paths import PROJECT_FILE, OutsideProject, inside, lies_in
-from agac.spec.stages import StageBuilder, places, run_rules
+from agac.spec.stages import StageBuilder, places_of, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
@@ -287,8 +287,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
         return None, in_order([*problems, *found])
     defaults, unset = _expanded_model(file.defaults, document, env)
     paths, outside = _paths(file.paths, root, document)
-    where = {key: document.where(("defaults", key)) for key in file.defaults.model_fields_set}
-    where |= places(file.defaults, document, ("defaults",))
+    where = places_of(file.defaults, document, ("defaults",))
     where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
     for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
         where[f"project.{key}"] = document.where((key,))
@@ -333,7 +332,7 @@ def _expanded_model(
     update: dict[str, object] = {}
     if defaults.model is not None:
         update["model"] = expanded(defaults.model, "model")
-    if defaults.fallback is not None:
+    if "fallback" in defaults.model_fields_set:
         update["fallback"] = [expanded(text, "fallback") for text in defaults.fallback]
     return (defaults.model_copy(update=update) if update else defaults), problems
 

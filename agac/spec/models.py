@@ -1,12 +1,15 @@
 """Every mapping of every file as one frozen model: workflow files, agac.yml and AgentCards.
 
-They are the only description of the keys: docs and the JSON Schemas for editors are made of them. Checks that need more
-than one key, another file or the project are made by the loader.
+They are the only description of the keys: defaults, docs, the JSON Schemas for editors and the words of errors are made
+of them. A key that a file does not have is at its default, and `model_fields_set` says which ones it has: `merged` lays
+what several levels say over each other. Checks that need more than one key, another file or the project are made by the
+loader.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,13 +26,16 @@ from pydantic_core import PydanticCustomError
 from agac.spec import value_checks as check
 from agac.spec.value_checks import CAMEL_CASE
 from agac.spec.workflow import (
+    DEFAULT_BATCH,
     AtDeadline,
     BatchRetry,
     Incomplete,
     InputFormat,
+    KeepReplies,
     Merge,
     OnDuplicateId,
     OnEmpty,
+    Otherwise,
     OutputFormat,
     ReusePolicy,
     RunMode,
@@ -47,12 +53,38 @@ class FileModel(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
 
+    merges: ClassVar[bool] = False
+    """Whether a level that sets some of the keys leaves the others as a weaker level has them."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _has_value(cls, value: Any) -> Any:
         if value is None:
             raise PydanticCustomError("no_value", "has no value; give one or remove the key")
         return value
+
+
+Keys = TypeVar("Keys", bound=FileModel)
+
+
+def merged(kind: type[Keys], *levels: FileModel) -> Keys:
+    """The keys of `kind` as these levels set them, weakest first; what none of them sets is at its default."""
+    found: dict[str, Any] = {}
+    for level in levels:
+        for name in level.model_fields_set & kind.model_fields.keys():
+            value, weaker = getattr(level, name), found.get(name)
+            if isinstance(value, FileModel) and value.merges and isinstance(weaker, FileModel):
+                value = merged(type(value), weaker, value)
+            found[name] = value
+    return kind.model_construct(**found)
+
+
+def set_keys(level: FileModel) -> Iterator[str]:
+    """The keys that a level sets; those of a mapping that merges as `batch.deadline` too."""
+    for name in sorted(level.model_fields_set):
+        yield name
+        if isinstance(value := getattr(level, name), FileModel) and value.merges:
+            yield from (f"{name}.{inner}" for inner in set_keys(value))
 
 
 # The keys of `batch:`, which stands among the defaults of both files and in stages: see `models`.
@@ -65,6 +97,8 @@ Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extr
 class BatchFile(FileModel):
     """How batches are cut, waited for and ended. Each key that is given takes the place of the same key of the defaults
     above it; what is left out stays as they say."""
+
+    merges = True
 
     max_requests: int | None = Field(
         default=None, ge=1, description="The most requests in a batch; as many as the provider takes when left out."
@@ -94,13 +128,13 @@ class BatchFile(FileModel):
         description="How long a batch whose creation was cut off is looked for at the provider before it is created "
         "again; as the provider's list needs when left out.",
     )
-    retry: BatchRetry | None = Field(
-        default=None,
-        description="Where a request is asked again that a batch left without a good answer: in the next `batch` (when "
-        "left out), at once by a call (`sync`), or nowhere (`fail`).",
+    retry: BatchRetry = Field(
+        default=DEFAULT_BATCH.retry,
+        description="Where a request is asked again that a batch left without a good answer: in the next `batch`, at "
+        "once by a call (`sync`), or nowhere (`fail`).",
     )
-    max_rounds: int | None = Field(
-        default=None, ge=1, le=100, description="In how many batches one request may be; 3 when left out."
+    max_rounds: int = Field(
+        default=DEFAULT_BATCH.max_rounds, ge=1, le=100, description="In how many batches one request may be."
     )
     deadline: Deadline | None = Field(
         default=None,
@@ -108,16 +142,16 @@ class BatchFile(FileModel):
         "day as `07:30`, the next one after it; what was finished is kept.",
         examples=["8h", "07:30"],
     )
-    on_deadline: AtDeadline | None = Field(
-        default=None,
-        description="What becomes of the requests that the deadline left over: calls at full price (`sync`, when left "
-        "out), or none: it only is said, and the batch goes on (`wait`).",
+    on_deadline: AtDeadline = Field(
+        default=DEFAULT_BATCH.on_deadline,
+        description="What becomes of the requests that the deadline left over: calls at full price (`sync`), or none: "
+        "it only is said, and the batch goes on (`wait`).",
     )
-    stuck_after: Duration | None = Field(
-        default=None,
+    stuck_after: Duration = Field(
+        default=DEFAULT_BATCH.stuck_after,
         gt=0,
-        description="How long a batch may stand still until it is said to be stuck: seconds, or a text; 6h when left "
-        "out.",
+        description="How long a batch may stand still until it is said to be stuck: seconds, or a text.",
+        json_schema_extra={"default": "6h"},
     )
 
 
@@ -234,13 +268,14 @@ class ConfirmFile(FileModel):
 class TelemetryFile(FileModel):
     """What is measured of each call, and told."""
 
+    merges = True
+
     file: bool | None = Field(
         default=None,
         description="Write telemetry.jsonl, a line a row with each of its calls; left out: for up to 100,000 rows.",
     )
-    ttft: bool | None = Field(
-        default=None,
-        description="Stream calls, to learn how long the first token takes, and the answer's; false when left out.",
+    ttft: bool = Field(
+        default=False, description="Stream calls, to learn how long the first token takes, and the answer's."
     )
 
 
@@ -254,9 +289,7 @@ class RunRulesFile(FileModel):
     confirm_above: ConfirmFile | None = Field(
         default=None, description="Ask before a run that is estimated to cost more."
     )
-    stop_loss: bool | None = Field(
-        default=None, description="Stop when over 80 % of a stage's first 20 outcomes fail alike; true when left out."
-    )
+    stop_loss: bool = Field(default=True, description="Stop when over 80 % of a stage's first 20 outcomes fail alike.")
     max_errors: int | None = Field(default=None, ge=0, description="Stop when more rows than this failed.")
     row_timeout: Duration | None = Field(
         default=None,
@@ -264,10 +297,8 @@ class RunRulesFile(FileModel):
         le=86_400,
         description="What one row may take from its first call: seconds, or a text as `90s`, `2m`.",
     )
-    keep_replies: Literal["all", "failed"] | None = Field(
-        default=None, description="Which raw replies stay in the store; all when left out."
-    )
-    telemetry: TelemetryFile | None = Field(default=None, description="What is measured of each call, and told.")
+    keep_replies: KeepReplies = Field(default="all", description="Which raw replies stay in the store.")
+    telemetry: TelemetryFile = Field(default=TelemetryFile(), description="What is measured of each call, and told.")
 
 
 class DefaultsFile(FileModel):
@@ -280,29 +311,25 @@ class DefaultsFile(FileModel):
             examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
         )
     )
-    run_mode: RunMode | None = Field(
-        default=None,
+    run_mode: RunMode = Field(
+        default="sync",
         description="`sync` calls the model for each row as it comes; `batch` hands the requests to the provider's "
-        "Batch API, which takes up to a day and costs less. `sync` when left out.",
+        "Batch API, which takes up to a day and costs less.",
     )
-    batch: BatchFile | None = Field(
-        default=None, description="How batches are cut, waited for and ended, where `run_mode` is `batch`."
+    batch: BatchFile = Field(
+        default=BatchFile(), description="How batches are cut, waited for and ended, where `run_mode` is `batch`."
     )
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens that a reply may have.")
     timeout: Timeout | None = Field(default=None, description="Seconds for a call, or {connect, first_byte, total}.")
     concurrency: int | None = Field(default=None, ge=1, le=10_000, description="The most calls in flight at a time.")
-    fallback: (
-        Annotated[list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])] | None
-    ) = Field(default=None, description="Models that are asked in this order when the model gave no valid answer.")
-    repair: int | None = Field(
-        default=None, ge=0, le=10, description="How often a reply of the wrong form is asked again; 1 when left out."
-    )
-    json_repair: bool | None = Field(
-        default=None, description="Mend replies that are almost JSON before asking again; false when left out."
-    )
-    reuse: ReusePolicy | None = Field(
-        default=None,
+    fallback: Annotated[
+        list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])
+    ] = Field(default=[], description="Models that are asked in this order when the model gave no valid answer.")
+    repair: int = Field(default=1, ge=0, le=10, description="How often a reply of the wrong form is asked again.")
+    json_repair: bool = Field(default=False, description="Mend replies that are almost JSON before asking again.")
+    reuse: ReusePolicy = Field(
+        default="content",
         description="Whose earlier answers are taken: `content` (the same prompt's), `row` (the same row's), `never`.",
     )
     max_age: Duration | None = Field(
@@ -386,10 +413,10 @@ class StageFile(DefaultsFile):
         "for rows for which it is true.",
         examples=['classify.sentiment == "negative"'],
     )
-    otherwise: Literal["skip", "drop"] | None = Field(
-        default=None,
-        description="What becomes of a row for which `when` is false: `skip` goes on without this result (when left "
-        "out), `drop` leaves.",
+    otherwise: Otherwise = Field(
+        default="skip",
+        description="What becomes of a row for which `when` is false: `skip` goes on without this result, `drop` "
+        "leaves.",
     )
     python: NonEmpty | None = Field(
         default=None,
@@ -431,9 +458,9 @@ class StageFile(DefaultsFile):
     reduce: ReduceFile | None = Field(
         default=None, description="How groups are cut that are too large for one call; they are not when left out."
     )
-    incomplete: Incomplete | None = Field(
-        default=None,
-        description="What becomes of a group of which rows failed before: `use` the others (when left out), or `fail`.",
+    incomplete: Incomplete = Field(
+        default="use",
+        description="What becomes of a group of which rows failed before: `use` the others, or `fail`.",
     )
     on_empty: OnEmpty | None = Field(
         default=None,
@@ -463,9 +490,7 @@ class StageFile(DefaultsFile):
     visible: VisibleFile | None = Field(
         default=None, description="Which of the row's fields the stage may send; all when left out."
     )
-    replicas: int | None = Field(
-        default=None, ge=1, le=100, description="How often each row is asked, with other seeds; 1 when left out."
-    )
+    replicas: int = Field(default=1, ge=1, le=100, description="How often each row is asked, with other seeds.")
     vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = Field(
         default=None,
         description="With replicas: the field of the result by whose most frequent value one of them is taken; a list "
@@ -476,7 +501,7 @@ class StageFile(DefaultsFile):
 
     @model_validator(mode="after")
     def _otherwise_of_what(self) -> StageFile:
-        if self.otherwise is not None and self.when is None:
+        if "otherwise" in self.model_fields_set and self.when is None:
             raise PydanticCustomError(
                 "no_guard", "otherwise says what happens when `when` is false; add when, or remove otherwise"
             )
@@ -484,7 +509,7 @@ class StageFile(DefaultsFile):
 
     @model_validator(mode="after")
     def _vote_of_several(self) -> StageFile:
-        if self.vote is not None and (self.replicas or 1) == 1:
+        if self.vote is not None and self.replicas == 1:
             raise PydanticCustomError(
                 "no_replicas", "vote chooses among several answers; add `replicas: 3`, or remove vote"
             )
@@ -492,9 +517,10 @@ class StageFile(DefaultsFile):
 
     @model_validator(mode="after")
     def _beside_group_by(self) -> StageFile:
-        if self.group_by is None and (self.reduce is not None or self.incomplete is not None):
-            key, what = ("reduce", "how groups are cut") if self.reduce else ("incomplete", "what becomes of a group")
-            raise PydanticCustomError("no_group", f"{key} says {what}; add group_by, or remove {key}")
+        beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
+        for key, what in beside.items() if self.group_by is None else ():
+            if key in self.model_fields_set:
+                raise PydanticCustomError("no_group", f"{key} says {what}; add group_by, or remove {key}")
         if self.group_by is not None and self.explode is not None:
             message = "explode makes rows and group_by makes groups of rows; make a stage of each"
             raise PydanticCustomError("two_levels", message)

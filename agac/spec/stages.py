@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,12 +21,14 @@ from agac.spec.models import (
     BatchFile,
     BudgetFile,
     DefaultsFile,
+    FileModel,
     RunRulesFile,
     StageFile,
-    TelemetryFile,
     TimeoutFile,
     VisibleFile,
     WorkflowFile,
+    merged,
+    set_keys,
 )
 from agac.spec.output_schema import PREFIX, python_schema, vote_problems
 from agac.spec.paths import OutsideProject, inside, read_text
@@ -39,9 +41,9 @@ from agac.spec.workflow import (
     Level,
     Overrides,
     ProjectSpec,
-    RunMode,
     RunRules,
     SchemaSpec,
+    Stage,
     Timeout,
     Visibility,
     WrittenStage,
@@ -183,50 +185,30 @@ def _not_finite(text: str) -> NoReturn:
     raise _SchemaRefused(f"{text} is not JSON; give a finite number")
 
 
-# `run_mode` and `batch` of a stage: the strongest level's word for each key, and who said it.
+# Rules across keys: what in a stage's `batch` contradicts itself, and when a run stops by itself.
 
 _DAY = 86_400.0
 
 
-def batch_rules(
-    levels: Mapping[Level, Mapping[str, Any]],
-) -> tuple[RunMode, BatchRules, dict[str, Level]]:
-    """A stage's run mode, its rules for batches, and the level of each key that is set. `levels`: weakest first."""
-    mode: RunMode = "sync"
-    rules: dict[str, Any] = {}
-    said: dict[str, Level] = {}
-    for level, values in levels.items():
-        if "run_mode" in values:
-            mode, said["run_mode"] = values["run_mode"], level
-        for key, value in _written(values.get("batch")):
-            rules[key], said[f"batch.{key}"] = value, level
-    return mode, BatchRules(**rules), said
-
-
-def _written(batch: BatchFile | None) -> Iterator[tuple[str, Any]]:
-    for key in sorted(batch.model_fields_set) if batch else ():
-        yield key, getattr(batch, key)
-
-
-def places(written: DefaultsFile, document: Document, path: Path_) -> dict[str, Where]:
-    """Where each key of the `batch` of one level stands, as `batch.key`."""
-    return {f"batch.{key}": document.where((*path, "batch", key)) for key, _ in _written(written.batch)}
+def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Where]:
+    """Where each key of a mapping at `path` stands; those of a mapping in it that merges as `batch.deadline`."""
+    return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
 
 
 def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
     """What in a stage's rules for batches contradicts itself, or has no effect."""
-    own = [key for key, level in stage.mode_levels.items() if level == "stage" and key.startswith("batch.")]
+    own = [key for key, level in stage.levels.items() if level == "stage" and key.startswith("batch.")]
     if stage.run_mode == "sync":
-        if own and stage.mode_levels.get("run_mode") != "override":
+        if own and stage.levels.get("run_mode") != "override":
             message = "has no effect: the stage runs in sync mode; add `run_mode: batch`, or remove batch"
             yield Problem(stage.at("batch"), message, stage.key("batch", "stage"), "warning")
         return
     rules = stage.batch
-    if rules.deadline is None and "batch.on_deadline" in stage.mode_levels:
+    if rules.deadline is None and "batch.on_deadline" in stage.levels:
         yield said(stage, "on_deadline", "says what happens at the deadline; add deadline, or remove on_deadline")
     if isinstance(rules.deadline, float) and rules.deadline > 30 * _DAY:
         yield said(stage, "deadline", f"{rules.deadline / _DAY:g} days is longer than any provider keeps a batch")
-    levels = stage.mode_levels
+    levels = stage.levels
     if rules.retry != "batch" and rules.max_rounds > 1 and levels.get("batch.max_rounds") == levels["batch.retry"]:
         message = f"has no effect with retry: {rules.retry}, which puts no request into a second batch; remove one"
         yield said(stage, "max_rounds", message, warning=True)
@@ -235,11 +217,8 @@ def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
 def said(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
     """A problem with a key of a stage's `batch`, at the level that set it."""
     name = f"batch.{key}"
-    path = stage.key(name, stage.mode_levels.get(name, "stage"))
+    path = stage.key(name, stage.levels.get(name, "stage"))
     return Problem(stage.at(name), message, path, "warning" if warning else "error")
-
-
-# When a run stops by itself and what it keeps: the workflow's word over agac.yml's.
 
 
 def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> RunRules:
@@ -249,41 +228,24 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
     """
     where = {key: place for key, place in project.where.items() if key.startswith("project.")}
     where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
-
-    def strongest(key: str) -> Any:
-        own = getattr(file, key)
-        return getattr(project.rules, key) if own is None else own
-
-    confirm = strongest("confirm_above")
-    stop_loss = strongest("stop_loss")
-    telemetry_file, ttft = _telemetry(file.telemetry, project.rules.telemetry)
-    typed = overrides.budget
+    rules, typed = merged(RunRulesFile, project.rules, file), overrides.budget
     return RunRules(
-        project=None if typed else budget(project.rules.budget),
-        workflow=typed or budget(file.budget),
-        row=budget(strongest("row_budget")),
-        confirm_above=confirm.usd if confirm else None,
-        stop_loss=True if stop_loss is None else stop_loss,
-        max_errors=strongest("max_errors") if overrides.max_errors is None else overrides.max_errors,
-        row_timeout=strongest("row_timeout"),
-        keep_replies=strongest("keep_replies") or "all",
-        telemetry_file=telemetry_file,
-        ttft=ttft,
+        project=None if typed else _budget(project.rules.budget),
+        workflow=typed or _budget(file.budget),
+        row=_budget(rules.row_budget),
+        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
+        stop_loss=rules.stop_loss,
+        max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
+        row_timeout=rules.row_timeout,
+        keep_replies=rules.keep_replies,
+        telemetry_file=rules.telemetry.file,
+        ttft=rules.telemetry.ttft,
         where=where,
     )
 
 
-def _telemetry(own: TelemetryFile | None, project: TelemetryFile | None) -> tuple[bool | None, bool]:
-    """Whether the file is written, and whether calls are streamed: by both files, key by key."""
-    own, project = own or TelemetryFile(), project or TelemetryFile()
-    file = project.file if own.file is None else own.file
-    ttft = project.ttft if own.ttft is None else own.ttft
-    return file, bool(ttft)
-
-
-def budget(file: BudgetFile | None) -> Budget | None:
-    """A budget as it was written."""
-    return Budget(file.usd, file.tokens, file.calls) if file else None
+def _budget(file: BudgetFile | None) -> Budget | None:
+    return Budget(**dict(file)) if file else None
 
 
 # One stage with everything resolved: its card, its texts, its schema, and who says which parameter.
@@ -291,7 +253,22 @@ def budget(file: BudgetFile | None) -> Budget | None:
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
+
 _ORDER: tuple[Level, ...] = ("project", "defaults", "card", "stage", "override")
+_VALUES: dict[type[FileModel], type] = {BudgetFile: Budget, TimeoutFile: Timeout, BatchFile: BatchRules}
+"""What mappings of files are in a Stage: the same keys, without a word of how they were written."""
+
+SAME = StageFile.model_fields.keys() & {one.name for one in fields(Stage)} - {"needs", "prompt", "explode"}
+"""The keys of files that are fields of a Stage as they stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLevel:
+    """What one level says of a stage, and where each of its keys stands; those of a mapping as `batch.deadline`."""
+
+    level: Level
+    keys: FileModel
+    places: Mapping[str, Where]
 
 
 @dataclass(slots=True)
@@ -312,60 +289,50 @@ class StageBuilder:
         written, path = self.file.stages[link.index], ("stages", link.index)
         self.problems += misplaced(written, self.document, path)
         before_it = self._answers_before(written, link)
-        if operations_of(written):
-            return self._local(written, link, order, path, before)
+        graph = {"index": order, "needs": link.needs, "ancestors": link.ancestors, "rows_of": link.rows_of}
+        own = self._local(written, path) if operations_of(written) else self._asking(written, path, before_it)
+        own["guard"] = self._guard(written, path)
+        if any_error(self.problems[before:]):
+            return None
+        stage = WrittenStage(**{**own, **graph, "explode": exploded(written), "path": key_path(path)})
+        self.problems += rule_problems(stage) if stage.asks else ()
+        return stage
+
+    def _local(self, written: StageFile, path: Path_) -> dict[str, Any]:
+        """The fields of a stage that asks no model."""
+        does, problems = operation(written, self.document, path, self.project.root)
+        self.problems += problems
+        places = {**places_of(written, self.document, path), "": self.document.where(path)}
+        return {**_same_fields(written, DefaultsFile()), "operation": does, "where": places}
+
+    def _asking(self, written: StageFile, path: Path_, before_it: tuple[str, ...]) -> dict[str, Any]:
+        """The fields of a stage that asks a model."""
         card = self._card(written, path)
         prompt = self._prompt(written, path, _sent(before_it, written.visible))
         instructions = self._instructions(written, path, card)
         schema = self._schema(written, path)
         self.problems += vote_problems(written, schema, self.document, path)
-        guard = self._guard(written, path)
-        messages = self._messages(written, path, card)
-        where = self._where(written, path, card)
-        levels = self._levels(written, card)
-        model_level, model = _strongest(levels, "model")
-        run_mode, batch, mode_levels = batch_rules(levels)
-        if any_error(self.problems[before:]) or prompt is None:
-            return None
-        stage = WrittenStage(
-            name=written.name,
-            index=order,
-            needs=link.needs,
-            ancestors=link.ancestors,
-            rows_of=link.rows_of,
-            system=instructions,
-            prompt=prompt,
-            schema=schema.schema if isinstance(schema, JsonSchema) else None,
-            output_schema=schema,
-            model=model,
-            model_level=model_level,
-            params=_params(levels),
-            timeout=_timeout(_strongest(levels, "timeout")[1]),
-            concurrency=self.overrides.concurrency or _strongest(levels, "concurrency")[1],
-            run_mode=run_mode,
-            where=where,
-            path=key_path(path),
-            fallback=self._fallback(levels, model_level),
-            repair=_or(_strongest(levels, "repair")[1], 1),
-            json_repair=_or(_strongest(levels, "json_repair")[1], False),
-            reuse=_or(_strongest(levels, "reuse")[1], "content"),
-            max_age=_strongest(levels, "max_age")[1],
-            budget=budget(written.budget),
-            examples=messages,
-            guard=guard,
-            otherwise=written.otherwise or "skip",
-            visibility=_visibility(written.visible),
-            output_field=written.output_field,
-            replicas=written.replicas or 1,
-            vote=written.vote,
-            explode=exploded(written),
-            group=grouping(written),
-            on_empty=written.on_empty,
-            batch=batch,
-            mode_levels=mode_levels,
-        )
-        self.problems += rule_problems(stage)
-        return stage
+        levels = self._levels(written, path, card)
+        keys = merged(DefaultsFile, *(one.keys for one in levels))
+        said = {key: one.level for one in levels for key in set_keys(one.keys)}
+        where = {key: place for one in levels for key, place in one.places.items()}
+        return {
+            **_same_fields(written, keys),
+            "system": instructions,
+            "prompt": prompt,
+            "schema": schema.schema if isinstance(schema, JsonSchema) else None,
+            "output_schema": schema,
+            "examples": self._examples(written, path, card),
+            "visibility": _visibility(written.visible),
+            "group": grouping(written),
+            "model": keys.model,
+            "fallback": _fallback(keys, said),
+            "params": _params(levels, card),
+            "timeout": value_of(keys.timeout),
+            "concurrency": self.overrides.concurrency or keys.concurrency,
+            "levels": said,
+            "where": {**where, "": self.document.where(path)},
+        }
 
     def _answers_before(self, written: StageFile, link: StageNode) -> tuple[str, ...]:
         """The stages that ask a model and that this one follows, perhaps by way of others."""
@@ -373,41 +340,8 @@ class StageBuilder:
         self._answers[written.name] = found if operations_of(written) else (written.name,)
         return found
 
-    def _local(self, written: StageFile, link: StageNode, order: int, path: Path_, before: int) -> WrittenStage | None:
-        """A stage that asks no model."""
-        does, problems = operation(written, self.document, path, self.project.root)
-        self.problems += problems
-        guard = self._guard(written, path)
-        if does is None or any_error(self.problems[before:]):
-            return None
-        return WrittenStage(
-            name=written.name,
-            index=order,
-            needs=link.needs,
-            ancestors=link.ancestors,
-            rows_of=link.rows_of,
-            operation=does,
-            guard=guard,
-            otherwise=written.otherwise or "skip",
-            explode=exploded(written),
-            on_empty=written.on_empty,
-            where={
-                **{key: self.document.where((*path, key)) for key in written.model_fields_set},
-                "": self.document.where(path),
-            },
-            path=key_path(path),
-        )
-
     def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
         self.problems.append(Problem(self.document.where(path, key=key), message, key_path(path)))
-
-    def _fallback(self, levels: Mapping[Level, Mapping[str, Any]], model_level: Level | None) -> tuple[str, ...]:
-        """The models after the first. A stronger level's model stands without the fallbacks of a weaker one's: they
-        were chosen for another model. `--model` has none."""
-        level, found = _strongest(levels, "fallback")
-        if level is None or model_level is None or _ORDER.index(level) < _ORDER.index(model_level):
-            return ()
-        return tuple(found)
 
     def _card(self, written: StageFile, path: Path_) -> Card | None:
         if written.agent is None:
@@ -440,7 +374,7 @@ class StageBuilder:
         self.problems += problems
         return template
 
-    def _messages(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Example, ...]:
+    def _examples(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Example, ...]:
         """The stage's examples, else its card's."""
         if written.messages is None:
             return card.info.messages if card else ()
@@ -477,29 +411,41 @@ class StageBuilder:
         self.problems += problems
         return schema
 
-    def _levels(self, written: StageFile, card: Card | None) -> dict[Level, Mapping[str, Any]]:
-        """What each level says, weakest first: only the keys that it sets."""
-        from_card = {**card.info.params, "model": card.info.model} if card else {}
-        return {
-            "project": _set_keys(self.project.defaults),
-            "defaults": _set_keys(self.file.defaults),
-            "card": {key: value for key, value in from_card.items() if value is not None},
-            "stage": _set_keys(written),
-            "override": {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None},
-        }
+    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> list[KeyLevel]:
+        """What each level says, weakest first."""
+        of_card: dict[str, Any] = {"model": card.info.model} if card and card.info.model is not None else {}
+        typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
+        defaults, places = self.file.defaults, self.project.where
+        return [
+            KeyLevel("project", self.project.defaults, {key: places[key] for key in set_keys(self.project.defaults)}),
+            KeyLevel("defaults", defaults, places_of(defaults, self.document, ("defaults",))),
+            KeyLevel(
+                "card",
+                DefaultsFile.model_construct(**of_card),
+                {key: at for key, at in (card.where if card else {}).items() if key and (key != "model" or of_card)},
+            ),
+            KeyLevel("stage", written, places_of(written, self.document, path)),
+            KeyLevel("override", DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
+        ]
 
-    def _where(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Where]:
-        """The place of every key that holds for the stage, from the strongest level that has it."""
-        defaults = {key: self.document.where(("defaults", key)) for key in self.file.defaults.model_fields_set}
-        own = {key: self.document.where((*path, key)) for key in written.model_fields_set}
-        of_card = {} if card is None else {key: place for key, place in card.where.items() if key}
-        if card is not None and card.info.model is None:
-            of_card.pop("model", None)
-        placed = {key: place for key, place in self.project.where.items() if "." not in key or key.startswith("batch.")}
-        typed = {key: Where(flag) for key, flag in _TYPED.items() if getattr(self.overrides, key) is not None}
-        defaults |= places(self.file.defaults, self.document, ("defaults",))
-        own |= places(written, self.document, path)
-        return {**placed, **defaults, **of_card, **own, **typed, "": self.document.where(path)}
+
+def _same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
+    """The fields of a Stage that are keys of files: `keys` are those that several levels may give."""
+    return {name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name)) for name in SAME}
+
+
+def value_of(written: Any) -> Any:
+    """A key's value as a Stage has it."""
+    kind = _VALUES.get(type(written))
+    return written if kind is None else kind(**dict(written))
+
+
+def _fallback(keys: DefaultsFile, said: Mapping[str, Level]) -> tuple[str, ...]:
+    """The models after the first. A stronger level's model stands without the fallbacks of a weaker one's: they were
+    chosen for another model. `--model` has none."""
+    if "fallback" not in said or "model" not in said or _ORDER.index(said["fallback"]) < _ORDER.index(said["model"]):
+        return ()
+    return tuple(keys.fallback)
 
 
 def _sent(answers: tuple[str, ...], limits: VisibleFile | None) -> tuple[str, ...]:
@@ -513,30 +459,11 @@ def _visibility(written: VisibleFile | None) -> Visibility | None:
     return Visibility(None if written.only is None else frozenset(written.only), frozenset(written.never or ()))
 
 
-def _set_keys(written: DefaultsFile) -> dict[str, Any]:
-    known = DefaultsFile.model_fields
-    return {key: getattr(written, key) for key in written.model_fields_set if key in known}
-
-
-def _strongest(levels: Mapping[Level, Mapping[str, Any]], key: str) -> tuple[Level | None, Any]:
-    for level in reversed(tuple(levels)):
-        if key in levels[level]:
-            return level, levels[level][key]
-    return None, None
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _params(levels: Mapping[Level, Mapping[str, Any]]) -> dict[Level, Mapping[str, Any]]:
-    """The fields of `Params` among what each level says. A card may set more of them than the others."""
-    return {
-        level: {key: value for key, value in values.items() if key in _PARAMS or (level == "card" and key != "model")}
-        for level, values in levels.items()
-        if level != "override"
+def _params(levels: Sequence[KeyLevel], card: Card | None) -> dict[Level, Mapping[str, Any]]:
+    """The fields of `Params` that each level sets. A card may set more of them than the others."""
+    found: dict[Level, Mapping[str, Any]] = {
+        one.level: {key: getattr(one.keys, key) for key in _PARAMS if key in one.keys.model_fields_set}
+        for one in levels
+        if one.level != "override"
     }
-
-
-def _timeout(written: TimeoutFile | None) -> Timeout | None:
-    return Timeout(written.connect, written.first_byte, written.total) if written else None
+    return found | ({"card": card.info.params} if card else {})

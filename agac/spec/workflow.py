@@ -644,18 +644,17 @@ class WrittenStage(Stage):
     `model` and `fallback`, the models asked after it, are strings; `params` holds, for each level, the fields of
     `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it was
     given (`model` may point into a card); `""` is the stage itself. `path` is the stage's place in its file
-    (`stages[1]`). `mode_levels`: who said `run_mode` and each key of `batch` (as `batch.deadline`), where anybody did.
+    (`stages[1]`). `levels` has who said each key that several may say (one of `batch` as `batch.deadline`).
     """
 
     where: Mapping[str, Where]
     path: str = ""
     model: str | None = None
-    model_level: Level | None = None
     params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
     timeout: Timeout | None = None
     fallback: tuple[str, ...] = ()
     output_schema: SchemaSpec | None = None
-    mode_levels: Mapping[str, Level] = field(default_factory=dict)
+    levels: Mapping[str, Level] = field(default_factory=dict)
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:

@@ -198,7 +198,7 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
         return StoreCorrupt(
             f"{path} is damaged: {text}",
             remedy=f"restore a backup of it, or move it away (`mv {path} {path}.damaged`) and run again: "
-            "everything is asked again then",
+            "every task is run again then",
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreError(
@@ -522,7 +522,7 @@ async def _refuse_at_work(writer: aiosqlite.Connection) -> None:
     for workflow, holder, heartbeat_at in await writer.execute_fetchall(sql("leases")):
         if is_alive(holder, time.time() - heartbeat_at):
             raise LeaseHeld(
-                f"the database wants to be brought up to date, and {shown(holder)} is at work on {workflow!r}",
+                f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
                 remedy="wait for it to end, then run the same command again",
             )
 

@@ -522,5 +522,5 @@ def _check(copy: sqlite3.Connection, source: Path) -> None:
         raise StoreCorrupt(
             f"{source} is damaged: {found[0]}",
             remedy="no copy was made; restore an older backup, or move the database away and run again: "
-            "everything is asked again then",
+            "every task is run again then",
         )

@@ -23,7 +23,7 @@ def kills(project: ProjectFolder, *words: str) -> None:
     """The command, killed at every commit in turn until it is not killed any more."""
     for number in range(1, 60):
         ran = project.agac(*words, env=kill_at(f"committed:{number}"))
-        if ran.code == 2 and "nothing of run 1 is to be tried again" in ran.err:
+        if ran.code == 2 and "nothing of run 1 can be retried" in ran.err:
             return  # the kill came after its very end
         if ran.code != -9:
             assert ran.code == 0, ran.err

@@ -154,7 +154,7 @@ def test_what_is_cancelled_keeps_what_was_finished(shop: ProjectFolder, slow: Se
         sum(one["done"] for one in json.loads(shop.agac("batch", "list", "--all", "--json").out)["batches"][:2]) == done
     )
     refused = shop.agac("batch", "cancel", "1")
-    assert "Left batch 1 (" in refused.out
+    assert "Not cancelled: batch 1 (" in refused.out
 
 
 def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, faulty: Callable[..., Server]) -> None:
@@ -283,11 +283,9 @@ def test_an_edited_workflow_asks_before_it_submits_beside_stale_batches(shop: Pr
     ran = shop.agac("run", "-a", "reviews")
     assert ran.code == 2
     assert ran.err.startswith(
-        "error: nothing was submitted: reviews no longer asks 5 of the requests in 2 open batches (up"
+        "error: nothing was submitted: reviews no longer needs 5 of the requests in 2 open batches (up"
     )
-    assert (
-        "\n  Add --yes to submit the others beside them, or end them first with: agac batch cancel 1; agac" in ran.err
-    )
+    assert "\n  Add --yes to submit the others as well, or cancel them first with: agac batch cancel 1; agac" in ran.err
     assert slow.account()["batches"]["created"] == 2
     assert shop.agac("run", "-a", "reviews", "--yes").code == 0
     assert slow.account()["batches"]["created"] == 4

@@ -107,7 +107,7 @@ def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server
         rows(project, *range(1, 9), 11)
     refused = project.agac("run", "-a", "reviews")
     assert refused.code == 2
-    assert "no longer asks 2 of the requests in 1 open batch" in refused.err
+    assert "no longer needs 2 of the requests in 1 open batch" in refused.err
     assert "agac batch cancel 1" in refused.err
     assert "--yes" in refused.err
     assert project.account["posts"] == 1
@@ -140,7 +140,7 @@ def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, serve
     project.batched(A | {"prompt": "Another ${text}"}, defaults={"max_tokens": 100})
     refused = project.agac("run", "-a", "reviews")
     assert (refused.code, refused.out) == (2, "")
-    assert "nothing was submitted: reviews no longer asks 10 of the requests in 1 open batch" in refused.err
+    assert "nothing was submitted: reviews no longer needs 10 of the requests in 1 open batch" in refused.err
     assert "$0.00" in refused.err
     assert "agac batch cancel 1" in refused.err
     assert project.account["posts"] == 1

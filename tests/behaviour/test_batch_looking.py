@@ -181,7 +181,7 @@ def test_what_a_refused_batch_cost_and_why(ran: ProjectFolder) -> None:
     assert "Batch job status: failed\n" in text
     assert "Cost: $0.00\n" in text
     assert (
-        "Note: line 3: invalid_json_line\nNext: nothing was charged; mend what is wrong, then: agac run -a reviews"
+        "Note: line 3: invalid_json_line\nNext: nothing was charged; fix the problem, then run: agac run -a reviews"
         in text
     )
 

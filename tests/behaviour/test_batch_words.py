@@ -11,7 +11,7 @@ import agac
 from agac.api.plan import confirm_stale
 from agac.api.report import BatchCount, Snapshot
 from agac.cli import batch as submitted
-from agac.cli.progress import ProgressLayout, run_lines
+from agac.cli.progress import LineStyle, run_lines
 from agac.store.batches import CLOSED
 
 BATCH: dict[str, Any] = {
@@ -113,8 +113,8 @@ def test_stale_requests_want_a_yes() -> None:
     confirm_stale("reviews", [STALE, STALE | {"batch": 5}], yes)
     (question,) = asked
     assert question == (
-        "reviews no longer asks 2,400 of the requests in 2 open batches (up to $6.20). They run on, unless you end them"
-        " with: agac batch cancel 4; agac batch cancel 5. Submit the others now?"
+        "reviews no longer needs 2,400 of the requests in 2 open batches (up to $6.20). They run on; to cancel them: "
+        "agac batch cancel 4; agac batch cancel 5. Submit the others now?"
     )
 
 
@@ -125,7 +125,7 @@ def test_without_a_yes_nothing_is_submitted(answer: bool | None, said: str) -> N
     with pytest.raises(agac.UsageError, match=said) as refused:
         confirm_stale("reviews", [STALE | {"held_usd": None}], lambda _: answer)
     assert refused.value.remedy == (
-        "Add --yes to submit the others beside them, or end them first with: agac batch cancel 4"
+        "Add --yes to submit the others as well, or cancel them first with: agac batch cancel 4"
     )
     with pytest.raises(agac.UsageError, match=r"1,200 of the requests in 1 open batch \(price unknown\)"):
         confirm_stale("reviews", [STALE | {"held_usd": None}], None)
@@ -137,11 +137,11 @@ def test_progress_shows_the_batches() -> None:
         BatchCount("reply", "not submitted", 1, 7, 0, 0),
     )
     snapshot = Snapshot("reviews", (), None, 0, 0, None, stopping=False, batches=counts)
-    assert run_lines(snapshot, {}, ProgressLayout(None, "utf-8", bars=False)) == [
+    assert run_lines(snapshot, {}, LineStyle(None, "utf-8", bars=False)) == [
         "classify: 2 batches in_progress, 1,204/100,000 done, 3 failed",
         "reply: 1 batch not submitted, 0/7 done",
     ]
-    (line, _) = run_lines(snapshot, {}, ProgressLayout(30, "utf-8"))
+    (line, _) = run_lines(snapshot, {}, LineStyle(30, "utf-8"))
     assert len(line) == 30
 
 

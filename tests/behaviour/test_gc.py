@@ -233,7 +233,7 @@ def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder)
 def test_it_says_what_it_did(three: ProjectFolder) -> None:
     out = three.agac("gc", "--keep-runs", "2").out.split("\n")
     assert out[0] == "Deleted run 1 of reviews: 30 rows"
-    assert out[1].startswith("Dropped ")
+    assert out[1].startswith("Deleted ")
     assert out[1].endswith(" answers that no kept run uses")
     assert out[2] == "Kept: run 3 of reviews, run 2 of reviews"
     assert out[3].startswith("Store: ")

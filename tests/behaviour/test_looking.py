@@ -207,7 +207,7 @@ class TestStatusOfARun:
         ("arguments", "said"),
         [
             (["status", "9"], "error: no run 9\n  Runs: 1. `agac runs` lists them.\n"),
-            (["status", "newest"], "error: 'newest' is no run\n  Give its number, or `last`."),
+            (["status", "newest"], "error: 'newest' is not a run\n  Give its number, or `last`."),
             (["status", "1", "-a", "others"], "error: no run 1 of workflow 'others'\n"),
             (["inspect", "99999999999999999999"], "error: no run 99999999999999999999\n"),
             (["inspect", "1", "r-9"], "error: run 1 has no row 'r-9'\n  Rows are named by their ids: 'r-1', 'r-2', "),

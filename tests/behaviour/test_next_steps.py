@@ -39,7 +39,7 @@ class TestFailedRows:
         project.workflow()
         assert [TRY in project.agac("run", "-a", "reviews").out for _ in range(3)] == [True, True, False]
         out = project.agac("run", "-a", "reviews").out
-        assert "1 row failed too often and is not retried automatically: " in out
+        assert "1 row failed too often and is not retried automatically. Change" in out
         assert TRY not in out
 
     def test_are_said_to_be_left_because_of_the_flag(self, project: ProjectFolder, faulty: Faulty) -> None:

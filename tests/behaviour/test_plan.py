@@ -322,7 +322,7 @@ def test_why_says_when_what_was_asked_is_gone(ran: ProjectFolder) -> None:
     ("words", "said"),
     [
         (("9", "r-1", "classify"), "no run 9"),
-        (("x", "r-1", "classify"), "'x' is no run\n  Give its number, or `last`."),
+        (("x", "r-1", "classify"), "'x' is not a run\n  Give its number, or `last`."),
         (("last", "r-1", "clasify"), "Did you mean 'classify'"),
     ],
 )

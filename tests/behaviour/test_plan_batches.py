@@ -155,7 +155,7 @@ def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) 
     head, keep, say, more = lines[place : place + 4]
     assert head.split()[:3] == ["stage", "model", "mode"]
     assert (keep.split()[:2], say.split()[2], more.split()[2]) == (["keep", "filter"], "batch", "sync")
-    assert "in flight" not in shown
+    assert "in batch" not in head
     expected = (
         "say: 3 batches of up to 4 requests each, at batch price; no batch of this model has ended yet, and the "
         "provider takes up to 24h"
@@ -191,7 +191,7 @@ def test_what_is_in_flight_is_neither_asked_nor_paid_again(batching: ProjectFold
     # whichever mode the stage has now: the question is asked already
     assert stage_of(batching, run_mode="sync")["in_flight"] == 3
     shown = batching.agac("plan", "-a", "reviews").out
-    assert "in flight" in shown
+    assert "  in batch  " in shown
     assert "say: 3 in open batches: not sent or paid again" in shown
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agac.api.report import RowCount, WatchedRun
 from agac.cli import progress
-from agac.cli.progress import LogSchedule, ProgressLayout, Rate, WaitClock, run_lines
+from agac.cli.progress import LineStyle, LogSchedule, Rate, WaitClock, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
 from agac.engine.invocation import StageTotals
@@ -32,9 +32,7 @@ def lines(
     run: WatchedRun, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
 ) -> list[str]:
     snapshot = run.snapshot(run.count_rows())
-    return run_lines(
-        snapshot, {stage.name: rate for stage in snapshot.stages}, ProgressLayout(width, encoding, **paper)
-    )
+    return run_lines(snapshot, {stage.name: rate for stage in snapshot.stages}, LineStyle(width, encoding, **paper))
 
 
 def classify(**more: Any) -> dict[str, Any]:
@@ -188,10 +186,10 @@ def test_more_stages_than_lines_are_told_together() -> None:
     run = watched(10, **{f"s{i}": {"done": 10 if i < 5 else 0, "in_flight": int(i == 5)} for i in range(20)})
     run.invocation.totals.all_read, run.invocation.totals.seen = True, 10
     snapshot = run.snapshot()
-    shown = run_lines(snapshot, {}, ProgressLayout(79, "utf-8"), 4)
+    shown = run_lines(snapshot, {}, LineStyle(79, "utf-8"), 4)
     assert [line.split()[0] for line in shown] == ["s5", "s6", "s7", "+"]
     assert shown[-1] == "+ 17 more stages"
-    assert len(run_lines(snapshot, {}, ProgressLayout(79, "utf-8"), 1)) == 1
+    assert len(run_lines(snapshot, {}, LineStyle(79, "utf-8"), 1)) == 1
 
 
 def test_without_unicode_lines_are_ascii_and_ids_are_escaped() -> None:
@@ -253,7 +251,7 @@ def test_why_no_answer_comes_is_told_until_one_does() -> None:
     run = watched(classify=classify())
     run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
     assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
-    assert lines(run, 30)[1:] == ["retrying: local cannot be…"]
+    assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
     run.invocation.control.interrupt()
     assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 

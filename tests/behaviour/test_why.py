@@ -85,7 +85,7 @@ def test_a_retry_from_a_stage_is_named(ran: ProjectFolder) -> None:
 def test_an_answer_that_was_too_old_is_named(ran: ProjectFolder) -> None:
     ran.workflow(stages=[{**stage, "max_age": 0.001} for stage in STAGES])
     ran.run()
-    assert "asked again because the answer was older than max_age" in ran.agac("why", "1", "a", "one").out
+    assert "run again because the answer was older than max_age" in ran.agac("why", "1", "a", "one").out
 
 
 def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder) -> None:
@@ -101,7 +101,7 @@ def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder)
     with scripted("two", "three", "four") as server:
         project.configure(server.base_url)
         assert project.run().exit_code == 0
-    assert "asked again because it had no valid answer then." in project.agac("why", "last", "a", "two").out
+    assert "run again because it had no valid answer then." in project.agac("why", "last", "a", "two").out
 
 
 def test_a_stage_that_was_not_reached_and_a_row_that_cannot_be_used(project: ProjectFolder) -> None:
@@ -146,7 +146,7 @@ class TestGuards:
         differs = 'Changes since run 1:\n  when: "kind == \\"bad\\"" → "kind == \\"good\\""\n'
         asked_now = project.agac("why", "2", "r-1", "reply").out
         assert f'In run 1: skipped: not true: kind == "bad"   with kind = "good"\n{differs}' in asked_now
-        assert f"In run 1: it was asked\n{differs}" in project.agac("why", "2", "r-2", "reply").out
+        assert f"In run 1: it was run\n{differs}" in project.agac("why", "2", "r-2", "reply").out
 
     def test_a_stage_that_asks_no_model_says_what_it_does(self, project: ProjectFolder) -> None:
         project.rows(self.ROWS)

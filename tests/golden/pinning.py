@@ -76,7 +76,7 @@ class Pinned:
     def __init__(self, folder: Path, server: Server, commands: Commands) -> None:
         self.project: ProjectFolder = shipped_project(folder)
         shutil.copytree(HERE / "project", folder, dirs_exist_ok=True)
-        self.project.write("agac.yml", PROVIDERS.replace("ADDRESS", server.base_url))
+        self.write_providers(server)
         with closing(sqlite3.connect(folder / "data/in.db")) as database:
             database.executescript(
                 "CREATE TABLE t (id TEXT, text TEXT, kind TEXT); INSERT INTO t VALUES ('1', 'red', 'a'), "
@@ -84,6 +84,10 @@ class Pinned:
             )
         self._server, self._commands = server, commands
         self.seen: dict[str, Any] = {}
+
+    def write_providers(self, server: Server) -> None:
+        """Writes agac.yml, with this server for all models."""
+        self.project.write("agac.yml", PROVIDERS.replace("ADDRESS", server.base_url))
 
     def agac(self, *arguments: str) -> Ran:
         """One command."""
@@ -128,7 +132,7 @@ class Pinned:
         for number, (mark, body) in enumerate(self.project.query(definitions), 1):
             self.seen[f"definition {number}"] = {"hash": mark, "body": body}
         for number, manner in self.project.query("SELECT id, manner FROM run ORDER BY id"):
-            self.seen[f"stored run settings {number}"] = self.steady(json.loads(manner)) if manner else manner
+            self.seen[f"stored run settings {number}"] = json.loads(manner) if manner else manner
         for name, sql in TABLES.items():
             if name == "results" and not full:
                 continue  # their fingerprints are those of tasks

@@ -94,6 +94,26 @@ def test_a_schema_that_cannot_be_compiled_is_refused_where_it_is_wrong() -> None
     assert schema_faults({"pattern": r"^\p{L}+$"}) == []
 
 
+ODD = st.sampled_from(
+    [5, -1, 1.0, 2.5, True, None, "string", "x", ["a", "a"], ["string"], [{}], [], {}, {"a": 5}, {"a": {}}]
+)
+KEYS = "type properties required items enum const minLength multipleOf uniqueItems $id $defs anyOf not if format title"
+
+
+@given(st.dictionaries(st.sampled_from(KEYS.split()), ODD, min_size=1, max_size=3), st.booleans())
+def test_what_compiles_is_what_jsonschema_holds_for_a_schema(schema: dict[str, Any], nested: bool) -> None:
+    body = {"properties": {"it": schema}} if nested else schema
+    try:
+        jsonschema.Draft202012Validator.check_schema(body)
+    except jsonschema.SchemaError:
+        with pytest.raises(ValueError):
+            compiled(body)
+        assert schema_faults(body)
+    else:
+        compiled(body)
+        assert schema_faults(body) == []
+
+
 def test_an_anchor_is_a_place_within_the_schema() -> None:
     schema = {"properties": {"a": {"$ref": "#here"}}, "$defs": {"x": {"$anchor": "here", "type": "string"}}}
     assert schema_faults(schema) == []

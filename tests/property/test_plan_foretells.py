@@ -147,7 +147,9 @@ class PlanMachine(GraphMachine):
             beside = [other for other in told if other != name and other not in above and name not in self.above(other)]
             if any(may_drop(told[other]) or came[other].dropped for other in beside):
                 continue  # whether the stage is run for a row that leaves in another branch depends on which is first
-            open_above = any(told[other]["run"] or not told[other]["exact"] for other in above)
+            open_above = any(
+                told[other]["run"] or told[other]["in_flight"] or not told[other]["exact"] for other in above
+            )
             made = any(self.graph.all[other].makes for other in (name, *above))
             if one["exact"] and not open_above and not (made and any(is_open(told[other]) for other in beside)):
                 self.is_known(one, came[name])

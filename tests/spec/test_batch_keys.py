@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 
 from agac.core.errors import Where
-from agac.spec.workflow import BatchRules, DayTime, Overrides
+from agac.spec.workflow import BatchRules, DayTime, Overrides, WrittenStage
 
 INPUT = "input: {path: data/reviews.csv}\n"
 
 
+def batch_levels(stage: WrittenStage) -> dict[str, str]:
+    """Who said how batches are made, where anybody did."""
+    return {key: level for key, level in stage.levels.items() if key == "run_mode" or key.startswith("batch.")}
+
+
 def test_who_says_nothing_asks_in_sync_mode(tree: Any) -> None:
     stage = tree.stage("{name: a}")
-    assert (stage.run_mode, stage.batch, stage.mode_levels) == ("sync", BatchRules(), {})
+    assert (stage.run_mode, stage.batch, batch_levels(stage)) == ("sync", BatchRules(), {})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_levels_are_merged_key_by_key(tree: Any) -> None:
         "batch",
         BatchRules(max_requests=3, max_rounds=2, grace=1.0, retry="fail"),
     )
-    assert stage.mode_levels == {
+    assert batch_levels(stage) == {
         "run_mode": "project",
         "batch.max_requests": "stage",
         "batch.max_rounds": "defaults",
@@ -66,7 +71,7 @@ def test_levels_are_merged_key_by_key(tree: Any) -> None:
     assert stage.at("batch.max_rounds") == Where("workflows/w.yml", 2, 40)
     assert stage.at("batch.grace") == Where("agac.yml", 4, 50)
     assert stage.at("run_mode") == Where("agac.yml", 3, 13)
-    assert [stage.key(key, stage.mode_levels[key]) for key in ("batch.max_requests", "batch.grace")] == [
+    assert [stage.key(key, stage.levels[key]) for key in ("batch.max_requests", "batch.grace")] == [
         "stages[0].batch.max_requests",
         "defaults.batch.grace",
     ]
@@ -95,7 +100,7 @@ def test_the_command_line_says_the_mode_of_all_stages(tree: Any) -> None:
     assert [stage.run_mode for stage in batch.stages] == ["batch", "batch"]
     assert batch.stages[0].batch.max_requests == 5
     assert batch.stages[1].at("run_mode") == Where("--run-mode")
-    assert batch.stages[1].key("run_mode", batch.stages[1].mode_levels["run_mode"]) == ""
+    assert batch.stages[1].key("run_mode", batch.stages[1].levels["run_mode"]) == ""
 
 
 def test_a_stage_that_asks_no_model_is_not_meant_by_the_defaults(tree: Any) -> None:

@@ -32,7 +32,7 @@ def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: 
     assert (workflow.output.dir, workflow.output.include_input) == (tree.root / "output/w", False)
     [stage] = workflow.stages
     assert (stage.name, stage.index, stage.needs, stage.path) == ("classify", 0, (), "stages[0]")
-    assert (stage.model, stage.model_level, stage.run_mode) == ("simulator/small", "project", "sync")
+    assert (stage.model, stage.levels.get("model"), stage.run_mode) == ("simulator/small", "project", "sync")
     assert (stage.system, stage.schema, stage.output_schema, stage.timeout, stage.concurrency) == (None,) * 5
     assert stage.prompt.text == "Review: ${review}"
     assert str(stage.at("prompt")) == "workflows/w.yml:4:13"
@@ -124,7 +124,7 @@ def test_the_strongest_level_wins(tree: Any, count: int) -> None:
     workflow = tree.workflow(said.get("workflow", "") + INPUT + "stages:\n" + stage, overrides)
     [found] = workflow.stages
     level = LEVELS[count - 1][0]
-    assert (found.model, found.model_level) == (f"m/{level}", level)
+    assert (found.model, found.levels.get("model")) == (f"m/{level}", level)
     assert found.timeout == Timeout(total={1: 1, 2: 2, 3: 2, 4: 4, 5: 4}[count])
     assert found.concurrency == {1: 1, 2: 2, 3: 2, 4: 4, 5: 5}[count]
     temperatures = {"project": 0.1, "defaults": 0.2, "card": 0.3, "stage": 0.4}
@@ -138,7 +138,7 @@ def test_the_strongest_level_wins(tree: Any, count: int) -> None:
 def test_a_stage_without_any_model_is_left_to_the_check_of_models(tree: Any, good_workflow: str) -> None:
     tree.write("agac.yml", "")
     [stage] = tree.workflow(good_workflow).stages
-    assert (stage.model, stage.model_level) == (None, None)
+    assert (stage.model, stage.levels.get("model")) == (None, None)
 
 
 def test_stages_own_instructions_win_over_the_cards(tree: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -9,8 +10,20 @@ import pytest
 from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
-from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.models import (
+    BatchFile,
+    CardFile,
+    DefaultsFile,
+    FileModel,
+    ProjectFile,
+    StageFile,
+    WorkflowFile,
+    merged,
+    set_keys,
+)
+from agac.spec.stages import SAME, value_of
 from agac.spec.validation import known_keys, validate
+from agac.spec.workflow import Stage
 from agac.spec.yaml import Document, parse_yaml
 
 
@@ -115,3 +128,28 @@ def test_every_model_is_strict_and_frozen(top: type[BaseModel], model: type[Base
 def test_a_json_schema_for_editors_can_be_derived(top: type[BaseModel]) -> None:
     schema = top.model_json_schema()
     assert set(schema["properties"]) == set(top.model_fields)
+
+
+RESOLVED = {
+    *("model", "temperature", "max_tokens", "timeout", "fallback", "agent", "enabled", "when", "processes"),
+    *("python", "filter", "select", "rename", "dedupe", "group_by", "reduce", "incomplete"),
+    *("instructions", "template", "messages", "output_schema", "visible"),
+}
+"""Keys of stages that stand in a Stage under other names, for they name files, models, expressions or operations."""
+
+
+def test_every_other_key_of_a_stage_is_a_field_of_a_stage_with_the_same_default() -> None:
+    held = {one.name: one.default for one in fields(Stage)}
+    assert StageFile.model_fields.keys() - held.keys() == RESOLVED
+    for name in sorted(SAME):
+        default = StageFile.model_fields[name].get_default()
+        assert name == "name" or value_of(default) == held[name], name
+
+
+def test_levels_are_merged_by_the_keys_that_they_set() -> None:
+    project = DefaultsFile(repair=5, reuse="row", batch=BatchFile(max_rounds=2, retry="sync"))
+    stage = StageFile(name="a", repair=1, batch=BatchFile(retry="batch"))
+    keys = merged(DefaultsFile, project, DefaultsFile(), stage)
+    assert (keys.repair, keys.reuse, keys.json_repair) == (1, "row", False)
+    assert (keys.batch.max_rounds, keys.batch.retry, keys.batch.stuck_after) == (2, "batch", 6 * 3600)
+    assert sorted(set_keys(keys)) == ["batch", "batch.max_rounds", "batch.retry", "repair", "reuse"]

@@ -1,0 +1,222 @@
+"""Stores that an earlier program left half done, kept as fixtures: what they hold must never be asked again.
+
+`stores/NAME.db.gz` is the database, `stores/NAME.json` what belongs to it: when it was made, the requests that are in
+batches at the provider, and how that program itself finished it. They were made by the program before all that is in
+plain words now, by `python tests/golden/stores.py`, and stand for the stores that people have: they are not made again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sqlite3
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+from support.commands import Commands, commands
+from support.server import Server, simulator
+
+from golden.pinning import HERE, Pinned
+
+FOLDER = HERE / "stores"
+BATCHED = ("batches", "message_batches", "words", "votes", "schemas", "branches", "functions", "lists", "groups")
+"""Workflows all of whose stages are asked in batches in the store `batched`; the first batches of each are open."""
+
+KILLED = {"lists": "commit:14", "groups": "commit:7", "functions": "commit:7", "votes": "commit:9", "words": "commit:9"}
+"""Workflows of the store `killed`, with the moment at which their run was killed."""
+
+STORES = ("batched", "killed")
+
+
+class Stored(Pinned):
+    """A project whose store is one of the fixtures."""
+
+    @property
+    def database(self) -> Path:
+        """The store's file."""
+        return self.project.root / ".agac/agac.db"
+
+    def restore(self, name: str) -> dict[str, Any]:
+        """Puts the fixture in place, as if it had been left just now, and its batches at the server; gives what
+        belongs to it."""
+        told: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+        self.database.parent.mkdir(exist_ok=True)
+        self.database.write_bytes(gzip.decompress((FOLDER / f"{name}.db.gz").read_bytes()))
+        with closing(sqlite3.connect(self.database)) as database, database:
+            since = time.time() - told["made_at"]
+            for table, column in _times(database):
+                database.execute(f"UPDATE {table} SET {column} = {column} + ?", (since,))
+            account = json.dumps(["account", self._server.base_url, None], separators=(",", ":"))
+            mark = blake2b(account.encode(), digest_size=16).hexdigest()[:16]
+            database.execute("UPDATE batch SET base_url = ?, account = ?", (self._server.base_url, mark))
+            for intent, requests in told["requests"].items():
+                batch_id, file_id = self._submit(intent, requests)
+                database.execute(
+                    "UPDATE batch SET provider_id = ?, file_id = ? WHERE intent = ?", (batch_id, file_id, intent)
+                )
+        return told
+
+    def _submit(self, intent: str, requests: list[Any]) -> tuple[str, str | None]:
+        """Puts a batch to the server as the earlier program did; gives its id, and that of its file."""
+        if "params" in requests[0]:
+            return self._post("/messages/batches", {"requests": requests})["id"], None
+        lines = b"".join(json.dumps(one).encode() + b"\n" for one in requests)
+        form = (
+            b'--agac\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--agac\r\ncontent-disposition: '
+            b'form-data; name="file"; filename="%s.jsonl"\r\n\r\n%s\r\n--agac--\r\n' % (intent.encode(), lines)
+        )
+        file_id = self._post("/files", form, "multipart/form-data; boundary=agac")["id"]
+        asked = {"input_file_id": file_id, "endpoint": requests[0]["url"], "completion_window": "24h"}
+        return self._post("/batches", asked | {"metadata": {"agac_intent": intent}})["id"], file_id
+
+    def _post(self, path: str, body: Any, kind: str = "application/json") -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": kind, "anthropic-version": "2023-06-01"}
+        request = urllib.request.Request(self._server.base_url + path, data=data, headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
+
+    def answers(self) -> list[list[Any]]:
+        """Every answer that the store has."""
+        return [
+            list(one) for one in self.project.query("SELECT lower(hex(fingerprint)), value FROM result ORDER BY 1, 2")
+        ]
+
+    def asked_again(self) -> list[Any]:
+        """Stages that asked a question again that an older call had answered: `reuse: never`, and failed answers."""
+        sql = (
+            "SELECT DISTINCT a.workflow, a.stage FROM v_attempts a JOIN attempt x ON x.id = a.attempt_id "
+            "JOIN attempt y USING (fingerprint) JOIN v_attempts b ON b.attempt_id = y.id AND b.workflow = a.workflow "
+            "WHERE x.error_type IS NULL AND y.id > x.id AND x.purpose = 'ask' AND y.purpose = 'ask'"
+        )
+        return sorted(list(found) for found in self.project.query(sql))
+
+    def results(self, name: str) -> list[Any]:
+        """What a workflow wrote, by id."""
+        folder = "odd/there" if name == "branches" else name
+        return sorted(self.project.envelopes(folder), key=lambda one: str(one["id"]))
+
+    def account(self) -> dict[str, int]:
+        """What the server charged: by calls, in batches, and what of both it had charged before."""
+        calls = self._server.account()
+        batches = calls["batches"]
+        return {
+            "calls": calls["charged"], "batched": batches["charged"],
+            "twice": calls["duplicates"] + batches["duplicates"],
+        }  # fmt: skip
+
+    def retrieved(self) -> None:
+        """Takes what is ready, of every run, until nothing is open."""
+        for _ in range(12):
+            waiting = self.project.query(
+                "SELECT min(id) FROM batch WHERE state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED') "
+                "GROUP BY run_id ORDER BY run_id"
+            )
+            for (batch,) in waiting:
+                ran = self.agac("batch", "retrieve", str(batch), "--json")
+                assert ran.code in (0, 3), ran.out + ran.err
+            if not waiting:
+                return
+        raise AssertionError("batches stay open")
+
+    def finished(self, name: str, how: str, *, but: str = "") -> dict[str, Any]:
+        """The store finished, by `batch retrieve` or by `run` (of all workflows but one): what was written and what was
+        charged."""
+        names = [one for one in (BATCHED if name == "batched" else KILLED) if one != but]
+        if how == "retrieve":
+            self.retrieved()
+        else:
+            flags = ("--run-mode", "batch") if name == "batched" else ("--concurrency", "1")
+            for one in names:
+                ran = self.agac("run", "-a", one, "--wait", "--yes", "--json", *flags)
+                assert ran.code in (0, 3), ran.out + ran.err
+        return {
+            "results": {one: self.results(one) for one in names},
+            "account": self.account(),
+            "answers": self.answers(),
+            "asked again": self.asked_again(),
+        }
+
+    def looked_at(self) -> dict[str, Any]:
+        """What commands say of the store before it is finished."""
+        for name in KILLED:
+            [(number,)] = self.project.query("SELECT max(id) FROM run WHERE workflow = ?", name)
+            run = str(number)
+            self.json("plan", "-a", name)
+            self.json("inspect", run)
+            [(row, stage)] = self.project.query(
+                "SELECT row_id, stage FROM v_results WHERE run = ? AND replica = 0 ORDER BY row_number IS NULL DESC, "
+                "row_id DESC, stage DESC LIMIT 1", number
+            )  # fmt: skip
+            self.json("inspect", run, str(row))
+            self.json("why", run, str(row), stage)
+            self.json("export", "--run", run, "--partial")
+        return self.seen
+
+
+def _times(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """The columns that hold moments."""
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for _, column, kind, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
+            if kind == "REAL" and (
+                column in ("at", "deadline") or column.endswith(("_at", "_until", "_after", "_since"))
+            ):
+                yield table, column
+
+
+def make(name: str, folder: Path, server: Server, forked: Commands) -> None:
+    """Makes a fixture: the store first, then how it ends."""
+    made = Stored(folder / name, server, forked)
+    made.remember_token()
+    requests: dict[str, Any] = {}
+    if name == "killed":
+        for workflow, moment in KILLED.items():
+            with simulator("--latency", "0.06") as slow:  # so that each answer is committed by itself
+                made.write_providers(slow)
+                ran = forked.run(made.project.root, "run", "-a", workflow, "--yes", "--concurrency", "1", kill=moment)
+            assert ran.code == -9, (workflow, ran)
+            print(workflow, made.project.query("SELECT count(*), sum(replica = 0) FROM task"))
+    else:
+        for workflow in BATCHED:
+            ran = made.agac("run", "-a", workflow, "--yes", "--run-mode", "batch")
+            assert ran.code == 0, (workflow, ran)
+        for intent, file in made.project.query("SELECT intent, file FROM batch"):
+            spool = made.project.root / f".agac/batches/{file}"
+            requests[intent] = [json.loads(line) for line in spool.read_bytes().splitlines()]
+    told: dict[str, Any] = {"made_at": time.time(), "requests": requests, "ended": {}}
+    FOLDER.mkdir(exist_ok=True)
+    with closing(sqlite3.connect(made.database)) as database:
+        database.execute(f"VACUUM INTO '{folder}/{name}.db'")
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+        file.write((folder / f"{name}.db").read_bytes())
+    (FOLDER / f"{name}.db.gz").write_bytes(packed.getvalue())
+    ways = ("run", "retrieve") if name == "batched" else ("run", "looked at")
+    for how in ways:
+        (FOLDER / f"{name}.json").write_text(json.dumps(told, ensure_ascii=False), "utf-8")
+        server.reset()
+        again = Stored(folder / f"{name}-{how}", server, forked)
+        again.restore(name)
+        told["ended"][how] = again.looked_at() if how == "looked at" else again.finished(name, how)
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
+    (FOLDER / f"{name}.json").write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder, simulator() as server, commands(Path(folder)) as forked:
+        for name in sys.argv[1:] or STORES:
+            server.reset()
+            make(name, Path(folder), server, forked)
