@@ -170,7 +170,7 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     assert first.stages[1].forecast.guess == ("items", "plan", 1.0, None)
     assert counts(first) == {"plan": (20, 0), "ask": (20, 0), "sum": (20, 0)}
     shown = project.agac("plan", "-a", "reviews").out
-    assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is taken" in shown
+    assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is assumed" in shown
     assert "~20" in shown
     as_json = project.agac("plan", "-a", "reviews", "--json").json
     assert (as_json["exact"], [one["exact"] for one in as_json["stages"]]) == (False, [True, False, False])
