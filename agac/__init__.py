@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     if name == "api":
         return api
     if name in api.__all__:
-        return getattr(api, name)
+        return api.__getattr__(name)  # `api.run` is the module, once it is loaded
     raise AttributeError(f"module 'agac' has no attribute {name!r}")
 
 

@@ -18,8 +18,8 @@ from agac.api.status import database_path
 from agac.core.errors import AgacError, Problem, UsageError
 from agac.engine.budget import Amount, RunBudgets
 from agac.engine.budget import facts as budget_facts
-from agac.engine.dry_run import DryRun
-from agac.engine.estimate import LOCAL, CostEstimate, Cuts, cuts, estimate, history, tasks_of_retry
+from agac.engine.dry_run import DryRun, Rows
+from agac.engine.estimate import LOCAL, CostEstimate, Cuts, cuts, estimate, history
 from agac.engine.forecast import BaselineRun, Forecast, Reason, StageForecast
 from agac.engine.invocation import Retry, Scope
 from agac.plan.checks import missing_variables
@@ -30,7 +30,6 @@ from agac.spec.workflow import RunMode
 from agac.store import runs
 from agac.store.batches import CLOSED, LaneTimes, batches_of_run, lane_times
 from agac.store.db import Database, open_for_reading
-from agac.store.rows import chosen_counts, made_counts
 
 # What a plan tells of a stage's batches: how many there will be, and how long those of its lane took before.
 
@@ -72,7 +71,8 @@ async def planned_batches(
 
 # What a run would do and cost, before anything is asked: `agac plan`, and what `confirm_above` compares.
 #
-# `expected_cost(checked, plan, database, scope, fresh)` gives the dollars that a run is expected to cost.
+# `expected_cost` gives the dollars that a run or a retry is expected to cost, `input_tasks` and `stored_tasks` what is
+# left to do of a run: all of it is the same dry run.
 
 HISTORY_RUNS = 5
 """Newest runs of a workflow from which its stages' history is taken."""
@@ -250,11 +250,7 @@ async def _report(
     before = await _before(database, made)
     dry = DryRun(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
     found = await dry.forecast(lambda: selected_rows(checked, made.selection))
-    counts = await _history(database, made.workflow)
-    stages = [
-        await _planned(database, stage, one, counts, before)
-        for stage, one in zip(made.stages, found.stages, strict=True)
-    ]
+    stages = await _all_planned(database, made, found, before)
     continues = before.record.id if before and before.continued and not fresh else None
     compared = before.record.id if before else None
     budgets = await _budgets(database, made, continues, stages)
@@ -361,12 +357,51 @@ async def _history(database: Database | None, workflow: str) -> list[runs.Count]
 
 
 async def expected_cost(
-    checked: CheckedWorkflow, made: Plan, database: Database, scope: Scope, fresh: bool
+    checked: CheckedWorkflow, made: Plan, database: Database, scope: Scope, *, fresh: bool, retry: Retry | None
 ) -> tuple[float, list[str]]:
-    """The dollars that a run is expected to cost, and the models whose price is not known, which cost more on top."""
-    report = await _report(checked, made, database, scope, fresh, 0, [])
-    known = sum(stage.estimate.usd or 0.0 for stage in report.stages)
-    return known, [stage.stage.lane for stage in report.stages if stage.estimate.usd is None]
+    """The dollars that a run or a retry is expected to cost, and the models whose price is not known, which cost more
+    on top."""
+    if retry is None:
+        stages = (await _report(checked, made, database, scope, fresh, 0, [])).stages
+    else:
+        stages = await stored_tasks(database, made, retry.run, scope, retry=retry)
+    known = sum(stage.estimate.usd or 0.0 for stage in stages)
+    return known, [stage.stage.lane for stage in stages if stage.estimate.usd is None]
+
+
+def estimates(tasks: Sequence[PlannedTasks]) -> list[CostEstimate]:
+    """What the tasks of each stage will take."""
+    return [one.estimate for one in tasks]
+
+
+async def stored_tasks(
+    database: Database, made: Plan, run: int, scope: Scope, *, retry: Retry | None = None
+) -> list[PlannedTasks]:
+    """What a retry of a run would do, or one that takes the run's rows as they are stored."""
+    before = await _as_before(database, run, continued=True)
+    found = await DryRun(
+        made, database, before, scope=scope, fresh=False, now=time.time(), retry=retry
+    ).forecast_stored()
+    return await _all_planned(database, made, found, before)
+
+
+async def input_tasks(
+    database: Database, made: Plan, run: int, scope: Scope, rows: Rows
+) -> tuple[int, list[PlannedTasks]]:
+    """What is left to do of a run: the rows of its input, and the tasks of each stage."""
+    before = await _as_before(database, run, continued=True)
+    found = await DryRun(made, database, before, scope=scope, fresh=False, now=time.time()).forecast(rows)
+    return found.rows, await _all_planned(database, made, found, before)
+
+
+async def _all_planned(
+    database: Database | None, made: Plan, found: Forecast, before: BaselineRun | None
+) -> list[PlannedTasks]:
+    counts = await _history(database, made.workflow)
+    return [
+        await _planned(database, stage, one, counts, before)
+        for stage, one in zip(made.stages, found.stages, strict=True)
+    ]
 
 
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.
@@ -390,10 +425,7 @@ async def confirm_cost(
     bound = plan.rules.confirm_above
     if bound is None:
         return
-    if retry is None:
-        usd, unknown = await expected_cost(checked, plan, database, scope, fresh)
-    else:
-        usd, unknown = await _cost_of_retry(plan, database, retry)
+    usd, unknown = await expected_cost(checked, plan, database, scope, fresh=fresh, retry=retry)
     if usd <= bound and not unknown:
         return
     mark = "simulated " if all(stage.provider.simulated for stage in plan.asking) else ""
@@ -441,28 +473,6 @@ def bound_words(bound: float) -> str:
 
 def _dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.01 and round(usd, 2) == usd else f"${usd:,.4f}"
-
-
-async def _cost_of_retry(plan: Plan, database: Database, retry: Retry) -> tuple[float, list[str]]:
-    """The dollars that a retry is expected to cost, and the models whose price is not known.
-
-    A row that failed goes on from its stage, or from the one that is named, and each stage costs what it did before;
-    as many rows are made of one as were made of each.
-    """
-    from agac.engine.estimate import estimate, history
-
-    counts = await runs.counters(database, retry.run)
-    chosen = await chosen_counts(database, retry.run, retry)
-    rows = runs.row_counts(counts)["present"]
-    tasks = tasks_of_retry(plan, retry, chosen, await made_counts(database, retry.run), rows)
-    usd, unknown = 0.0, []
-    for stage in plan.asking:
-        past = history(counts, stage.name, stage.lane)
-        expected = estimate(stage, tasks[stage.name], None, past, same_prompt=True)
-        if expected.usd is None:
-            unknown.append(stage.lane)
-        usd += expected.usd or 0.0
-    return usd, unknown
 
 
 # How many rows a run will meet, without reading its input for long: counted in small files, else estimated.

@@ -17,22 +17,19 @@ from agac.core.types import RowId
 from agac.engine.batch.coordinator import told
 from agac.engine.budget import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.budget import facts as budget_facts
-from agac.engine.estimate import CHARACTERS_A_TOKEN, LOCAL, CostEstimate, History, estimate, history, tasks_of_retry
+from agac.engine.estimate import CostEstimate
 from agac.engine.export import Exported, export_run, files_of, is_shown
 from agac.engine.invocation import Retry, StageTotals, Totals
 from agac.engine.run import Invocation
 from agac.engine.stop_rules import StopReason
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan
-from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.levels import StageNode, homes
 from agac.spec.workflow import Workflow
 from agac.store import batches, runs
 from agac.store.batches import BatchRecord, BatchStep, batches_alike, read_batch, rows_in_batches
 from agac.store.db import Database
-from agac.store.rows import made_counts
-from agac.store.runs import Count
 
 # What it takes to finish a run that met a limit: each stage's open tasks at what its tasks took before.
 
@@ -65,10 +62,9 @@ class Finishing:
 
 
 def finishing(
-    plan: Plan, counts: Sequence[Count], rows: int, tasks: Sequence[int], purse: BudgetLimiter | None, failed: int
+    plan: Plan, needs: Sequence[CostEstimate], rows: int, purse: BudgetLimiter | None, failed: int
 ) -> Finishing:
-    """The estimate. `rows` are open, `tasks` of each stage too; `failed` rows failed in this invocation."""
-    needs = _needs(plan, counts, tasks)
+    """The estimate. `rows` are open, `needs` is what is left of each stage; `failed` rows failed in this invocation."""
     whole = _amount(needs)
     usd = None if any(one.usd is None for one in needs) else round(whole.usd, 6)
     reached = purse.reached if purse else None
@@ -81,32 +77,10 @@ def finishing(
     return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, purse.missed), reached.stage)
 
 
-def open_tasks(summary: dict[str, Any], rows: int) -> tuple[int, list[int]]:
-    """The rows of an input of `rows` that have no outcome, and for each stage those of them that have not passed it."""
-    settled, stages = summary["rows"], summary["stages"]
-    left = max(rows - sum(settled[outcome] for outcome in ("done", "skipped", "failed", "dropped")), 0)
-    tasks = []
-    for place, stage in enumerate(stages):
-        ended = settled["done"] + sum(later["failed"] for later in stages[place + 1 :])
-        tasks.append(min(max(left - max(stage["done"] + stage["reused"] - ended, 0), 0), left))
-    return left, tasks
-
-
-def _needs(plan: Plan, counts: Sequence[Count], tasks: Sequence[int]) -> list[CostEstimate]:
-    """A stage that was not asked yet is taken to read as much a call as the others."""
-    past = [
-        history(counts, stage.name, stage.lane) if isinstance(stage, PlannedStage) else None for stage in plan.stages
-    ]
-    known = [one for one in past if one is not None]
-    characters = _mean_input(known) * CHARACTERS_A_TOKEN if known else None
-    return [
-        estimate(stage, count, characters, one, same_prompt=True) if isinstance(stage, PlannedStage) else LOCAL
-        for stage, count, one in zip(plan.stages, tasks, past, strict=True)
-    ]
-
-
-def _mean_input(known: Sequence[History]) -> float:
-    return sum(one.input_tokens for one in known) / len(known)
+def open_rows(summary: dict[str, Any], rows: int) -> int:
+    """How many rows of an input of `rows` have no outcome."""
+    settled: dict[str, int] = summary["rows"]
+    return max(rows - sum(settled[outcome] for outcome in ("done", "skipped", "failed", "dropped")), 0)
 
 
 def _amount(needs: Sequence[CostEstimate]) -> Amount:
@@ -185,8 +159,8 @@ class RunReport(Report):
         return {**self.summary, **Report.as_json(self)}
 
 
-ErrorCount = Callable[[], Awaitable[int]]
-"""How many rows a run is about."""
+TasksLeft = Callable[[], Awaitable[tuple[int, list[CostEstimate]]]]
+"""How many rows a run is about, and what is left to do of them, stage by stage: a dry run."""
 
 
 async def report_of(
@@ -196,7 +170,7 @@ async def report_of(
     invocation: Invocation,
     *,
     warnings: list[Problem],
-    count: ErrorCount,
+    tasks_left: TasksLeft,
     retry: Retry | None = None,
     providers: Mapping[str, Provider],
     workflow: Workflow | None = None,
@@ -233,7 +207,7 @@ async def report_of(
         invocation.control.why or None if stop else None,
         warnings,
         stop.value if stop else None,
-        await _finishing(database, plan, retry, summary, invocation, count) if stop is StopReason.LIMIT else None,
+        await _finishing(plan, retry, summary, invocation, tasks_left) if stop is StopReason.LIMIT else None,
         exported.not_written,
         await _replaced(database, exported),
         exported.edited,
@@ -268,25 +242,20 @@ async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | 
 
 
 async def _finishing(
-    database: Database,
     plan: Plan,
     retry: Retry | None,
     summary: dict[str, Any],
     invocation: Invocation,
-    count: ErrorCount,
+    tasks_left: TasksLeft,
 ) -> Finishing:
     totals = invocation.totals
-    counts = await runs.counters(database, invocation.run)
+    whole, left = await tasks_left()
     if retry is None:
-        rows, tasks = open_tasks(summary, await count())
+        rows = open_rows(summary, whole)
     else:
         chosen = sum(count for _, _, count in invocation.chosen)
         rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
-        share = rows / chosen if chosen else 0.0
-        made = await made_counts(database, invocation.run)
-        asked = tasks_of_retry(plan, retry, invocation.chosen, made, runs.row_counts(counts)["present"])
-        tasks = [math.ceil(one * share) for one in asked.values()]
-    return finishing(plan, counts, rows, tasks, invocation.purse, totals.rows_failed)
+    return finishing(plan, left, rows, invocation.purse, totals.rows_failed)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted
 from agac.api.options import RunOptions
+from agac.api.plan import estimates, stored_tasks
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, interruptible, reachable, recorded_plan, run_loop, walk_through, work_of
@@ -30,7 +31,8 @@ from agac.engine.batch.doctor import (
     look_at,
     resubmit_as,
 )
-from agac.engine.invocation import Clocks
+from agac.engine.estimate import CostEstimate
+from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.batch import BatchApi, BatchError, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
@@ -130,11 +132,12 @@ async def _retrieve(opened: Project, named: str | None, watch: Watch | None, *, 
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, None)
 
-        async def count() -> int:
-            return runs.row_counts(await runs.counters(database, run))["present"]
+        async def tasks_left() -> tuple[int, list[CostEstimate]]:
+            rows = runs.row_counts(await runs.counters(database, run))["present"]
+            return rows, estimates(await stored_tasks(database, plan, run, Scope(retry_failed=False)))
 
         report = await report_of(
-            database, opened.root, plan, invocation, warnings=[], count=count, providers=providers
+            database, opened.root, plan, invocation, warnings=[], tasks_left=tasks_left, providers=providers
         )  # fmt: skip
         return await _taken(database, before, invocation, report, providers)
 

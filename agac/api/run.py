@@ -17,12 +17,19 @@ from typing import Any, TypeVar
 
 from agac.api.inspect import moved_names
 from agac.api.options import RunOptions, position_of
-from agac.api.plan import Confirm, confirm_cost, confirm_stale, estimated_rows
+from agac.api.plan import (
+    Confirm,
+    confirm_cost,
+    confirm_stale,
+    estimated_rows,
+    estimates,
+    input_tasks,
+    stored_tasks,
+)
 from agac.api.project import (
     CheckedWorkflow,
     Project,
     check_workflow,
-    count_rows,
     embedded,
     embedded_address,
     open_project,
@@ -37,6 +44,7 @@ from agac.core.report import Report
 from agac.core.types import Row
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
+from agac.engine.estimate import CostEstimate
 from agac.engine.export import PREVIEW
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
@@ -271,12 +279,17 @@ async def invoke(
             )  # fmt: skip
             await walk_through(database, work, invocation, checked.warnings, watch, count_of)
 
-        async def count() -> int:
-            return await asyncio.to_thread(count_rows, checked, plan.selection)
+        async def tasks_left() -> tuple[int, list[CostEstimate]]:
+            unretried = replace(scope, retry_failed=False)
+            if retry is not None:
+                return 0, estimates(await stored_tasks(database, plan, invocation.run, scope, retry=retry))
+            rows, left = await input_tasks(database, plan, invocation.run, unretried, work.rows)
+            return rows, estimates(left)
 
         return await report_of(
             database, opened.root, plan, invocation,
-            warnings=checked.warnings, count=count, retry=retry, providers=providers, workflow=checked.workflow,
+            warnings=checked.warnings, tasks_left=tasks_left, retry=retry, providers=providers,
+            workflow=checked.workflow,
         )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class CountedOutcomes:
 
     def may_ask(self, stage: AnyStage, row: ForecastRow) -> bool:
         """Whether the row's task may be run; else it is blocked."""
-        if self._scope.may_ask(stage.name):
+        if self._scope.may_ask(stage.name) and (row.chosen or row.sight.unknown):  # what changes upstream changes it
             return True
         self.block(stage, row, why.NOT_IN_SCOPE)
         return False
@@ -145,19 +145,25 @@ class StoredAnswers:
         """The results of one stage's tasks, with one look-up for all of them; None: the row left the run before the
         stage began."""
         early = [self._without_look(stage, row, task) for row, task in begun]
-        asked = [one for (_, task), known in zip(begun, early, strict=True) if known is None for one in _prints(task)]
-        earlier = await self.earlier(stage, asked)
-        in_batch = await self.in_batch([one for one in asked if one not in earlier])
+        open_tasks = [one for one, known in zip(begun, early, strict=True) if known is None]
+        chosen = [one for row, task in open_tasks if row.chosen for one in _prints(task)]
+        others = [one for row, task in open_tasks if not row.chosen for one in _prints(task)]
+        earlier = await self.earlier(stage, chosen)
+        left = await self.earlier(stage, others, chosen=False) if others else {}
+        in_batch = await self.in_batch([one for one in chosen if one not in earlier])
         return [
-            self._looked_up(stage, row, task, earlier, in_batch) if known is None else known
+            self._looked_up(stage, row, task, earlier if row.chosen else left, in_batch) if known is None else known
             for (row, task), known in zip(begun, early, strict=True)
         ]
 
-    async def earlier(self, stage: AnyStage, prints: Sequence[bytes]) -> dict[bytes, EarlierResult]:
-        """The results of the stage that are there for these fingerprints, and that would be taken."""
+    async def earlier(
+        self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
+    ) -> dict[bytes, EarlierResult]:
+        """The results of the stage that are there for these fingerprints, and that would be taken for rows that are
+        `chosen` or not."""
         found: dict[bytes, EarlierResult] = {}
         if self._db is not None and not self._fresh:
-            since = self._baseline.since(stage)
+            since = self._baseline.since(stage, chosen=chosen)
             for start in range(0, len(prints), MAX_KEYS):
                 found |= await earlier_results(self._db, prints[start : start + MAX_KEYS], since)
         return found

@@ -61,37 +61,38 @@ class ForecastDeriver:
         own = not row.dropped and maker.index in self._fed[row.level.origin]
         return own and not any(maker.index in self._fed[index] for index in row.lists)
 
-    def made(self, row: ForecastRow) -> DerivedRows | None:
-        """What is made of a row, as far as it is known, or what would have been made of a lost one. Nothing where the
-        row fails for that: then it is `unmade`. None: a lost row does not tell."""
+    def made(self, row: ForecastRow) -> DerivedRows:
+        """What is made of a row, as far as it is known, or what would have been made of a lost one."""
         if row.making is None:
             known = {index: rows for index, rows in row.lists.items() if rows is not None}
             unknown = {one.index for one in row.level.makers if self._makers.waits_for(one, row.sight) is not None}
             unknown.update(*(self._fed[index] for index in row.lists))
-            try:
-                level, sight = row.level, row.sight
-                row.making = self._makers.made(level, sight, row.new, known, State.DONE, unknown=unknown)
-            except DerivationFailed as fault:
-                if row.lost:
-                    return None
-                row.making, row.unmade = DerivedRows(row.new), True
-                self._fail(row, fault)
+            while row.making is None:
+                try:
+                    level, sight = row.level, row.sight
+                    row.making = self._makers.made(level, sight, row.new, known, State.DONE, unknown=unknown)
+                except DerivationFailed as fault:
+                    if not row.lost:
+                        row.unmade = fault.stage
+                        self._fail(row, fault)
+                    unknown.add(fault.stage.index)
+                    known.pop(fault.stage.index, None)
         return row.making
 
     def membership(self, row: ForecastRow, maker: AnyStage) -> Membership | None:
         """The group of the stage that the row comes to, or that lacks it; None where that is not known."""
         made = None if row.lost else self.made(row)
-        if made is None or row.lost:
+        if made is None or row.lost:  # it may have become lost just now
             made = self._makers.lacking(row.level, row.sight, row.new)
         return made.groups.get(maker.index)
 
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
         """The children that `explode` makes of a row; of one that fails, what they would be."""
         made = self.made(row)
-        if made is not None and maker.index in made.broods:
+        if maker.index in made.broods:
             for child in made.broods[maker.index]:
                 yield self._child(maker, row, child, descended(row.sight, maker, json.loads(child.data)))
-        elif not row.unmade:
+        elif row.unmade is not maker:
             yield from self._guessed(maker, row, descended(row.sight, maker, {ITEM: self._item(maker), INDEX: 0}))
 
     def listed(self, row: ForecastRow) -> Iterator[ForecastRow]:
@@ -101,7 +102,7 @@ class ForecastDeriver:
             maker = self._levels.stages[index]
             if rows is None:
                 yield from self._guessed(maker, row, row.sight.child({}))
-            elif made is not None and index in made.broods:
+            elif index in made.broods:
                 for child, fields in zip(made.broods[index], rows, strict=True):
                     yield self._child(maker, row, child, descended(row.sight, maker, fields))
 

@@ -13,6 +13,7 @@ dry_groups   groups, once all their members came
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from itertools import islice
@@ -33,7 +34,7 @@ from agac.engine.forecast import (
     baseline_counts,
 )
 from agac.engine.input_rows import CHUNK_ROWS, read_chunk
-from agac.engine.invocation import Scope
+from agac.engine.invocation import Retry, Scope
 from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer
@@ -42,8 +43,9 @@ from agac.spec.levels import Levels, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batches import open_batches
 from agac.store.db import Database
-from agac.store.records import DedupeCandidate, NewRow
-from agac.store.rows import WALKED, SeenIds, State, StoredRow, aged_rows, rows_by_id
+from agac.store.records import NewRow
+from agac.store.rows import WALKED, ChosenRow, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
+from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
 
 Rows = Callable[[], Iterator[Row]]
@@ -62,41 +64,78 @@ class DryRun:
         scope: Scope,
         fresh: bool,
         now: float,
-        show: int,
+        show: int = 0,
+        retry: Retry | None = None,
     ) -> None:
-        self._plan, self._db, self._before = plan, database, before
+        """`retry`: the rows are those of the run `before`, as it chooses them."""
+        self._plan, self._db, self._before, self._retry = plan, database, before, retry
         self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
-        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now)
+        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now, retry=retry)
         run = before.record.id if before and self._baseline.continued else 0
         self._preparer = Preparer(plan.stages, plan.vars, run)
+        self._first = levels_of(plan.stages).all[0]
+        self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
 
     async def forecast(self, rows: Rows) -> Forecast:
-        """Reads the input once, or twice where an id's last record counts."""
+        """What a run over the input would do. Reads it once, or twice where an id's last record counts."""
+        return await self._walked(self._input_rows(rows))
+
+    async def forecast_stored(self) -> Forecast:
+        """What a retry would do, or a run over the rows that are stored."""
+        return await self._walked(self._stored_rows())
+
+    async def _walked(self, chunks: AsyncGenerator[list[ForecastRow], None]) -> Forecast:
         counts = await baseline_counts(self._db, self._before, self._plan)
-        found = Forecast([StageForecast(stage.name) for stage in self._plan.stages])
-        outcomes = CountedOutcomes(self._plan, found, self._baseline, self._scope)
+        outcomes = CountedOutcomes(self._plan, self._found, self._baseline, self._scope)
         answers = StoredAnswers(
-            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, found, self._show),
+            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, self._found, self._show),
             fresh=self._fresh, listing=counts.listing, in_batches=await self._any_batch(),
         )  # fmt: skip
         memory = BaselineOutcomes(self._db, self._before, self._baseline)
         with closing(Scratch()) as scratch:
-            walk = DryWalk(self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory)
-            async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
-                async for chunk, dropped in chunks:
-                    found.rows += dropped + len(chunk)
-                    found.dropped += dropped
-                    usable = [new for new in chunk if new.state is State.PENDING]
-                    found.unusable += len(chunk) - len(usable)
-                    await walk.through(await self._begun(usable, walk.levels, found))
+            walk = DryWalk(
+                self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory
+            )  # fmt: skip
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    await walk.through(chunk)
             await walk.through_groups()
-        return found
+        return self._found
+
+    async def _input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
+        found = self._found
+        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+            async for chunk, dropped in chunks:
+                found.rows += dropped + len(chunk)
+                found.dropped += dropped
+                usable = [new for new in chunk if new.state is State.PENDING]
+                found.unusable += len(chunk) - len(usable)
+                yield await self._begun(usable)
+
+    async def _stored_rows(self) -> AsyncGenerator[list[ForecastRow], None]:
+        """The rows of the run, as they are stored: those that a retry chooses may be worked on, the others are there as
+        groups and equal rows may hang on them."""
+        assert self._db is not None
+        assert self._before is not None
+        run, needs_all = self._before.record.id, any(stage.makes is not None for stage in self._plan.stages)
+        self._found.rows = row_counts(await counters(self._db, run))["present"]
+        async for rows in rows_of_retry(self._db, run, self._retry or Retry()):
+            found = [self._stored_row(one) for one in rows if needs_all or one.chosen or self._retry is None]
+            if found:
+                yield found
+
+    def _stored_row(self, one: ChosenRow) -> ForecastRow:
+        read = Row(one.id, one.ordinal, json.loads(one.data))
+        new = NewRow(read, one.occurrence, one.hash, one.data, State.PENDING)
+        row = ForecastRow(one.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=one.stored)
+        row.chosen = one.chosen or self._retry is None
+        return row
 
     async def _any_batch(self) -> bool:
         """Whether a request may be in a batch already."""
         return self._db is not None and not self._fresh and bool(await open_batches(self._db))
 
-    async def _begun(self, chunk: list[NewRow], levels: Levels[AnyStage], found: Forecast) -> list[ForecastRow]:
+    async def _begun(self, chunk: list[NewRow]) -> list[ForecastRow]:
         """One chunk of the input: rows that are finished and unchanged need no look, the others go through."""
         stored = await self._stored(chunk)
         rows = []
@@ -104,11 +143,11 @@ class DryRun:
         for new in chunk:
             old = stored.get(new.row.id)
             if old is not None and old.key in finished and old.hash == new.hash:
-                for stage in found.stages:
+                for stage in self._found.stages:
                     stage.reuse += 1
                 continue
             sight = self._preparer.sight(new.row.data)
-            rows.append(ForecastRow(new.row.id, sight, new=new, level=levels.all[0], old=old))
+            rows.append(ForecastRow(new.row.id, sight, new=new, level=self._first, old=old))
         return rows
 
     async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:
@@ -189,6 +228,11 @@ class DryWalk:
     async def _stages(self, rows: Sequence[ForecastRow]) -> None:
         """One chunk of rows through all stages of theirs."""
         await self._memory.learn([row for row in rows if not row.learned])
+        for row in rows:
+            does = self._does[row.level.origin]
+            if not does.in_turn:
+                row.open_needs = does.branches.begin()
+                self._begin_branches(row, does, does.branches.first)
         for stage in self.levels.stages:
             own = [row for row in rows if stage.index in self._walks[row.level.origin]]
             begun = [(row, task) for row in own if (task := self._begin(row, stage)) is not None]
@@ -196,67 +240,48 @@ class DryWalk:
                 continue
             for (row, task), result in zip(begun, await self._answers.answer(stage, begun), strict=True):
                 if result is not None:
-                    self._does[row.level.origin].take(row, stage, task, result)
+                    does = self._does[row.level.origin]
+                    if does.take(row, stage, task, result) and not does.in_turn:
+                        self._begin_branches(row, does, does.branches.freed(stage, row.open_needs))
 
     def _begin(self, row: ForecastRow, stage: AnyStage) -> Task | None:
         """The task of a row at a stage, where it has one."""
-        if row.lists and any(stage.index in self._walks[index] for index in row.lists):
-            return None  # those that it was replaced by walk in its place
-        if row.dropped and stage.index not in row.begun:
+        if self._is_elsewhere(row, stage) or (row.dropped and stage.index not in row.begun):
             return None
         if row.never_began and any(need in row.never_began for need in stage.needs):
             row.never_began.add(stage.name)
             return None
         if self._outcomes.is_guess(row, stage):
             self._outcomes.of(stage).exact = False
-        blocked = next((need for need in stage.needs if need in row.blocked), None) if row.blocked else None
-        if blocked is not None:
+        if row.blocked and (blocked := next((need for need in stage.needs if need in row.blocked), None)) is not None:
             self._outcomes.block(stage, row, why.upstream_blocked(blocked))
             return None
         does = self._does[row.level.origin]
-        if not does.in_turn and stage.index in row.settled:
+        if does.settle(row, stage) is not None if does.in_turn else stage.index not in row.begun:
             return None
-        if stage.index not in row.begun:
-            if does.settle(row, stage) is not None:
-                return None
-            if not does.in_turn:
-                self._begin_others(row, stage, does)
-                if row.dropped:
-                    return None
         if row.group is not None and row.group.refused is not None and stage is row.level.maker:
             self._outcomes.block(stage, row, row.group.refused)
             return None
         return does.task(row, stage)
 
-    def _begin_others(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> None:
-        """Stages of other branches that may begin together with this one: what takes no answer is settled first, as in
-        a run, so that a row that leaves there has no task here. The others have begun, whatever becomes of this one."""
-        begun = {stage.index}
-        for other in does.stages:
-            if other.index <= stage.index or other.index in row.settled or other.index in row.begun:
-                continue
-            if not self._may_begin(row, other, does):
-                continue
-            if does.settle(row, other) is None:
-                begun.add(other.index)
-            if row.dropped:
-                return
-        row.begun |= begun
+    def _begin_branches(self, row: ForecastRow, does: LevelStages[ForecastRow], ready: Sequence[AnyStage]) -> None:
+        """Settles what of these stages, and of those that follow them, takes no answer; the others have begun."""
 
-    def _may_begin(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> bool:
-        """Whether all that the stage needs at its level has an outcome that lets it follow."""
-        own = self._walks[row.level.origin]
-        needs = [self._by_name(need).index for need in stage.needs]
-        ended = all(index in row.settled for index in needs if index in own)
-        lost = any(need in row.blocked or need in row.never_began for need in stage.needs)
-        elsewhere = any(stage.index in self._walks[index] for index in row.lists)
-        return ended and not lost and not elsewhere
+        def settle(stage: AnyStage) -> bool | None:
+            lacks = any(need in row.blocked or need in row.never_began for need in stage.needs)
+            return False if lacks or self._is_elsewhere(row, stage) else does.settle(row, stage)
 
-    def _by_name(self, name: str) -> AnyStage:
-        return next(stage for stage in self.levels.stages if stage.name == name)
+        slow = does.branches.ready(ready, row.open_needs, settle)
+        if not row.dropped:
+            row.begun.update(stage.index for stage in slow)
+
+    def _is_elsewhere(self, row: ForecastRow, stage: AnyStage) -> bool:
+        """Whether rows that a function gave in the place of this one walk through the stage instead."""
+        return bool(row.lists) and any(stage.index in self._walks[index] for index in row.lists)
 
     def _fail(self, row: ForecastRow, fault: DerivationFailed) -> None:
-        self._does[row.level.origin].fail(row, fault.stage, fault.error, why.NOT_MADE)
+        row.fail(fault.stage, fault.error)
+        self._outcomes.of(fault.stage).block(why.NOT_MADE, row.id, row.times)
 
     async def _feed(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> None:
         """What a stage makes of rows that came to their end."""
@@ -275,14 +300,14 @@ class DryWalk:
         self._scratch.begin()
         for row in rows:
             found.exact = found.exact and not self._outcomes.is_guess(row, maker)
-            candidate = None if row.lost else self._candidate(maker, row)
-            if candidate is not None:
+            candidate = None if row.lost else self._made.made(row).alike.get(maker.index)
+            if candidate is not None and not row.lost:
                 is_first = self._scratch.is_first(maker.index, candidate.hash)
                 found.reuse += is_first
                 found.dropped += row.times - is_first
                 if is_first:
                     yield self._made.kept(maker, row, candidate.content)
-            elif row.unmade and maker.name in row.blocked:
+            elif row.unmade is maker:
                 continue
             elif row.lost:
                 blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
@@ -294,10 +319,6 @@ class DryWalk:
                 if times:
                     yield self._made.kept(maker, row, b"", times)
         self._scratch.end()
-
-    def _candidate(self, maker: AnyStage, row: ForecastRow) -> DedupeCandidate | None:
-        made = self._made.made(row)
-        return made.alike.get(maker.index) if made is not None else None
 
 
 async def judged_chunks(rows: Rows, source: InputSpec) -> AsyncGenerator[tuple[list[NewRow], int], None]:

@@ -142,6 +142,90 @@ class StageOutcomes(Protocol[R_contra]):
         """The stage's guard looks at an answer that is not there yet: the row is taken to be let in."""
 
 
+Settle = Callable[[AnyStage], bool | None]
+"""Settles a stage for a row where that needs no waiting: whether those that need it may follow; None: it takes time."""
+
+Begin = Callable[[AnyStage], Coroutine[None, None, bool]]
+"""Takes a row through a stage that takes time: whether those that need it may follow."""
+
+
+class Branches:
+    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows.
+
+    Of stages that may begin at the same time those that can be settled at once come first: a row that leaves there has
+    no task. What was begun comes to its end."""
+
+    def __init__(self, stages: Sequence[AnyStage]) -> None:
+        own = {stage.name for stage in stages}
+        needs = {stage.name: [need for need in stage.needs if need in own] for stage in stages}
+        self.first = [stage for stage in stages if not needs[stage.name]]
+        self._open = {name: len(wanted) for name, wanted in needs.items()}
+        self._followers: dict[str, list[AnyStage]] = {stage.name: [] for stage in stages}
+        for stage in stages:
+            for need in needs[stage.name]:
+                self._followers[need].append(stage)
+
+    def begin(self) -> dict[str, int]:
+        """How many needs of each stage have no outcome yet, for one row."""
+        return dict(self._open)
+
+    def ready(self, stages: Sequence[AnyStage], left: dict[str, int], settle: Settle) -> list[AnyStage]:
+        """The stages that take time, of these and of those that others let begin at once."""
+        slow, queue = [], list(stages)
+        while queue:
+            stage = queue.pop(0)
+            goes_on = settle(stage)
+            if goes_on is None:
+                slow.append(stage)
+            elif goes_on:
+                queue += self.freed(stage, left)
+        return slow
+
+    def freed(self, stage: AnyStage, left: dict[str, int]) -> list[AnyStage]:
+        """The stages that needed this one last."""
+        freed = []
+        for follower in self._followers[stage.name]:
+            left[follower.name] -= 1
+            if not left[follower.name]:
+                freed.append(follower)
+        return freed
+
+    async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:
+        """Begins each stage once all that it needs gave True; when it is `over`, no more. Raises RunStopped when a
+        stage does, after the others have ended."""
+        left = self.begin()
+        working: dict[asyncio.Task[bool], AnyStage] = {}
+        ready, halted = self.first, False
+        try:
+            while True:
+                for stage in [] if halted else self.ready(ready, left, settle):
+                    if not over():
+                        working[asyncio.ensure_future(begin(stage))] = stage
+                if not working:
+                    break
+                ready = []
+                ended, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                for stage, goes_on in [(working.pop(task), _said(task)) for task in ended]:
+                    halted = halted or goes_on is None
+                    if goes_on:
+                        ready += self.freed(stage, left)
+        finally:
+            if working:
+                for task in working:
+                    task.cancel()
+                await asyncio.wait(working)
+        if halted:
+            raise RunStopped
+
+
+def _said(task: asyncio.Task[bool]) -> bool | None:
+    """What a stage gave; None: the run stops."""
+    try:
+        return task.result()
+    except RunStopped:
+        return None
+
+
 class LevelStages(Generic[R]):
     """The stages of a level, and what each does to a row."""
 
@@ -151,6 +235,7 @@ class LevelStages(Generic[R]):
         self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")  # which waits for all rows
         own = {stage.name for stage in self.stages}
         self.ends = frozenset(stage.name for stage in plan.ends if stage.name in own)
+        self.branches = Branches(self.stages)
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
         self._followed = followed(plan.stages)
         self._guards, self._filters = guards(self.stages), filters(self.stages)
@@ -322,84 +407,6 @@ class SettledOutcomes:
         raise AssertionError(f"the guard of stage {stage.name!r} looks at an answer that is not there")
 
 
-Settle = Callable[[AnyStage], bool | None]
-"""Settles a stage for a row where that needs no waiting: whether those that need it may follow; None: it takes time."""
-
-Begin = Callable[[AnyStage], Coroutine[None, None, bool]]
-"""Takes a row through a stage that takes time: whether those that need it may follow."""
-
-
-class Branches:
-    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows."""
-
-    def __init__(self, stages: Sequence[AnyStage]) -> None:
-        own = {stage.name for stage in stages}
-        needs = {stage.name: [need for need in stage.needs if need in own] for stage in stages}
-        self._first = [stage for stage in stages if not needs[stage.name]]
-        self._open = {name: len(wanted) for name, wanted in needs.items()}
-        self._followers: dict[str, list[AnyStage]] = {stage.name: [] for stage in stages}
-        for stage in stages:
-            for need in needs[stage.name]:
-                self._followers[need].append(stage)
-
-    async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:
-        """Begins each stage once all that it needs gave True; when it is `over`, no more. Of stages that may begin at
-        the same time those that can be settled at once come first: a row that leaves is asked nothing more. What was
-        begun comes to its end. Raises Halted when a stage does, after the others have ended."""
-        left = dict(self._open)
-        working: dict[asyncio.Task[bool], AnyStage] = {}
-        ready, halted = list(self._first), False
-        try:
-            while True:
-                for stage in [] if halted else self._settled(ready, left, settle):
-                    if not over():
-                        working[asyncio.ensure_future(begin(stage))] = stage
-                if not working:
-                    break
-                ready = []
-                ended, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-                for stage, goes_on in [(working.pop(task), _said(task)) for task in ended]:
-                    halted = halted or goes_on is None
-                    if goes_on:
-                        ready += self._freed(stage, left)
-        finally:
-            if working:
-                for task in working:
-                    task.cancel()
-                await asyncio.wait(working)
-        if halted:
-            raise RunStopped
-
-    def _settled(self, ready: list[AnyStage], left: dict[str, int], settle: Settle) -> list[AnyStage]:
-        """The stages that take time, of those that are ready and of those that others let begin at once."""
-        slow, queue = [], ready
-        while queue:
-            stage = queue.pop(0)
-            goes_on = settle(stage)
-            if goes_on is None:
-                slow.append(stage)
-            elif goes_on:
-                queue += self._freed(stage, left)
-        return slow
-
-    def _freed(self, stage: AnyStage, left: dict[str, int]) -> list[AnyStage]:
-        """The stages that needed this one last."""
-        freed = []
-        for follower in self._followers[stage.name]:
-            left[follower.name] -= 1
-            if not left[follower.name]:
-                freed.append(follower)
-        return freed
-
-
-def _said(task: asyncio.Task[bool]) -> bool | None:
-    """What a stage gave; None: the run stops."""
-    try:
-        return task.result()
-    except RunStopped:
-        return None
-
-
 class Executor:
     """Walks rows of one level through its stages, each in one coroutine."""
 
@@ -421,7 +428,6 @@ class Executor:
         self._level, self._makers, self._preparer = level, makers, preparer
         self.does = LevelStages(plan, level, preparer, SettledOutcomes(settler))
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
-        self._branches = Branches(self.does.stages)
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
         self._makes = bool(level.makers) or any(stage.makes == "rows" for stage in self.does.stages)
         self._asker, self._functions, self._tasks, self._settler = asker, functions, tasks, settler
@@ -443,7 +449,7 @@ class Executor:
                     break
         else:
             settle, begin = partial(self.does.settle, row), partial(self._answer, row)
-            await self._branches.walk(settle, begin, lambda: row.dropped)
+            await self.does.branches.walk(settle, begin, lambda: row.dropped)
         self._settle(row)
 
     async def _answer(self, row: WorkedRow, stage: AnyStage) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from agac.core.errors import RowError
 from agac.core.types import Request, RowId
 from agac.engine.effects import RowProgress
-from agac.engine.invocation import Scope
+from agac.engine.invocation import Retry, Scope
 from agac.engine.retry_policy import is_left
 from agac.plan import diff as why
 from agac.plan.diff import stage_changes
@@ -187,11 +187,13 @@ class ForecastRow(RowProgress):
     """A row of a dry run. `old` is the same row in the run compared with, `tasks` are what became of its tasks there,
     by the stage's position then; both are known once it is `learned`.
 
-    `blocked` are the stages that cannot be run for it. `absent`: what it is made of fails, so that it will not be.
+    `blocked` are the stages that cannot be run for it; where it is not `chosen` it is
+    left as it is. `absent`: what it is made of fails, so that it will not be.
     `times`: it stands for so many rows of which nothing else is known (`guessed`). `ended`: it went through its stages.
-    `begun` are the positions of stages that began beside another one, before that one had its answer; `never_began`
-    those that a row which left the run before never came to. `making` is what is made of it; `unmade`: it fails as
-    nothing can be made of it.
+    Where the stages of its level are not one chain, `begun` are the positions of those whose tasks began, and
+    `open_needs` how many needs of each have no outcome yet. `never_began` are the stages that a row which left the run
+    before never came to. `making` is what is made of it; it fails at `unmade`, of
+    which nothing can be made.
     """
 
     new: NewRow
@@ -206,9 +208,11 @@ class ForecastRow(RowProgress):
     ended: bool = False
     group: GroupTask | None = None
     begun: set[int] = field(default_factory=set)
+    open_needs: dict[str, int] = field(default_factory=dict)
     never_began: set[str] = field(default_factory=set)
     making: DerivedRows | None = None
-    unmade: bool = False
+    unmade: AnyStage | None = None
+    chosen: bool = True
 
     @property
     def lost(self) -> bool:
@@ -219,7 +223,19 @@ class ForecastRow(RowProgress):
 class Baseline:
     """A plan beside the last run, if there is one. `now` is in seconds since 1970."""
 
-    def __init__(self, plan: Plan, before: BaselineRun | None, *, scope: Scope, fresh: bool, now: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        before: BaselineRun | None,
+        *,
+        scope: Scope,
+        fresh: bool,
+        now: float,
+        retry: Retry | None = None,
+    ) -> None:
+        """`retry`: only the rows that it chooses are worked on."""
+        self.retry = retry
+        self._again_from = next((s.index for s in plan.stages if retry and s.name == retry.from_stage), None)
         self._plan, self._before, self._scope, self._fresh, self._now = plan, before, scope, fresh, now
         self.continued = before is not None and before.continued and not fresh
         stages = before.definition["stages"] if before else []
@@ -227,8 +243,10 @@ class Baseline:
         """Where the stages stood in the run compared with, by name."""
         self._changes = [self._definition_changes(stage) for stage in plan.stages]
 
-    def since(self, stage: AnyStage) -> float:
-        """From when on the stage's results are taken."""
+    def since(self, stage: AnyStage, *, chosen: bool = True) -> float:
+        """From when on the stage's results are taken, for rows that are `chosen` or not."""
+        if chosen and self.retry is not None and self._again_from is not None and stage.index >= self._again_from:
+            return self.retry.since
         run = self._before.record.fresh_since if self._before and self.continued else None
         oldest = 0.0 if isinstance(stage, LocalStage) or stage.max_age is None else self._now - stage.max_age
         return max(run or 0.0, oldest)
@@ -244,12 +262,26 @@ class Baseline:
         prior = self._prior(stage, row)
         if not self.continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
             return None
+        if self.retry is not None:
+            return None if row.chosen else prior.error
         return prior.error if is_left(prior) or not self._scope.tries_again(stage.name) else None
 
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
         prior = self._prior(stage, row)
         return why.LEFT if prior is not None and is_left(prior) else why.NOT_RETRIED
+
+    def chooses(self, row: ForecastRow) -> bool:
+        """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
+        retry, old = self.retry, row.old
+        if retry is None or old is None or row.sight.unknown or old.state == State.PENDING:
+            return True
+        if old.hash != row.new.hash and row.group is None:
+            return True
+        named = not retry.rows or any(row.id == one or str(row.id).startswith(f"{one}/") for one in retry.rows)
+        if old.state != State.FAILED:
+            return named and self._again_from is not None and retry.stage is None and retry.error is None
+        return named and retry.stage in (None, old.error_stage) and retry.error in (None, old.error_type)
 
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""
@@ -323,6 +355,7 @@ class BaselineOutcomes:
                 stored = await made_by_id(self._db, self._before.record.id, position, [row.id for row in own])
                 for row in own:
                     row.old = stored.get(row.id)
+                    row.chosen = self._baseline.chooses(row)
         keys = {row.old.key: row for row in rows if row.old is not None}
         for key, tasks in (await prior_tasks(self._db, list(keys))).items() if keys else ():
             keys[key].tasks = tasks

@@ -533,11 +533,21 @@ UPDATE lease SET holder = '';
 
 -- name: rows_chosen
 -- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
-SELECT key, id, occurrence, ordinal, hash, data, state, error_type, error_message, error_stage, result_id FROM row
-WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
+    1 AS chosen
+FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
     AND (:done_too
         OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
         OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+ORDER BY ordinal, key LIMIT :limit;
+
+-- name: rows_of_retry
+-- All rows of the input that can be worked on, a range at a time, and whether these are chosen.
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
+    :done_too
+        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)) AS chosen
+FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
 ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_chosen_count

@@ -239,19 +239,26 @@ class RowChoice(Protocol):
 
 
 class ChosenRow(NamedTuple):
-    """A stored row with its snapshot."""
+    """A stored row with its snapshot, and whether it is `chosen`; its first fields are those of `StoredRow`."""
 
     key: int
     id: RowId
     occurrence: int
     ordinal: int
     hash: bytes
-    data: str
     state: int
     error_type: str | None
     error_message: str | None
     error_stage: str | None
+    seen: int
     result_id: int | None
+    data: str
+    chosen: bool
+
+    @property
+    def stored(self) -> StoredRow:
+        """The row without its snapshot."""
+        return StoredRow(*self[:-2])
 
 
 async def first_event_since(database: Database, run: int, since: float) -> int:
@@ -269,6 +276,17 @@ async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncI
     async for rows in pages(read, 0, lambda row: row.ordinal):
         if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
             yield chosen
+
+
+async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
+    """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
+
+    async def read(after: int) -> list[ChosenRow]:
+        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
+        return await select(database, "rows_of_retry", ChosenRow, **values)
+
+    async for rows in pages(read, 0, lambda row: row.ordinal):
+        yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
 
 
 async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:

@@ -106,8 +106,8 @@ class TestPlan:
             "three": {"upstream two blocked": 1},
         }
         assert reasons(project, "blocked_reasons", stage="three") == {
-            "one": {"not to be asked": 1},
-            "two": {"not to be asked": 1},
+            "one": {"not selected": 1},
+            "two": {"not selected": 1},
             "three": {"upstream two blocked": 1},
         }
 

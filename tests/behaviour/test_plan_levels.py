@@ -1,7 +1,11 @@
 """`agac plan` of workflows whose stages make rows: what it says is what the run does, and what is a guess is marked."""
 
+import asyncio
 import json
+import sqlite3
+import time
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,13 +15,13 @@ from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.plan import PlannedTasks, PlanReport
+from agac.api.plan import PlannedTasks, PlanReport, stored_tasks
 from agac.api.project import open_project, ready_workflow
+from agac.api.status import database_path
 from agac.core.errors import UsageError
-from agac.engine.estimate import tasks_of_retry
-from agac.engine.invocation import Retry
+from agac.engine.invocation import Retry, Scope
 from agac.plan.plan import Plan, make_plan
-from agac.store.rows import MadeCount
+from agac.store.db import open_for_reading
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
@@ -162,7 +166,7 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     assert first.stages[1].forecast.guess == ("items", "plan", 1.0, None)
     assert counts(first) == {"plan": (20, 0), "ask": (20, 0), "sum": (20, 0)}
     shown = project.agac("plan", "-a", "reviews").out
-    assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is taken" in shown
+    assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is assumed" in shown
     assert "~20" in shown
     as_json = project.agac("plan", "-a", "reviews", "--json").json
     assert (as_json["exact"], [one["exact"] for one in as_json["stages"]]) == (False, [True, False, False])
@@ -238,7 +242,7 @@ def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
     report = as_told(project)
     (say, summed) = report.stages
     assert (say.forecast.run, say.forecast.blocked) == (1, 2)
-    assert set(say.forecast.blocked_reasons) == {"what it makes rows of is not there, or no list"}
+    assert set(say.forecast.blocked_reasons) == {"list missing or not a list"}
     assert (summed.forecast.run, summed.forecast.blocked) == (1, 0)
 
 
@@ -300,17 +304,39 @@ def test_a_retry_counts_what_is_made_of_its_rows(project: ProjectFolder, faulty:
     small = {"model": "local/small"}
     workflow(project, {**SAY, **small}, {**SUM, **small})
     ran(project)
-    plan = plan_of(project)
-    made = [MadeCount(*row) for row in project.query("SELECT origin, state, error_stage, error_type, count FROM made")]
-    assert tasks_of_retry(plan, Retry(), [], made, 2) == {"say": 1, "sum": 1}
-    assert tasks_of_retry(plan, Retry(from_stage="say"), [(None, None, 2)], made, 2) == {"say": 4, "sum": 2}
-    assert tasks_of_retry(plan, Retry(from_stage="sum"), [(None, None, 2)], made, 2) == {"say": 0, "sum": 2}
+    assert retried(project, Retry()) == {"say": 1, "sum": 1}
+    assert retried(project, Retry(from_stage="say", since=time.time())) == {"say": 4, "sum": 2}
+    assert retried(project, Retry(rows=("b",))) == {"say": 0, "sum": 0}
+    whole = Retry(from_stage="sum", since=time.time())
+    assert retried(project, whole) == {"say": 1, "sum": 2}, "the failed child is tried again, too"
+    before = Counter(calls_by_stage(project))
+    agac.retry("last", whole, project=project.root)
+    assert Counter(calls_by_stage(project)) - before == {"say": 1, "sum": 2}
 
 
-def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder) -> None:
-    project.rows([{"id": "a"}], PATH)
+def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "L a"}]).base_url)
+    project.rows([{"id": "a"}, {"id": "b"}], PATH)
     left, right = {"name": "left", "prompt": "L ${id}"}, {"name": "right", "needs": [], "prompt": "R ${id}"}
-    workflow(project, left, right, {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}"})
-    plan = plan_of(project)
-    assert tasks_of_retry(plan, Retry(), [("left", "Refused", 3)]) == {"left": 3, "right": 0, "both": 3}
-    assert tasks_of_retry(plan, Retry(), [("", None, 2)]) == {"left": 2, "right": 2, "both": 2}
+    small = {"model": "local/small"}
+    both = {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}", **small}
+    workflow(project, {**left, **small}, {**right, **small}, both)
+    ran(project)
+    assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}
+    assert retried(project, Retry(stage="right")) == {"left": 0, "right": 0, "both": 0}
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+        database.execute("UPDATE row SET state = 0, error_stage = NULL, error_type = NULL WHERE state = 2")
+    assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}, "a row that the same retry opened"
+
+
+def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
+    """How many tasks of each stage a retry would ask."""
+
+    async def tasks() -> dict[str, int]:
+        plan = plan_of(project)
+        async with open_for_reading(database_path(project.root)) as database:
+            assert database is not None
+            found = await stored_tasks(database, plan, 1, Scope(), retry=retry)
+        return {one.stage.name: one.forecast.questions for one in found}
+
+    return asyncio.run(tasks())

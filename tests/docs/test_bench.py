@@ -34,7 +34,8 @@ def test_every_scenario_gives_finite_figures_with_their_requirements(found: tupl
     figures = found[1]["figures"]
     kinds = {figure["scenario"].split(",")[0] for figure in figures}
     assert kinds == {
-        "throughput", "latency", "wide", "memory", "run again", "plan", "scale", "rate", "start-up", "simulator", "reading",
+        "throughput", "latency", "wide", "memory", "run again", "plan", "scale", "rate", "start-up", "simulator",
+        "reading",
         "graph of 20 stages", "80 tasks", "reduce", "batches",
     }  # fmt: skip
     assert all(math.isfinite(figure["value"]) for figure in figures)
