@@ -1,7 +1,5 @@
 """What no test may do, and what all may use."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
@@ -9,14 +7,14 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.project import ProjectFolder
-from support.server import Server, simulator
+from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -90,7 +88,7 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
 
 
 @pytest.fixture
-def faulty(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def faulty(tmp_path: Path) -> Iterator[Faulty]:
     """Starts simulators with faults: `faulty([{"kind": "server_error", "at": [1]}], "--rpm", "60")`."""
     from contextlib import ExitStack
 

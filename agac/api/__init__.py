@@ -8,7 +8,9 @@ print(report.summary["rows"], report.exit_code)
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -177,6 +179,17 @@ __all__ = [
     "why",
     "write_schemas",
 ]
+
+
+class _PublicFace(ModuleType):
+    """The package. A function that has the name of its module stays the function when the module is imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_home = isinstance(value, ModuleType) and _HOMES.get(name) == value.__name__
+        super().__setattr__(name, getattr(value, name) if is_home else value)
+
+
+sys.modules[__name__].__class__ = _PublicFace
 
 
 def __getattr__(name: str) -> Any:

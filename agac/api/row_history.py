@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType
-from agac.core.keys import definition_hash, local_fingerprint
 from agac.core.report import iso
-from agac.core.types import Message, Outcome, RowId
-from agac.engine.derived_rows import MemberView
-from agac.engine.groups import Contents, array
-from agac.engine.input_rows import InvocationRef
-from agac.engine.replay import Lineage
+from agac.core.types import Message, Outcome
+from agac.engine.replay import RowHistory
 from agac.engine.validate import complaint
 from agac.plan.definition import RecordedStage, recorded_stages
-from agac.plan.render import RowView, share, votes
-from agac.spec.levels import levels_of
-from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON, MissingField
+from agac.plan.render import share, votes
+from agac.spec.templates import MissingField
 from agac.store import history
-from agac.store.batches import RowTask, tasks_of_row
+from agac.store.batches import RowTask
 from agac.store.db import Database
 from agac.store.history import (
     AttemptRecord,
@@ -29,11 +24,10 @@ from agac.store.history import (
     TaskRecord,
     groups_of_row,
     member_ids,
-    parts_of,
     rows_above,
     rows_below,
 )
-from agac.store.rows import GroupSize, StageResult, State, group_sizes
+from agac.store.rows import State, group_sizes
 from agac.store.runs import RunRecord
 
 # What a stored row was made of, what was made of it, and the groups that it is in, each by its id.
@@ -79,11 +73,6 @@ async def relatives(database: Database, stages: Sequence[RecordedStage], row: Ro
     }
 
 
-def is_list(stage: RecordedStage, value: str | None) -> bool:
-    """Whether a function gave a list of rows in the place of a row; `value` is its stored result."""
-    return stage.makes == "rows" and value is not None and isinstance(json.loads(value), list)
-
-
 def _made(stages: Sequence[RecordedStage], row: RowRecord) -> dict[str, Any]:
     made_by = None if row.origin is None else stages[row.origin].name
     return {"relation": _relation(stages, row), "made_by": made_by}
@@ -118,101 +107,9 @@ async def _members(database: Database, group: RowRecord) -> dict[str, Any]:
 # stage made also what those saw of which it was made.
 
 
-def walked(stages: Sequence[RecordedStage], origin: int | None) -> tuple[RecordedStage, ...]:
-    """The stages that rows go through which the stage at `origin` made; None: rows of the input."""
-    return levels_of(stages).by_origin[origin].stages
-
-
-async def rebuilt(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> Rebuilt:
-    """The row as its first stage saw it."""
-    lineage = Lineage(stages, stages[0].variables, database)
-    own = frozenset(stage.name for stage in walked(stages, row.origin))
-    if row.origin is None:
-        return Rebuilt(lineage, lineage.begun(row.data, None, None), own, is_readable=json.loads(row.data) is not None)
-    maker = stages[row.origin]
-    if maker.group is None:
-        assert row.parent_key is not None
-        parents = await lineage.ended([row.parent_key])
-        return Rebuilt(lineage, lineage.begun(row.data, row.origin, parents[row.parent_key]), own)
-    member = MemberView.of(maker, {stage.name: stage for stage in stages})
-    contents = Contents(InvocationRef(database, run, 0), lineage, member, maker.index)
-    group, texts = row, None
-    if row.parent_key is not None:
-        (group,) = await rows_above(database, row.key)
-        texts = await contents.of_part(group.key, row.data)
-        size = GroupSize(len(texts or ()), 0, 0)
-    else:
-        size = (await group_sizes(database, [row.key])).get(row.key, GroupSize(0, 0, 0))
-        if maker.group.fits(size.rows, size.tokens):
-            texts = await contents.of_members(row.key)
-        else:
-            texts = await contents.of_parts(await _highest_parts(database, row.key))
-    sight = lineage.begun(group.data, None, None)
-    sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
-    if texts is not None:
-        sight.own[ROWS_JSON] = array(texts)
-    return Rebuilt(lineage, sight, own)
-
-
-async def _highest_parts(database: Database, group: int) -> list[str]:
-    """The parts of a large group that are parts of no other one, in the order of what they hold."""
-    bodies = {part.id: json.loads(part.data) for part in await parts_of(database, group)}
-    below = {name for body in bodies.values() for name in body["parts"]}
-    highest = [(body["low"], body["after"], str(name)) for name, body in bodies.items() if name not in below]
-    return [name for _, _, name in sorted(highest)]
-
-
-class Rebuilt:
-    """One row, stage after stage: `learn` what became of each before the next is asked about. `sight` is what its first
-    stage saw, `own` are the names of the stages that it goes through: of others upstream it was made."""
-
-    def __init__(self, lineage: Lineage, sight: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
-        self.is_readable = is_readable
-        self._lineage, self._sight, self._own = lineage, sight, own
-        self._passed: set[str] = set()
-
-    def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
-        """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
-        if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
-            self._passed.add(stage.name)
-            self._lineage.replay(self._sight, stage, StageResult(task.value, task.outcome == Outcome.SKIPPED))
-
-    def unknown(self, names: Iterable[str]) -> list[str]:
-        """Which of these stages did not let the row through, as far as it is known."""
-        return [name for name in names if name in self._own and name not in self._passed]
-
-    def lacking(self, stage: RecordedStage) -> str | None:
-        """The first stage upstream of which nothing is known."""
-        return next(iter(self.unknown(stage.ancestors)), None)
-
-    def messages(self, stage: RecordedStage) -> tuple[Message, ...]:
-        """What the stage asks of the row. Raises MissingField."""
-        return stage.messages(self._sight)
-
-    def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
-        """The fingerprint of a stage that was asked with these messages; None of one that has none."""
-        if stage.operation is None:
-            return stage.fingerprint(messages, row_id, run)
-        if not stage.is_kept:
-            return None
-        return local_fingerprint(definition_hash(stage.operation.body()), self._sight.given(stage))
-
-
 # One row of a run with everything that was asked of it: prompts are rebuilt from the run's definition and the row.
 
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
-
-
-class RowHistory(NamedTuple):
-    """A row's tasks and attempts by stage, its replicas by stage and number, where the results come from that were not
-    asked for it, and those tasks that are in batches."""
-
-    row: RowRecord
-    tasks: Mapping[int, TaskRecord]
-    replicas: Mapping[tuple[int, int], TaskRecord]
-    attempts: Mapping[int, list[AttemptRecord]]
-    origins: Mapping[int, Origin]
-    in_batches: Sequence[RowTask] = ()
 
 
 class ShownPrompt(NamedTuple):
@@ -229,6 +126,24 @@ class ShownPrompt(NamedTuple):
         return self.replicas[replica - 1] if 0 < replica <= len(self.replicas) else self.fingerprint
 
 
+class CalledRow(NamedTuple):
+    """A row's history with its attempts by stage, and where the results come from that were not asked for it."""
+
+    history: RowHistory
+    attempts: Mapping[int, list[AttemptRecord]]
+    origins: Mapping[int, Origin]
+
+
+async def _read(database: Database, run: RunRecord, stages: Sequence[RecordedStage], row: RowRecord) -> CalledRow:
+    found = await RowHistory.read(database, run.id, stages, row)
+    attempts: dict[int, list[AttemptRecord]] = {}
+    for attempt in await history.attempts_of_row(database, row.key):
+        attempts.setdefault(attempt.stage, []).append(attempt)
+    tasks = [*found.tasks.values(), *found.replicas.values()]
+    reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
+    return CalledRow(found, attempts, await history.origins(database, reused))
+
+
 async def row_reports(
     database: Database, run: RunRecord, definition: Mapping[str, Any], rows: Sequence[RowRecord], stage: str | None
 ) -> list[dict[str, Any]]:
@@ -236,35 +151,19 @@ async def row_reports(
     stages = recorded_stages(definition)
     found = []
     for row in rows:
-        seen = await rebuilt(database, run.id, stages, row)
-        report = _row_report(run, stages, await _asked(database, row), seen, stage)
-        found.append({**report, **await relatives(database, stages, row)})
+        called = await _read(database, run, stages, row)
+        found.append({**_row_report(called, stage), **await relatives(database, stages, row)})
     return found if stage is None else [report for report in found if report["stages"]] or found
 
 
-async def _asked(database: Database, row: RowRecord) -> RowHistory:
-    found = await history.tasks_of_row(database, row.key)
-    tasks = {task.stage: task for task in found if not task.replica}
-    replicas = {(task.stage, task.replica): task for task in found if task.replica}
-    attempts: dict[int, list[AttemptRecord]] = {}
-    for attempt in await history.attempts_of_row(database, row.key):
-        attempts.setdefault(attempt.stage, []).append(attempt)
-    reused = [task.result_id for task in found if task.outcome == Outcome.REUSED and task.result_id is not None]
-    in_batches = await tasks_of_row(database, row.key)
-    return RowHistory(row, tasks, replicas, attempts, await history.origins(database, reused), in_batches)
-
-
-def _row_report(
-    run: RunRecord, stages: tuple[RecordedStage, ...], asked: RowHistory, seen: Rebuilt, only: str | None
-) -> dict[str, Any]:
-    row = asked.row
+def _row_report(called: CalledRow, only: str | None) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
-    left = {stage.name for stage in stages if _outcome(asked, stage) == Outcome.DROPPED}
-    for stage in _stages_of(stages, asked):
-        prompt = _prompt(run, stage, row, seen, left)
-        task = asked.tasks.get(stage.index)
-        found.append(_stage_report(stage, prompt, task, asked))
-        seen.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
+    known, row = called.history, called.history.row
+    for stage in known.stages_met():
+        prompt = _prompt(known, stage)
+        task = known.tasks.get(stage.index)
+        found.append(_stage_report(stage, prompt, task, called))
+        known.replay.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
     return {
         "id": row.id,
         "occurrence": max(row.occurrence, 0),
@@ -277,44 +176,25 @@ def _row_report(
     }
 
 
-def _stages_of(stages: tuple[RecordedStage, ...], asked: RowHistory) -> list[RecordedStage]:
-    """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where a
-    function gave a list, its rows go through those that follow, and not this one."""
-    row = asked.row
-    if row.place is not None and row.place < 0 and row.origin is not None:
-        return [stages[row.origin]]
-    own = {stage.index for stage in walked(stages, row.origin)}
-    lists = {stages[position].name for position, task in asked.tasks.items() if is_list(stages[position], task.value)}
-    return [
-        stage
-        for stage in stages
-        if stage.index in asked.tasks or (stage.index in own and not lists.intersection(stage.ancestors))
-    ]
-
-
-def _outcome(asked: RowHistory, stage: RecordedStage) -> str | None:
-    task = asked.tasks.get(stage.index)
-    return task.outcome if task else None
-
-
-def _prompt(run: RunRecord, stage: RecordedStage, row: RowRecord, seen: Rebuilt, left: Collection[str]) -> ShownPrompt:
-    """`left` are the stages that made the row leave."""
+def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
+    seen, row = known.replay, known.row
     if not seen.is_readable:
         return ShownPrompt(None, None, "this record of the input could not be read")
     lacking = seen.lacking(stage)
     if lacking is not None:
-        why = "made the row leave" if lacking in left else "has no answer"
+        left = any(one.name == lacking and known.outcome(one) == Outcome.DROPPED for one in known.stages)
+        why = "made the row leave" if left else "has no answer"
         return ShownPrompt(None, None, f"stage {lacking!r}, upstream of this one, {why}")
     try:
         messages = seen.messages(stage) if stage.operation is None else ()
     except MissingField as missing:
         return ShownPrompt(None, None, str(missing))
-    replicas = stage.replica_prints(messages, row.id, run.id)
-    return ShownPrompt(messages, seen.fingerprint(stage, messages, row.id, run.id), None, replicas)
+    replicas = stage.replica_prints(messages, row.id, known.run)
+    return ShownPrompt(messages, seen.fingerprint(stage, messages, row.id, known.run), None, replicas)
 
 
 def _stage_report(
-    stage: RecordedStage, rebuilt: ShownPrompt, task: TaskRecord | None, asked: RowHistory
+    stage: RecordedStage, rebuilt: ShownPrompt, task: TaskRecord | None, called: CalledRow
 ) -> dict[str, Any]:
     stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
     note = json.loads(task.note) if task and task.note else {}
@@ -330,14 +210,14 @@ def _stage_report(
         "passed_over": passed_over,
         "operation": stage.operation.body() if stage.operation else None,
         "traceback": note.get("traceback"),
-        **(_task_report(task, asked) if task else {}),
-        "in_batches": [in_batch(one) for one in asked.in_batches if one.stage == stage.index],
-        **_replica_reports(stage, rebuilt, task, asked),
+        **(_task_report(task, called) if task else {}),
+        "in_batches": [in_batch(one) for one in called.history.in_batches if one.stage == stage.index],
+        **_replica_reports(stage, rebuilt, task, called),
         "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
         if prompt
         else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
-        "attempts": _attempts(stage, rebuilt, asked.attempts.get(stage.index, [])),
+        "attempts": _attempts(stage, rebuilt, called.attempts.get(stage.index, [])),
     }
 
 
@@ -357,18 +237,18 @@ def in_batch(task: RowTask) -> dict[str, Any]:
 
 
 def _replica_reports(
-    stage: RecordedStage, rebuilt: ShownPrompt, task: TaskRecord | None, asked: RowHistory
+    stage: RecordedStage, rebuilt: ShownPrompt, task: TaskRecord | None, called: CalledRow
 ) -> dict[str, list[dict[str, Any]] | dict[str, Any] | None]:
     """What each replica of a stage came to, and how they voted; nothing of a stage that is asked once."""
     if stage.replicas == 1:
         return {}
-    known = {number: asked.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+    known = {number: called.history.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
     told = [
         {
             "replica": number,
             "outcome": one.outcome if one else "open",
             "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
-            **(_task_report(one, asked) if one else {}),
+            **(_task_report(one, called) if one else {}),
         }
         for number, one in known.items()
     ]
@@ -409,7 +289,7 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
     return found
 
 
-def _task_report(task: TaskRecord, asked: RowHistory) -> dict[str, Any]:
+def _task_report(task: TaskRecord, called: CalledRow) -> dict[str, Any]:
     return {
         "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
         "settled_at": iso(task.settled_at),
@@ -418,13 +298,13 @@ def _task_report(task: TaskRecord, asked: RowHistory) -> dict[str, Any]:
         "failures": task.failures,
         "answered_by": _endpoint(task) if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
-        "reused_from": _reused_from(task, asked) if task.outcome == Outcome.REUSED else None,
+        "reused_from": _reused_from(task, called) if task.outcome == Outcome.REUSED else None,
     }
 
 
-def _reused_from(task: TaskRecord, asked: RowHistory) -> dict[str, Any]:
+def _reused_from(task: TaskRecord, called: CalledRow) -> dict[str, Any]:
     """Where a result was asked; without a run when the row that asked it changed since or is gone."""
-    origin = asked.origins.get(task.result_id or 0)
+    origin = called.origins.get(task.result_id or 0)
     return {
         "run": origin.run if origin else None,
         "row": origin.row_id if origin else None,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agac.api.options import position_of
-from agac.api.row_history import Rebuilt, in_batch, is_list, rebuilt, walked
+from agac.api.row_history import in_batch
 from agac.api.status import database_path, find_rows, find_run
 from agac.core.keys import digest
 from agac.core.report import Moment, Report, iso
 from agac.core.types import Message, Outcome, RowId
+from agac.engine.replay import RowHistory
 from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.diff import text_diff, value_changes
 from agac.plan.render import reuse_salt
@@ -22,18 +23,15 @@ from agac.spec.paths import find_project
 from agac.spec.templates import VARS, MissingField
 from agac.store import runs
 from agac.store.batches import RowTask
-from agac.store.batches import tasks_of_row as in_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import (
     PastAttempts,
-    RowRecord,
     StoredTask,
     TaskRecord,
     past_attempts,
     rows_with_ids,
     runs_before,
     stored_task,
-    tasks_of_row,
 )
 from agac.store.runs import RunRecord
 
@@ -164,30 +162,41 @@ def _other_row(
 # Why a task was asked: what its fingerprint is made of, and what differs from the last time.
 
 
+def _hash(value: Any) -> str:
+    return digest(json.dumps(value, sort_keys=True)).hex()
+
+
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
     """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
 
-    `tasks` are all of its row, by stage, `replicas` those of which they were made, by stage and number; `made` is the
-    fingerprint of what would be asked now, `in_batch` where its answer is to come from.
+    `history` is that of its row, `made` the fingerprint of what would be asked now, `in_batch` where its answer is to
+    come from, `guard` that of the stage.
     """
 
     run: int
     stage: RecordedStage
     task: StoredTask
-    tasks: Mapping[int, TaskRecord]
-    row_id: RowId
+    history: RowHistory
     messages: tuple[Message, ...] | None
     missing: str | None
-    made: bytes | None = None
-    guard: str | None = None
-    replicas: Mapping[tuple[int, int], TaskRecord] = field(default_factory=dict)
-    in_batch: RowTask | None = None
+    made: bytes | None
+    guard: str | None
+
+    @property
+    def row_id(self) -> RowId:
+        """The id of its row."""
+        return self.history.row.id
+
+    @property
+    def in_batch(self) -> RowTask | None:
+        """The batch that the task is in, or waits for."""
+        return next((one for one in self.history.in_batches if one.stage == self.stage.index), None)
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
         """The guard that kept the row out of the stage, with the values that it looked at; None: it did not."""
-        own = self.tasks.get(self.stage.index)
+        own = self.history.tasks.get(self.stage.index)
         note: dict[str, Any] = json.loads(own.note) if own and own.note else {}
         return note if "values" in note else None
 
@@ -226,8 +235,36 @@ class TaskInputs:
         }
 
 
-def _hash(value: Any) -> str:
-    return digest(json.dumps(value, sort_keys=True)).hex()
+def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, str | None]:
+    """The messages of a task, or why there are none."""
+    stages, tasks, seen, row = history.stages, history.tasks, history.replay, history.row
+    stage = stages[position]
+    upstream = stage.ancestors
+    outcomes = {one.name: outcome for one in stages if (outcome := history.outcome(one)) is not None}
+    if outcomes.get(stage.name) in (Outcome.SKIPPED, Outcome.DROPPED):
+        return None, "the row was passed over, so nothing was asked"
+    left = [name for name in outcomes if name in upstream and outcomes[name] == Outcome.DROPPED]
+    if left:
+        return None, f"stage {left[0]} made the row leave, so this one was not asked"
+    if position not in tasks and (elsewhere := _elsewhere(history, stage)):
+        return None, elsewhere
+    for one in stages[:position]:
+        seen.learn(one, tasks.get(one.index))
+    if position not in tasks and row.error_type is not None:
+        failed = [name for name in outcomes if name in upstream and outcomes[name] == Outcome.FAILED]
+        what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({row.error_type})"
+        return None, f"{what}, so this one was not asked"
+    try:
+        if stage.operation is not None:
+            return None, "this stage asks no model"
+        if stage.rows_of is not None and seen.unknown([stage.rows_of]):
+            return None, f"stage {stage.rows_of} gave no row yet, so this one was not asked"
+        return seen.messages(stage), None
+    except MissingField as missing:
+        head = missing.name.partition(".")[0]
+        if head in upstream and head in seen.unknown(upstream):
+            return None, f"stage {head} has no answer yet, so this one was not asked"
+        return None, str(missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +316,7 @@ async def _why(root: Path, run: int | str, row: str, stage: str) -> WhyReport:
         before = await _before(database, record.id, now.row_id, stage)
         askings = await past_attempts(database, now.task.row_key)
     fingerprint = now.task.fingerprint or now.made
-    ways = list(by_replica(stages, position, fingerprint, now.tasks, now.replicas, askings))
+    ways = list(by_replica(stages, position, fingerprint, now.history.tasks, now.history.replicas, askings))
     earlier = max(filter(None, (previous_attempts(*way) for way in ways)), key=lambda one: one.at, default=None)
     asked_now = [attempt_history(own, position, tasks.get(position)).present for _, _, _, tasks, own in ways]
     anew = _anew(record, now, before, next(filter(None, asked_now), None))
@@ -314,86 +351,24 @@ async def _asked(
     for row_id in ids:
         task = await stored_task(database, run, row_id, position)
         if task is not None:
-            found = await tasks_of_row(database, task.row_key)
-            tasks = {one.stage: one for one in found if not one.replica}
-            replicas = {(one.stage, one.replica): one for one in found if one.replica}
             rows = {row.key: row for row in await rows_with_ids(database, run, [row_id])}
-            seen = await rebuilt(database, run, stages, rows[task.row_key])
-            messages, missing = _rebuilt(stages, position, seen, tasks, rows[task.row_key])
-            asked = _as_asked(run, stages[position], task, tasks, row_id, messages, missing)
-            waiting = (one for one in await in_batches(database, task.row_key) if one.stage == position)
-            return replace(asked, guard=guard, replicas=replicas, in_batch=next(waiting, None))
+            history = await RowHistory.read(database, run, stages, rows[task.row_key])
+            messages, missing = _messages(history, position)
+            made = stages[position].fingerprint(messages, row_id, run) if messages is not None else None
+            if made is not None and task.fingerprint is not None and made != task.fingerprint:
+                messages = None
+                missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
+            return TaskInputs(run, stages[position], task, history, messages, missing, made, guard)
     return None
 
 
-def _rebuilt(
-    stages: Sequence[RecordedStage],
-    position: int,
-    seen: Rebuilt,
-    tasks: Mapping[int, TaskRecord],
-    row: RowRecord,
-) -> tuple[tuple[Message, ...] | None, str | None]:
-    """The messages of a task, or why there are none."""
-    upstream = stages[position].ancestors
-    outcomes = {stages[index].name: one.outcome for index, one in tasks.items()}
-    if outcomes.get(stages[position].name) in (Outcome.SKIPPED, Outcome.DROPPED):
-        return None, "the row was passed over, so nothing was asked"
-    left = [name for name in upstream if outcomes.get(name) == Outcome.DROPPED]
-    if left:
-        return None, f"stage {left[0]} made the row leave, so this one was not asked"
-    if position not in tasks and (elsewhere := _elsewhere(stages, position, tasks, row)):
-        return None, elsewhere
-    for stage in stages[:position]:
-        seen.learn(stage, tasks.get(stage.index))
-    if position not in tasks and row.error_type is not None:
-        failed = [stage.name for stage in stages if stage.name in upstream and _failed(tasks.get(stage.index))]
-        what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({row.error_type})"
-        return None, f"{what}, so this one was not asked"
-    try:
-        if stages[position].operation is not None:
-            return None, "this stage asks no model"
-        changed_by = stages[position].rows_of
-        if changed_by is not None and seen.unknown([changed_by]):
-            return None, f"stage {changed_by} gave no row yet, so this one was not asked"
-        return seen.messages(stages[position]), None
-    except MissingField as field:
-        head = field.name.partition(".")[0]
-        if head in upstream and head in seen.unknown(upstream):
-            return None, f"stage {head} has no answer yet, so this one was not asked"
-        return None, str(field)
-
-
-def _elsewhere(
-    stages: Sequence[RecordedStage], position: int, tasks: Mapping[int, TaskRecord], row: RowRecord
-) -> str | None:
+def _elsewhere(history: RowHistory, stage: RecordedStage) -> str | None:
     """Why the stage is not asked of this row, but of others; None: it may be."""
-    lists = [stages[index].name for index, one in tasks.items() if is_list(stages[index], one.value)]
-    if maker := next((name for name in lists if name in stages[position].ancestors), None):
+    if maker := next((name for name in history.lists if name in stage.ancestors), None):
         return f"stage {maker} gave a list of rows in the place of this one: name one of those"
-    if position in {stage.index for stage in walked(stages, row.origin)}:
+    if stage.index in history.own:
         return None
     return "this stage is asked of rows that another stage makes: `agac inspect` shows those that were made of this one"
-
-
-def _failed(task: TaskRecord | None) -> bool:
-    return task is not None and task.outcome == Outcome.FAILED
-
-
-def _as_asked(
-    run: int,
-    stage: RecordedStage,
-    task: StoredTask,
-    tasks: Mapping[int, TaskRecord],
-    row_id: RowId,
-    messages: tuple[Message, ...] | None,
-    missing: str | None,
-) -> TaskInputs:
-    """The task with its messages, where these are what it was asked with."""
-    made = stage.fingerprint(messages, row_id, run) if messages is not None else None
-    if made is not None and task.fingerprint is not None and made != task.fingerprint:
-        messages = None
-        missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
-    return TaskInputs(run, stage, task, tasks, row_id, messages, missing, made)
 
 
 def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, Any]]:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Reply, Request
-from agac.engine.budget import NOTHING, BudgetLimiter, Reservation, RowBudgetExceeded, counted
+from agac.engine.budget import NOTHING, Reservation, RowBudgetExceeded, counted
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadlineExceeded, StopRun, decide, max_calls
-from agac.engine.routes import CallResult, EncodedRequest, ModelConnection
-from agac.engine.settle import ReplyRecord, Settler, fault_call, fields, how_answered, log_call, reply_call
-from agac.engine.stop_rules import RunStopped, StopSignal
+from agac.engine.routes import CallResult, EncodedRequest, ModelConnection, request_for_model
+from agac.engine.settle import ReplyRecord, fault_call, fields, how_answered, log_call, reply_call
+from agac.engine.stop_rules import RunStopped
 from agac.engine.validate import repair_request
-from agac.plan.render import seeded
-from agac.plan.stage import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedStage
 from agac.store.records import Call, Result
 
 _log = logging.getLogger("agac.call")
@@ -83,25 +83,12 @@ class TaskAttempts:
 
 
 class Caller:
-    """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index.
+    """Asks tasks. `lines` holds each stage's models in the order in which they are asked, by the stage's index."""
 
-    `wall` gives seconds since 1970, `spread` a number in [0, 1) for back-off. `run` is the run's number, for the log.
-    """
-
-    def __init__(
-        self,
-        lines: Mapping[int, tuple[ModelConnection, ...]],
-        settler: Settler,
-        control: StopSignal,
-        purse: BudgetLimiter | None,
-        *,
-        wall: Callable[[], float],
-        spread: Callable[[], float],
-        run: int,
-    ) -> None:
-        self._run = run
-        self._lines, self._settler, self._control, self._purse = lines, settler, control, purse
-        self._wall, self._spread = wall, spread
+    def __init__(self, context: InvocationContext, lines: Mapping[int, tuple[ModelConnection, ...]]) -> None:
+        self._run, self._lines = context.places.run, lines
+        self._settler, self._control, self._purse = context.settler, context.control, context.purse
+        self._wall, self._spread = context.work.clocks.wall, context.work.clocks.spread
 
     async def ask(
         self,
@@ -193,7 +180,7 @@ class Caller:
             return await line.send(wire, flight.patience, self._settler.given_up)
         if flight.purse is None:
             flight.purse = self._purse.row_pot()
-        reserved = self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire))
+        reserved = self._purse.reserve(line.stage.index, flight.purse, line.worst_case(wire.body))
         asking.hold = await flight.patience.wait(reserved)
         try:
             return await line.send(wire, flight.patience, self._settler.given_up)
@@ -263,11 +250,6 @@ class Caller:
             run=self._run, row=row, stage=line.stage.name, model=line.model.lane, redactor=line.redactor,
             replica=asking.replica,
         )  # fmt: skip
-
-
-def request_for_model(model: PlannedModel, request: Request, replica: int) -> Request:
-    """The request as a model is asked it."""
-    return replace(request, params=seeded(model.params, model.provider, replica))
 
 
 def _with_wait(fault: Fault) -> Fault:

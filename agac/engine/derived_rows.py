@@ -11,9 +11,8 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
 from agac.engine.effects import ActiveRow, plain
-from agac.engine.estimate import CHARACTERS_A_TOKEN
-from agac.engine.input_rows import InvocationRef
-from agac.engine.replay import inner
+from agac.engine.invocation import InvocationRef
+from agac.engine.routes import CHARACTERS_A_TOKEN
 from agac.engine.settle import Settler
 from agac.engine.stop_rules import StopSignal
 from agac.plan.render import RowView
@@ -26,6 +25,17 @@ from agac.store.rows import DedupeRow, PriorTask, State, dedupe_page, prior_task
 from agac.store.writer import Ledger
 
 # What is made of a row that came to its end: children of a list's items, a place in a group, a chance to be kept.
+
+
+def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JSONValue:
+    """What stands in `value` at the end of a path of keys. Raises KeyError with the key that is not there."""
+    found: object = value
+    for key in path:
+        if not isinstance(found, Mapping) or key not in found:
+            raise KeyError(key)
+        found = found[key]
+    return found
+
 
 MAX_CHILDREN = 100_000
 """Items of one list that are taken: their rows are stored in one transaction, together with the end of their parent."""

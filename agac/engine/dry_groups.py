@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
-from agac.engine.derived_rows import DerivationFailed, MemberView, RowDeriver
+from agac.engine.derived_rows import DerivationFailed, MemberView, RowDeriver, inner
 from agac.engine.dry_answers import CountedOutcomes, StoredAnswers
 from agac.engine.effects import descended
 from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, dummy_answer
 from agac.engine.executor import LevelStages
 from agac.engine.forecast import Baseline, BaselineCounts, ForecastRow, GroupTask, Guess, StageForecast, source_of
-from agac.engine.groups import GroupCut, array, call_size, part_id, unusable
-from agac.engine.replay import inner
+from agac.engine.groups import GroupCut, call_size, part_id, unusable
+from agac.engine.replay import array
 from agac.plan import diff as why
 from agac.plan.reduce_tree import NodeId, TreeNode, tree
 from agac.plan.render import Prepared, RowView

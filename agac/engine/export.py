@@ -30,7 +30,7 @@ from agac.data.sinks import (
 )
 from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_columns, tables_read
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
-from agac.engine.replay import FinalRows, Lineage, WrittenRows
+from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.definition import RecordedStage, ends_of, recorded_stages
 from agac.spec.levels import descent
@@ -54,7 +54,7 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
     """
     definition = await definition_of(database, run.id)
     stages = recorded_stages(definition)
-    lineage = Lineage(stages, definition["vars"], database)
+    lineage = RowViews(stages, definition["vars"], database)
     for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
         async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
             if left := [row for row in rows if row.state == State.FILTERED]:
@@ -62,7 +62,7 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
 
 
 async def _write(
-    database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: Lineage | None, sink: Sink
+    database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: RowViews | None, sink: Sink
 ) -> None:
     """Some rows that left; without `lineage` their fields are not told. Of a row that a stage made they are those with
     which it left."""

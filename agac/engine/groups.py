@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.keys import IdOrder, id_order, snapshot
+from agac.core.keys import snapshot
 from agac.core.types import Row, RowId
 from agac.engine.caller import Answer
-from agac.engine.derived_rows import MemberView
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, run_workers
-from agac.engine.input_rows import InvocationRef
-from agac.engine.replay import Lineage
+from agac.engine.replay import GroupContents, array
 from agac.engine.settle import Settler
-from agac.engine.stored_rows import LevelContext, LevelPass, unfit
+from agac.engine.stored_rows import LevelPass, unfit
 from agac.engine.tasks import AnswerSource, Parked, Tasks
 from agac.plan.reduce_tree import CallSize, NodeId, Tree, TreeNode
 from agac.plan.render import Preparer, RowView
@@ -27,80 +26,18 @@ from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Group
 from agac.store.records import NewRow, Part
 from agac.store.rows import (
-    FIRST,
-    LAST,
     GroupSize,
     MadeRow,
     PriorTask,
     State,
-    any_open_part,
     failed_part,
     group_sizes,
     open_parts,
-    part_values,
     prior_tasks,
     rows_of_keys,
 )
-from agac.store.rows import MemberRow as StoredMember
-from agac.store.rows import members as some_members
 
 # What a call over many rows is given: the texts of a group's members, or of what its parts came to.
-
-PAGE = 512
-
-
-class Contents:
-    """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
-
-    def __init__(self, places: InvocationRef, lineage: Lineage, member: MemberView, origin: int) -> None:
-        self._db, self._run, _ = places
-        self._lineage, self._member, self._origin = lineage, member, origin
-
-    async def of_members(
-        self, group: int, *, low: int = FIRST, high: int = LAST, after: int = 0, rows: int | None = None
-    ) -> list[str]:
-        """The members of a group with hashes from `low` to `high`, less the first `after` of them, `rows` at most, in
-        the order of their ids: JSON texts."""
-        found: list[tuple[IdOrder, str]] = []
-        async for page in self.pages(group, low=low, high=high):
-            page, after = page[after:], max(after - len(page), 0)
-            if rows is not None:
-                page = page[: rows - len(found)]
-            sights = await self._lineage.ended([one.key for one in page])
-            found += [(id_order(one.id), self._member.text(sights[one.key])) for one in page]
-            if rows is not None and len(found) >= rows:
-                break
-        return [text for _, text in sorted(found)]
-
-    async def pages(self, group: int, *, low: int = FIRST, high: int = LAST) -> AsyncIterator[list[StoredMember]]:
-        """The members of a group that did not fail, some hundred at a time, by their hashes."""
-        at = (low, 0)
-        while page := await some_members(self._db, group, PAGE, after=at, upto=high):
-            yield page
-            at = (page[-1].sort, page[-1].key)
-
-    async def of_part(self, group: int, data: str) -> list[str] | None:
-        """What a part of a group is made of, as its stored `data` says: members, or what lower parts came to; None
-        where one of these has no result."""
-        body = json.loads(data)
-        if body["parts"]:
-            return await self.of_parts(body["parts"])
-        low, high = body["low"] + FIRST, body["high"] + FIRST
-        return await self.of_members(group, low=low, high=high, after=body["after"], rows=body["rows"])
-
-    async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
-        """What these parts came to, in their order: JSON texts; None where one of them has no result."""
-        values = await part_values(self._db, self._run, self._origin, ids)
-        return [values[one] for one in ids] if len(values) == len(ids) else None
-
-    async def waits(self, ids: Sequence[str]) -> bool:
-        """Whether one of these parts has no end yet: it waits for a batch."""
-        return await any_open_part(self._db, self._run, self._origin, ids)
-
-
-def array(texts: Sequence[str]) -> str:
-    """JSON texts as one array."""
-    return f"[{','.join(texts)}]"
 
 
 # Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first.
@@ -155,21 +92,21 @@ class Parts:
 
     def __init__(
         self,
-        passing: LevelContext,
+        context: InvocationContext,
         stage: PlannedStage,
-        contents: Contents,
+        contents: GroupContents,
         preparer: Preparer,
         asker: AnswerSource,
         tasks: Tasks,
         settler: Settler,
     ) -> None:
         assert stage.group is not None
-        self._passing, self._stage, self._contents = passing, stage, contents
+        self._context, self._stage, self._contents = context, stage, contents
         self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
 
     async def cut(self, group: MadeRow) -> TreeNode:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
-        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._passing.ledger
+        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._context.ledger
         async for page in self._contents.pages(group.key):
             for one in page:
                 cut.add(one.sort + _SIGNED, one.size)
@@ -184,7 +121,7 @@ class Parts:
         part_id = self.name(group, node.id)
         below = [self.name(group, child) for child in node.children]
         part = Part(group.key, self._stage.index, part_id, node.id.height, snapshot({**body, "parts": below}))
-        self._passing.ledger.batch.parts.append(part)
+        self._context.ledger.batch.parts.append(part)
 
     def name(self, group: MadeRow, node: NodeId) -> str:
         """The id of a part: the same whenever it holds the same range of the same group."""
@@ -192,19 +129,19 @@ class Parts:
 
     async def ask(self, height: int) -> None:
         """Asks all open parts of a height."""
-        await self._passing.ledger.durable()
-        if self._passing.control.stop is None:
-            await run_workers(self._flights(height), self, self._passing.control, self._passing.workers)
+        await self._context.ledger.durable()
+        if self._context.control.stop is None:
+            await run_workers(self._flights(height), self, self._context.control, self._context.workers)
 
     async def _flights(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
-        (database, run, _), after = self._passing.places, 0
+        (database, run, _), after = self._context.places, 0
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
             keys = [part.key for part in parts]
-            prior, ready = await prior_tasks(database, keys), await self._passing.ready(keys)
+            prior, ready = await prior_tasks(database, keys), await self._context.ready(keys)
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
-                sight = self._passing.lineage.begun(groups[part.group].data, None, None)
+                sight = self._context.views.begun(groups[part.group].data, None, None)
                 texts = await self._contents.of_part(part.group, part.data)
                 if texts is not None:
                     sight.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
@@ -212,16 +149,16 @@ class Parts:
                 again, since = self._again()
                 yield [
                     ActiveRow(
-                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._passing.retry is not None,
+                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._context.retry is not None,
                         again_from=again, since=since, ready=ready.get(part.key, {}),
                     )
                 ]  # fmt: skip
 
     def _again(self) -> tuple[int | None, float]:
         """From which stage on parts are asked anew, and since when: as the groups are that a retry opened."""
-        retry, opened = self._passing.retry, self._passing.opened
+        retry, opened = self._context.retry, self._context.opened
         if retry is not None:
-            return self._passing.again_from, retry.since
+            return self._context.again_from, retry.since
         return (None, 0.0) if opened is None else (opened.again_from, opened.since)
 
     async def walk(self, flight: ActiveRow) -> None:
@@ -284,18 +221,18 @@ class Groups:
 
     def __init__(
         self,
-        passing: LevelContext,
+        context: InvocationContext,
         level: Level[AnyStage],
         executor: Executor,
-        contents: Contents,
+        contents: GroupContents,
         parts: Parts,
         settler: Settler,
     ) -> None:
         stage = level.maker
         assert isinstance(stage, PlannedStage)
         assert stage.group is not None
-        self._passing, self._stage, self._group = passing, stage, stage.group
-        self._rows = LevelPass(passing, level)
+        self._context, self._stage, self._group = context, stage, stage.group
+        self._rows = LevelPass(context, level)
         self._executor, self._contents, self._parts, self._settler = executor, contents, parts, settler
 
     async def walk(self) -> None:
@@ -305,20 +242,20 @@ class Groups:
                 await self._some(rows[start : start + _SOME])
 
     async def _some(self, rows: Sequence[MadeRow]) -> None:
-        database, keys = self._passing.places.database, [row.key for row in rows]
+        database, keys = self._context.places.database, [row.key for row in rows]
         sizes, prior = await group_sizes(database, keys), await prior_tasks(database, keys)
         ready = []
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
-                self._passing.ledger.batch.gone.append(row.key)
+                self._context.ledger.batch.gone.append(row.key)
             elif (one := await self._ready(row, size, prior.get(row.key, {}))) is not None:
                 ready.append(one)
         for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
             await self._parts.ask(height)
-        await self._passing.ledger.durable()
-        if self._passing.control.stop is None:
-            await run_workers(self._flights(ready), self._executor, self._passing.control, self._passing.workers)
+        await self._context.ledger.durable()
+        if self._context.control.stop is None:
+            await run_workers(self._flights(ready), self._executor, self._context.control, self._context.workers)
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
@@ -326,16 +263,16 @@ class Groups:
         if error is not None:
             self._fail(self._rows.flight(row, prior, sight), error)
             return None
-        may_ask = self._passing.scope.may_ask(self._stage.name)
+        may_ask = self._context.scope.may_ask(self._stage.name)
         if self._fits(size) and self._group.reduces:  # it may have been larger
-            self._passing.ledger.batch.cut.append(row.key)
+            self._context.ledger.batch.cut.append(row.key)
         if self._fits(size) or not may_ask or not self._executor.does.lets_in(sight, self._stage):
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 
     def _sight(self, row: MadeRow, size: GroupSize) -> RowView:
         """What a group sees, but for its rows."""
-        sight = self._passing.lineage.begun(row.data, None, None)
+        sight = self._context.views.begun(row.data, None, None)
         sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
         return sight
 
@@ -361,7 +298,7 @@ class Groups:
         self._settler.row_failed(flight, self._stage, error, {self._stage.index})
 
     async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[ActiveRow], None]:
-        standing = await self._passing.ready([one.row.key for one in ready])
+        standing = await self._context.ready([one.row.key for one in ready])
         for row, prior, size, top in ready:
             sight = self._sight(row, size)
             flight = self._rows.flight(row, prior, sight)
@@ -382,7 +319,7 @@ class Groups:
             yield [flight]
 
     async def _failed_part(self, row: MadeRow) -> RowError:
-        failed = await failed_part(self._passing.places.database, row.key)
+        failed = await failed_part(self._context.places.database, row.key)
         if failed is None:
             return unfit(self._stage, "parts of this group have no result")
         kind, message, _ = failed

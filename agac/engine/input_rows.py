@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.invocation import ReopenedRows, Scope, Totals
+from agac.engine.invocation import InvocationRef
 from agac.engine.retry_policy import is_left
-from agac.engine.settle import Settler
-from agac.engine.stop_rules import StopRules, StopSignal
-from agac.plan.stage import AnyStage
 from agac.spec.workflow import OnDuplicateId
-from agac.store.batches import Ready, ready_tasks, waiting_rows
-from agac.store.db import Database
 from agac.store.records import PRESENT, NewRow, RowChange
 from agac.store.rows import (
     OUTCOME_OF,
@@ -37,33 +32,8 @@ from agac.store.rows import (
     rows_of_id,
     scan_positions,
 )
-from agac.store.writer import Ledger
 
 # How stored rows stand to batches: which wait for one, and for which something came.
-
-
-class BatchWaits:
-    """Looks rows up; where the workflow never had a batch (`active` False) nothing is asked of the store."""
-
-    def __init__(self, database: Database, *, active: bool) -> None:
-        self._database, self._active = database, active
-
-    @property
-    def active(self) -> bool:
-        """Whether rows of the workflow may wait for batches."""
-        return self._active
-
-    async def ready(self, keys: Sequence[int]) -> dict[int, Ready]:
-        """What came of the tasks of these rows since they were last walked, by their keys."""
-        return await ready_tasks(self._database, keys) if self._active and keys else {}
-
-    async def merely_waiting(self, keys: Sequence[int], ready: dict[int, Ready]) -> dict[int, int]:
-        """Those of these rows that need not be walked, since all there is to do for them is in batches; with the stage
-        at which they wait."""
-        if not self._active or not keys:
-            return {}
-        waiting = await waiting_rows(self._database, keys)
-        return {key: stage for key, stage in waiting.items() if key not in ready}
 
 
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
@@ -76,14 +46,6 @@ PROBES = 8
 
 KEPT_IDS = 10_000
 """Repeated ids of which is kept in memory how often they came; of others it is looked up again."""
-
-
-class InvocationRef(NamedTuple):
-    """Which run and which invocation rows are placed for."""
-
-    database: Database
-    run: int
-    event: int
 
 
 @dataclass(slots=True)
@@ -230,24 +192,15 @@ NEVER = 1 << 62
 class InputRows:
     """One pass over the input. Iterate `flights`, then call `finish` when all of it was read."""
 
-    def __init__(
-        self, places: InvocationRef, ledger: Ledger, settler: Settler, control: StopSignal, totals: Totals,
-        stops: StopRules, *,
-        on_duplicate: OnDuplicateId, numbered: bool, scope: Scope, cutoffs: Mapping[int, float],
-        place: Callable[[int], str], opened: ReopenedRows | None = None, standing: BatchWaits,
-        stages: Sequence[AnyStage],
-    ) -> None:  # fmt: skip
-        """`numbered`: ids are positions, so that none can come twice. `cutoffs`: from when on results are taken,
-        for the stages that say so, by position. `place` names a row by its ordinal. `opened`: how to go on with rows
-        that a retry opened and left."""
-        self._standing, self._stages = standing, stages
-        self._opened = opened
-        self._scope, self._cutoffs = scope, cutoffs
-        self._db, self._run, self._event = places
-        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
-        self._stops = stops
-        self._on_duplicate, self._numbered = "error" if numbered else on_duplicate, numbered
-        self._repeats = RowMatcher(places, self._on_duplicate, place)
+    def __init__(self, context: InvocationContext) -> None:
+        self._standing, self._stages, self._opened = context.standing, context.plan.stages, context.opened
+        self._scope, self._cutoffs, self._stops = context.scope, context.cutoffs, context.stops
+        self._db, self._run, self._event = context.places
+        self._ledger, self._settler = context.ledger, context.settler
+        self._control, self._totals = context.control, context.totals
+        self._numbered = context.plan.input.id_field is None  # ids are positions, so that none can come twice
+        self._on_duplicate = "error" if self._numbered else context.plan.input.on_duplicate_id
+        self._repeats = RowMatcher(context.places, self._on_duplicate, context.work.place)
         self._last = 0
         self._stored_last = 0
 

@@ -83,6 +83,14 @@ class ReopenedRows(NamedTuple):
 # What an invocation is about, and where time and chance come from.
 
 
+class InvocationRef(NamedTuple):
+    """Which run and which invocation rows are placed for."""
+
+    database: Database
+    run: int
+    event: int
+
+
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Where time and chance come from: wall and monotonic seconds, a number in [0, 1)."""

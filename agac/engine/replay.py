@@ -1,38 +1,54 @@
-"""A row read back from the store: what its stages saw, which rows are written, and how they ended."""
+"""What a stored row came to, read back: what each stage saw of it, what became of it there, the requests that were sent
+for it, and the rows that are written. Used by inspect and why, by outputs, and wherever a run takes up stored rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agac.core.keys import snapshot
-from agac.core.types import JSONValue
+from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint, snapshot
+from agac.core.types import JSONValue, Message, Outcome, RowId
+from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
+from agac.engine.invocation import InvocationRef
 from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
 from agac.plan.render import RowView, followed
 from agac.spec.levels import descent, levels_of
+from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
+from agac.store.batches import RowTask
+from agac.store.batches import tasks_of_row as batched_tasks
 from agac.store.db import Database
+from agac.store.history import RowRecord, TaskRecord, parts_of, rows_above, tasks_of_row
 from agac.store.rows import (
     EXPORT_RANGE,
+    FIRST,
+    LAST,
     ExportRow,
+    GroupSize,
     StageResult,
     State,
+    any_open_part,
     child_counts,
     children_export,
     export_rows,
     failed_rows,
     group_rows,
+    group_sizes,
     made_counts,
+    part_values,
     results_of_rows,
     rows_of_keys,
 )
+from agac.store.rows import MemberRow as StoredMember
+from agac.store.rows import members as some_members
 
-# What rows see, put together from the store: their own fields, and those and the results of what they were made of.
+# What stages saw of rows.
 
 
-class Lineage:
+class RowViews:
     """Puts sights together, for rows that came to their end, and for those made of them. Of results those are read
     that some stage can see, and the `wanted` ones."""
 
@@ -77,17 +93,287 @@ class Lineage:
         replay(sight, stage, result, self._followed)
 
 
-def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JSONValue:
-    """What stands in `value` at the end of a path of keys. Raises KeyError with the key that is not there."""
-    found: object = value
-    for key in path:
-        if not isinstance(found, Mapping) or key not in found:
-            raise KeyError(key)
-        found = found[key]
-    return found
+# What a call over many rows is given.
 
 
-# The rows that are written, in order: of the input, or those that stages made of its rows.
+class GroupContents:
+    """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
+
+    def __init__(self, places: InvocationRef, views: RowViews, member: MemberView, origin: int) -> None:
+        self._db, self._run, _ = places
+        self._views, self._member, self._origin = views, member, origin
+
+    async def of_members(
+        self, group: int, *, low: int = FIRST, high: int = LAST, after: int = 0, rows: int | None = None
+    ) -> list[str]:
+        """The members of a group with hashes from `low` to `high`, less the first `after` of them, `rows` at most, in
+        the order of their ids: JSON texts."""
+        found: list[tuple[IdOrder, str]] = []
+        async for page in self.pages(group, low=low, high=high):
+            page, after = page[after:], max(after - len(page), 0)
+            if rows is not None:
+                page = page[: rows - len(found)]
+            sights = await self._views.ended([one.key for one in page])
+            found += [(id_order(one.id), self._member.text(sights[one.key])) for one in page]
+            if rows is not None and len(found) >= rows:
+                break
+        return [text for _, text in sorted(found)]
+
+    async def pages(self, group: int, *, low: int = FIRST, high: int = LAST) -> AsyncIterator[list[StoredMember]]:
+        """The members of a group that did not fail, some hundred at a time, by their hashes."""
+        at = (low, 0)
+        while page := await some_members(self._db, group, EXPORT_RANGE, after=at, upto=high):
+            yield page
+            at = (page[-1].sort, page[-1].key)
+
+    async def of_part(self, group: int, data: str) -> list[str] | None:
+        """What a part of a group is made of, as its stored `data` says: members, or what lower parts came to; None
+        where one of these has no result."""
+        body = json.loads(data)
+        if body["parts"]:
+            return await self.of_parts(body["parts"])
+        low, high = body["low"] + FIRST, body["high"] + FIRST
+        return await self.of_members(group, low=low, high=high, after=body["after"], rows=body["rows"])
+
+    async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
+        """What these parts came to, in their order: JSON texts; None where one of them has no result."""
+        values = await part_values(self._db, self._run, self._origin, ids)
+        return [values[one] for one in ids] if len(values) == len(ids) else None
+
+    async def waits(self, ids: Sequence[str]) -> bool:
+        """Whether one of these parts has no end yet: it waits for a batch."""
+        return await any_open_part(self._db, self._run, self._origin, ids)
+
+
+def array(texts: Sequence[str]) -> str:
+    """JSON texts as one array."""
+    return f"[{','.join(texts)}]"
+
+
+# What a run did for one row.
+
+
+@dataclass(frozen=True, slots=True)
+class RowHistory:
+    """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and number, and those that
+    are in batches. `replay` has the row as its first stage saw it."""
+
+    run: int
+    stages: Sequence[RecordedStage]
+    row: RowRecord
+    tasks: Mapping[int, TaskRecord]
+    replicas: Mapping[tuple[int, int], TaskRecord]
+    in_batches: Sequence[RowTask]
+    replay: RowReplay
+
+    @staticmethod
+    async def read(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowHistory:
+        """The history of a row."""
+        found = await tasks_of_row(database, row.key)
+        tasks = {task.stage: task for task in found if not task.replica}
+        replicas = {(task.stage, task.replica): task for task in found if task.replica}
+        in_batches = await batched_tasks(database, row.key)
+        return RowHistory(run, stages, row, tasks, replicas, in_batches, await _replay(database, run, stages, row))
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The positions of the stages that the row goes through."""
+        return frozenset(stage.index for stage in levels_of(self.stages).by_origin[self.row.origin].stages)
+
+    @property
+    def lists(self) -> list[str]:
+        """The stages whose functions gave a list of rows in the place of this one."""
+        return [self.stages[index].name for index, task in self.tasks.items() if _is_list(self.stages[index], task)]
+
+    def outcome(self, stage: RecordedStage) -> str | None:
+        """What became of the row at a stage; None: nothing yet."""
+        task = self.tasks.get(stage.index)
+        return task.outcome if task else None
+
+    def stages_met(self) -> list[RecordedStage]:
+        """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where
+        a function gave a list, its rows go through those that follow, and not this one."""
+        if self.row.place is not None and self.row.place < 0 and self.row.origin is not None:
+            return [self.stages[self.row.origin]]
+        own, lists = self.own, set(self.lists)
+        return [
+            stage
+            for stage in self.stages
+            if stage.index in self.tasks or (stage.index in own and not lists.intersection(stage.ancestors))
+        ]
+
+
+def _is_list(stage: RecordedStage, task: TaskRecord) -> bool:
+    """Whether a function gave a list of rows in the place of a row."""
+    return stage.makes == "rows" and task.value is not None and isinstance(json.loads(task.value), list)
+
+
+async def _replay(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowReplay:
+    """The row as its first stage saw it."""
+    views = RowViews(stages, stages[0].variables, database)
+    own = frozenset(stage.name for stage in levels_of(stages).by_origin[row.origin].stages)
+    if row.origin is None:
+        return RowReplay(views, views.begun(row.data, None, None), own, is_readable=json.loads(row.data) is not None)
+    maker = stages[row.origin]
+    if maker.group is None:
+        assert row.parent_key is not None
+        parents = await views.ended([row.parent_key])
+        return RowReplay(views, views.begun(row.data, row.origin, parents[row.parent_key]), own)
+    member = MemberView.of(maker, {stage.name: stage for stage in stages})
+    contents = GroupContents(InvocationRef(database, run, 0), views, member, maker.index)
+    group, texts = row, None
+    if row.parent_key is not None:
+        (group,) = await rows_above(database, row.key)
+        texts = await contents.of_part(group.key, row.data)
+        size = GroupSize(len(texts or ()), 0, 0)
+    else:
+        size = (await group_sizes(database, [row.key])).get(row.key, GroupSize(0, 0, 0))
+        if maker.group.fits(size.rows, size.tokens):
+            texts = await contents.of_members(row.key)
+        else:
+            texts = await contents.of_parts(await _highest_parts(database, row.key))
+    sight = views.begun(group.data, None, None)
+    sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
+    if texts is not None:
+        sight.own[ROWS_JSON] = array(texts)
+    return RowReplay(views, sight, own)
+
+
+async def _highest_parts(database: Database, group: int) -> list[str]:
+    """The parts of a large group that are parts of no other one, in the order of what they hold."""
+    bodies = {part.id: json.loads(part.data) for part in await parts_of(database, group)}
+    below = {name for body in bodies.values() for name in body["parts"]}
+    highest = [(body["low"], body["after"], str(name)) for name, body in bodies.items() if name not in below]
+    return [name for _, _, name in sorted(highest)]
+
+
+class RowReplay:
+    """One row, stage after stage: `learn` what became of each before the next is asked about. `sight` is what its first
+    stage saw, `own` are the names of the stages that it goes through: of others upstream it was made."""
+
+    def __init__(self, views: RowViews, sight: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
+        self.is_readable = is_readable
+        self._views, self._sight, self._own = views, sight, own
+        self._passed: set[str] = set()
+
+    def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
+        """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
+        if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
+            self._passed.add(stage.name)
+            self._views.replay(self._sight, stage, StageResult(task.value, task.outcome == Outcome.SKIPPED))
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Which of these stages did not let the row through, as far as it is known."""
+        return [name for name in names if name in self._own and name not in self._passed]
+
+    def lacking(self, stage: RecordedStage) -> str | None:
+        """The first stage upstream of which nothing is known."""
+        return next(iter(self.unknown(stage.ancestors)), None)
+
+    def messages(self, stage: RecordedStage) -> tuple[Message, ...]:
+        """What the stage asks of the row. Raises MissingField."""
+        return stage.messages(self._sight)
+
+    def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
+        """The fingerprint of a stage that was asked with these messages; None of one that has none."""
+        if stage.operation is None:
+            return stage.fingerprint(messages, row_id, run)
+        if not stage.is_kept:
+            return None
+        return local_fingerprint(definition_hash(stage.operation.body()), self._sight.given(stage))
+
+
+# The rows that are written to the output files, in order, and what they came to.
+
+
+Results = Mapping[tuple[int, int], StageResult]
+"""What came of stages, by a row's key and a stage's position."""
+
+_NOTHING = StageResult(None, skipped=False)
+
+
+class FinalRows:
+    """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
+    fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
+    not only where they failed."""
+
+    def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
+        self._stages = recorded_stages(definition)
+        self._rows_of = {stage.name: stage.rows_of for stage in self._stages}
+        self._vars = definition["vars"]
+        self._ends = [self._stages[position] for position in ends_of(definition)]
+        position = written_of(definition)
+        self.path = descent(self._stages, None if position is None else self._stages[position])
+        first = self._ends[0]
+        self._last = first.name if first.changes_rows else first.rows_of
+        self._made_again = any(not end.is_kept for end in self._ends)
+        own = levels_of(self._stages).by_origin[position].stages
+        elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
+        self._joins = len(self._ends) > 1 or self._made_again or elsewhere
+        self._formed, self._inputs = formed and self._last is not None, inputs or formed
+
+    async def rows(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
+        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be."""
+        views = self._views(database)
+        async for rows in self._written(database, run).rows():
+            yield await self._wholes(database, views, rows)
+
+    async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
+        """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
+        views, levels = self._views(database), levels_of(self._stages)
+        met = self._written(database, run).met
+        failed = {count.origin for count in await made_counts(database, run) if count.state == State.FAILED}
+        for level in levels.all:
+            if level.origin in met or not (level.origin is None or level.origin in failed):
+                continue
+            async for rows in failed_rows(database, run, level.origin):
+                yield await self._wholes(database, views, rows)
+
+    def _written(self, database: Database, run: int) -> WrittenRows:
+        return WrittenRows(database, run, self._stages, self.path, [end.name for end in self._ends])
+
+    def _views(self, database: Database) -> RowViews:
+        return RowViews(self._stages, self._vars, database, wanted=[end.name for end in self._ends])
+
+    async def _wholes(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:
+        wanted = self._inputs or self._joins
+        made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
+        if not (self._joins or self._formed or made):
+            return rows
+        keys = [row.key for row in rows]
+        results = await results_of_rows(database, keys) if self._joins else {}
+        sights = await views.ended(keys if self._formed or self._made_again else made)
+        return [self._whole(row, results, sights.get(row.key)) for row in rows]
+
+    def _whole(self, row: ExportRow, results: Results, sight: RowView | None) -> ExportRow:
+        value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
+        if sight is None or not (self._formed or row.made):
+            return row._replace(value=value)
+        form = self._nearest(sight, self._last)
+        shown = row.made and (self._inputs or row.state == State.FAILED)
+        return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
+
+    def _joined(self, row: ExportRow, results: Results, sight: RowView | None) -> str:
+        """The result of one stage, or an object of those of several; one that was skipped is null in it."""
+        texts = [self._text(row, end, results, sight) for end in self._ends]
+        if len(texts) == 1:
+            return texts[0]
+        return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
+
+    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: RowView | None) -> str:
+        value, skipped = results.get((row.key, end.index), _NOTHING)
+        if not (end.is_kept or skipped) and sight is not None:
+            return snapshot(self._nearest(sight, end.name if end.changes_rows else end.rows_of))
+        if value is None and not skipped and sight is not None and end.name in sight.results:
+            return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
+        return value if value is not None else "null"
+
+    def _nearest(self, sight: RowView, name: str | None) -> dict[str, JSONValue]:
+        """The row's fields after a stage; as far as it came, of one that did not come that far."""
+        while name is not None and name not in sight.forms:
+            name = self._rows_of[name]
+        return sight.forms[name]
+
 
 MAX_KEYS = 4096
 """Children that are read at once."""
@@ -223,94 +509,3 @@ class WrittenRows:
                 if result is not None and result.value is not None and result.value.startswith("["):
                     found[at.row.key] = (*found.get(at.row.key, ()), position)
         return found
-
-
-# What rows came to: those that are written, results put together of several stages, fields as they were in the end.
-
-Results = Mapping[tuple[int, int], StageResult]
-"""What came of stages, by a row's key and a stage's position."""
-
-_NOTHING = StageResult(None, skipped=False)
-
-
-class FinalRows:
-    """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
-    fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
-    not only where they failed."""
-
-    def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
-        self._stages = recorded_stages(definition)
-        self._rows_of = {stage.name: stage.rows_of for stage in self._stages}
-        self._vars = definition["vars"]
-        self._ends = [self._stages[position] for position in ends_of(definition)]
-        position = written_of(definition)
-        self.path = descent(self._stages, None if position is None else self._stages[position])
-        first = self._ends[0]
-        self._last = first.name if first.changes_rows else first.rows_of
-        self._made_again = any(not end.is_kept for end in self._ends)
-        own = levels_of(self._stages).by_origin[position].stages
-        elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
-        self._joins = len(self._ends) > 1 or self._made_again or elsewhere
-        self._formed, self._inputs = formed and self._last is not None, inputs or formed
-
-    async def rows(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be."""
-        lineage = self._lineage(database)
-        async for rows in self._written(database, run).rows():
-            yield await self._wholes(database, lineage, rows)
-
-    async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-        """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
-        lineage, levels = self._lineage(database), levels_of(self._stages)
-        met = self._written(database, run).met
-        failed = {count.origin for count in await made_counts(database, run) if count.state == State.FAILED}
-        for level in levels.all:
-            if level.origin in met or not (level.origin is None or level.origin in failed):
-                continue
-            async for rows in failed_rows(database, run, level.origin):
-                yield await self._wholes(database, lineage, rows)
-
-    def _written(self, database: Database, run: int) -> WrittenRows:
-        return WrittenRows(database, run, self._stages, self.path, [end.name for end in self._ends])
-
-    def _lineage(self, database: Database) -> Lineage:
-        return Lineage(self._stages, self._vars, database, wanted=[end.name for end in self._ends])
-
-    async def _wholes(self, database: Database, lineage: Lineage, rows: list[ExportRow]) -> list[ExportRow]:
-        wanted = self._inputs or self._joins
-        made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
-        if not (self._joins or self._formed or made):
-            return rows
-        keys = [row.key for row in rows]
-        results = await results_of_rows(database, keys) if self._joins else {}
-        sights = await lineage.ended(keys if self._formed or self._made_again else made)
-        return [self._whole(row, results, sights.get(row.key)) for row in rows]
-
-    def _whole(self, row: ExportRow, results: Results, sight: RowView | None) -> ExportRow:
-        value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
-        if sight is None or not (self._formed or row.made):
-            return row._replace(value=value)
-        form = self._nearest(sight, self._last)
-        shown = row.made and (self._inputs or row.state == State.FAILED)
-        return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
-
-    def _joined(self, row: ExportRow, results: Results, sight: RowView | None) -> str:
-        """The result of one stage, or an object of those of several; one that was skipped is null in it."""
-        texts = [self._text(row, end, results, sight) for end in self._ends]
-        if len(texts) == 1:
-            return texts[0]
-        return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
-
-    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: RowView | None) -> str:
-        value, skipped = results.get((row.key, end.index), _NOTHING)
-        if not (end.is_kept or skipped) and sight is not None:
-            return snapshot(self._nearest(sight, end.name if end.changes_rows else end.rows_of))
-        if value is None and not skipped and sight is not None and end.name in sight.results:
-            return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
-        return value if value is not None else "null"
-
-    def _nearest(self, sight: RowView, name: str | None) -> dict[str, JSONValue]:
-        """The row's fields after a stage; as far as it came, of one that did not come that far."""
-        while name is not None and name not in sight.forms:
-            name = self._rows_of[name]
-        return sight.forms[name]

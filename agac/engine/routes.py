@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -12,13 +12,14 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply, Request
-from agac.engine.budget import Amount, RunBudgets, WorstCase
+from agac.engine.budget import NOTHING, Amount, RunBudgets, WorstCase
 from agac.engine.invocation import Work
 from agac.engine.rate_limiter import FifoSemaphore, Lane, LanePermit, UncommittedCallLimit
 from agac.engine.retry_policy import RowDeadline
 from agac.engine.stop_rules import StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
+from agac.plan.render import seeded
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS, STREAMS
 from agac.providers.http import HttpReply, Sender, Sending
@@ -33,6 +34,61 @@ from agac.store.records import Endpoint
 
 CHARACTERS_A_TOKEN = 4
 """A rough guess, used only to space calls out under a limit of tokens a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A stage and one of its models. `most` knows what a request can cost, where there is a budget; `price` looks a
+    price up by service tier, None when it is unknown; `base_url` is the provider's as it may be shown and stored."""
+
+    stage: PlannedStage
+    model: PlannedModel
+    dialect: Dialect
+    checker: Checker
+    most: WorstCase | None
+    price: Callable[[str | None], Price | None]
+    redactor: Redactor
+    base_url: str
+    encoder: Encoder = field(default_factory=Encoder, kw_only=True)
+
+    def body(self, request: Request) -> bytes:
+        """The request in the provider's words: the same bytes for a call and for a line of a batch."""
+        return self.encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
+
+    def worst_case(self, body: bytes) -> Amount:
+        """What sending a request can cost at most."""
+        return self.most.of(body) if self.most else NOTHING
+
+    def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> Reply | Fault:
+        """What an answer means."""
+        model = self.model
+        return self.dialect.parse(
+            status, headers, body, provider=model.provider, model=model.model, redactor=self.redactor
+        )
+
+    def endpoint(self, reply: Reply | None) -> Endpoint:
+        """Who answered, or who was asked and did not."""
+        provider = self.model.provider
+        if reply is None:
+            return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
+        return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated or provider.simulated)
+
+
+def price_by_tier(model: PlannedModel) -> Callable[[str | None], Price | None]:
+    """The model's price, looked up with the first reply: the price library takes a third of a second to load."""
+    known: dict[str | None, Price | None] = {}
+
+    def price(tier: str | None) -> Price | None:
+        if tier not in known:
+            known[tier] = price_of(model.provider, model.model, tier)
+        return known[tier]
+
+    return price
+
+
+def request_for_model(model: PlannedModel, request: Request, replica: int) -> Request:
+    """The request as a model gets it: with its own parameters, and the seed of a replica."""
+    return replace(request, params=seeded(model.params, model.provider, replica))
 
 
 class EncodedRequest(NamedTuple):
@@ -56,38 +112,23 @@ class CallResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConnection:
+class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `slots` is the stage's own bound where it has one; `most` knows what a call can cost, where there is a budget.
-    `price` looks a price up by service tier, None when it is unknown. `base_url` is the provider's as it may be shown
-    and stored.
+    `slots` is the stage's own bound where it has one.
     """
 
-    stage: PlannedStage
-    model: PlannedModel
-    dialect: Dialect
     sender: Sending
     timeout: Timeout
     lane: Lane
     slots: FifoSemaphore | None
-    most: WorstCase | None
     exposure: UncommittedCallLimit
-    checker: Checker
-    price: Callable[[str | None], Price | None]
-    redactor: Redactor
-    base_url: str
     wall: Callable[[], float]
-    encoder: Encoder = field(default_factory=Encoder)
 
     def write(self, request: Request) -> EncodedRequest:
         """The request in the provider's words."""
-        body = self.encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
+        body = self.body(request)
         return EncodedRequest(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-
-    def worst_case(self, wire: EncodedRequest) -> Amount:
-        """What sending it can cost at most."""
-        return self.most.of(wire.body) if self.most else Amount()
 
     async def send(self, wire: EncodedRequest, patience: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
@@ -135,26 +176,17 @@ class ModelConnection:
 
     def read(self, sent: CallResult) -> Reply | Fault:
         """What an answer means. The lane learns of it."""
-        http, model = sent.answer, self.model
+        http = sent.answer
         answer: Reply | Fault
         if isinstance(http, Fault):
             answer = http
         else:
-            answer = self.dialect.parse(
-                http.status, http.headers, http.body, provider=model.provider, model=model.model, redactor=self.redactor
-            )
+            answer = self.parse(http.status, http.headers, http.body)
             if http.ttft is not None and isinstance(answer, Reply):
                 answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
         if not sent.cut_by_us:
             self.lane.heard(sent.turn, answer)
         return answer
-
-    def endpoint(self, reply: Reply | None) -> Endpoint:
-        """Who answered, or who was asked and did not."""
-        provider = self.model.provider
-        if reply is None:
-            return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
-        return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated)
 
 
 # Every stage's lines to its models: who shares a lane, who shares connections.
@@ -193,7 +225,7 @@ async def open_lines(
                     most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
                     exposure=exposure,
                     checker=checker,
-                    price=_price(model),
+                    price=price_by_tier(model),
                     redactor=work.redactor,
                     base_url=work.redactor.clean(model.provider.base_url),
                     wall=work.clocks.wall,
@@ -241,15 +273,3 @@ def _lane(model: PlannedModel, work: Work, control: StopSignal) -> Lane:
 def _own_slots(stage: PlannedStage, plan: Plan) -> FifoSemaphore | None:
     """A stage's own bound, where it is tighter than the number of rows that walk at a time."""
     return FifoSemaphore(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
-
-
-def _price(model: PlannedModel) -> Callable[[str | None], Price | None]:
-    """The model's price, looked up with the first reply: the price library takes a third of a second to load."""
-    known: dict[str | None, Price | None] = {}
-
-    def price(tier: str | None) -> Price | None:
-        if tier not in known:
-            known[tier] = price_of(model.provider, model.model, tier)
-        return known[tier]
-
-    return price

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,23 +14,24 @@ from typing import Any, NamedTuple
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
-from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of
+from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
 from agac.engine.budget import BudgetLimiter, RunBudgets
 from agac.engine.caller import Caller
+from agac.engine.context import BatchWaits, InvocationContext
 from agac.engine.derived_rows import Deduplicator, RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, Functions, open_functions, run_workers
 from agac.engine.export import outputs_text
-from agac.engine.groups import Contents, Groups, Parts
-from agac.engine.input_rows import BatchWaits, InputRows, InvocationRef, scan_ids
-from agac.engine.invocation import ReopenedRows, Retry, StageTotals, Totals, Work
+from agac.engine.groups import Groups, Parts
+from agac.engine.input_rows import InputRows, scan_ids
+from agac.engine.invocation import InvocationRef, ReopenedRows, Retry, StageTotals, Totals, Work
 from agac.engine.rate_limiter import UncommittedCallLimit
-from agac.engine.replay import Lineage
+from agac.engine.replay import GroupContents, RowViews
 from agac.engine.retry_policy import max_billed_calls
 from agac.engine.routes import open_lines
 from agac.engine.settle import Settler, fields
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
-from agac.engine.stored_rows import LevelContext, LevelPass, OpenRows, RetriedRows, walk_levels
+from agac.engine.stored_rows import LevelPass, OpenRows, RetriedRows, walk_levels
 from agac.engine.tasks import AnswerSource, CallSource, Lookup, Tasks
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
@@ -124,134 +125,128 @@ async def opened_by(database: Database, run: int, retry: Retry | None, again_fro
 
 @dataclass(frozen=True)
 class LevelWorkers:
-    """Makes the walkers of a plan's levels. `clock` gives monotonic seconds."""
+    """Makes the workers of a plan's levels."""
 
-    plan: Plan
-    levels: Levels[AnyStage]
-    preparer: Preparer
+    context: InvocationContext
     asker: AnswerSource
     functions: Functions
     tasks: Tasks
-    settler: Settler
-    clock: Callable[[], float]
+
+    @cached_property
+    def levels(self) -> Levels[AnyStage]:
+        """The rows that walk alike."""
+        return levels_of(self.context.plan.stages)
+
+    @cached_property
+    def preparer(self) -> Preparer:
+        """Makes the requests of tasks."""
+        plan = self.context.plan
+        return Preparer(plan.stages, plan.vars, self.context.places.run)
 
     @cached_property
     def makers(self) -> RowDeriver:
         """What the stages make of rows."""
-        return RowDeriver(self.levels, self.plan.output.stages)
+        return RowDeriver(self.levels, self.context.plan.output.stages)
 
     def executor(self, level: Level[AnyStage]) -> Executor:
         """Who walks the rows of a level."""
+        plan, settler, clock = self.context.plan, self.context.settler, self.context.work.clocks.monotonic
         return Executor(
-            self.plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, self.settler,
-            clock=self.clock,
-        )  # fmt: skip
+            plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, settler, clock=clock
+        )
 
-    async def walk_made(self, passing: LevelContext) -> None:
+    async def walk_made(self) -> None:
         """Takes all rows that stages made through theirs, once those that they are made of have come to their end."""
+        context = self.context
 
         async def children(level: Level[AnyStage]) -> None:
-            await LevelPass(passing, level).walk(self.executor(level))
+            await LevelPass(context, level).walk(self.executor(level))
 
         async def kept(level: Level[AnyStage]) -> None:
             assert level.maker is not None
-            await Deduplicator(passing.places, passing.ledger, self.settler, passing.control, level.maker).decide()
+            await Deduplicator(context.places, context.ledger, context.settler, context.control, level.maker).decide()
             await children(level)
 
         async def groups(level: Level[AnyStage]) -> None:
             stage = level.maker
             assert isinstance(stage, PlannedStage)
-            contents = Contents(passing.places, passing.lineage, self.makers.members[stage.index], stage.index)
-            parts = Parts(passing, stage, contents, self.preparer, self.asker, self.tasks, self.settler)
-            await Groups(passing, level, self.executor(level), contents, parts, self.settler).walk()
+            contents = GroupContents(context.places, context.views, self.makers.members[stage.index], stage.index)
+            parts = Parts(context, stage, contents, self.preparer, self.asker, self.tasks, context.settler)
+            await Groups(context, level, self.executor(level), contents, parts, context.settler).walk()
 
         take = {"items": children, "rows": children, "kept": kept, "groups": groups}
-        await walk_levels(passing, self.levels.all[1:], take)
+        await walk_levels(context, self.levels.all[1:], take)
 
 
 # The rows of an invocation on their way: those of the input or of the store, and then what stages made of them.
 
-ENROLLING_WORKERS = 256
-"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
 
 DRAIN_SECONDS = 60.0
 """After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
 take as long as their own time-outs allow: they are paid for."""
 
 
-async def walk_rows(
-    work: Work,
-    intake: InputRows,
-    crew: LevelWorkers,
-    passing: LevelContext,
-    batches: Batches | None,
-    group: asyncio.TaskGroup,
-) -> None:
+async def walk_rows(intake: InputRows, crew: LevelWorkers, batches: Batches | None, group: asyncio.TaskGroup) -> None:
     """Takes the rows of the input through their stages, or those of the store that a retry chose or for which a batch
     brought something, and then those that stages made of them, level by level."""
-    plan, places, control = work.plan, passing.places, passing.control
+    context = crew.context
+    work, plan, places, control = context.work, context.plan, context.places, context.control
     if batches is not None:
         await _ended(group.create_task(batches.take_up()), control)
     if control.stop is not None:
         return None
     if work.batching.retrieves is not None:
-        return await _walk_open(crew, passing, group, again=False)
+        return await _walk_open(crew, group, again=False)
     if work.retry is not None:
-        again = RetriedRows(
-            places, passing.ledger, crew.settler, control, passing.totals, work.retry, passing.again_from
-        )
-        flights = again.flights()
+        flights = RetriedRows(context, work.retry).flights()
     else:
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
         await runs.note_reading(places.database, places.run, None)
         flights = intake.flights(work.rows())
-    await _walk_level(crew, passing, flights, group)
+    await _walk_level(crew, flights, group)
     if not control.stopped.is_set() and work.retry is None:
         await intake.finish()
         await runs.note_reading(places.database, places.run, work.clocks.wall())
-    await _walk_made(crew, passing, group)
+    await _walk_made(crew, group)
     return None
 
 
-async def _walk_open(
-    crew: LevelWorkers, passing: LevelContext, group: asyncio.TaskGroup, *, again: bool, idle: bool = True
-) -> None:
+async def _walk_open(crew: LevelWorkers, group: asyncio.TaskGroup, *, again: bool, idle: bool = True) -> None:
     """Takes rows of the store through their stages for which batches brought something."""
-    rows = OpenRows(
-        passing.places, passing.ledger, passing.control, passing.totals, passing.standing,
-        again=again, idle=idle, opened=passing.opened,
-    )  # fmt: skip
-    await _walk_level(crew, passing, rows.flights(), group)
-    await _walk_made(crew, passing, group)
+    await _walk_level(crew, OpenRows(crew.context, again=again, idle=idle).flights(), group)
+    await _walk_made(crew, group)
 
 
 async def _walk_level(
-    crew: LevelWorkers, passing: LevelContext, flights: AsyncGenerator[list[ActiveRow], None], group: asyncio.TaskGroup
+    crew: LevelWorkers, flights: AsyncGenerator[list[ActiveRow], None], group: asyncio.TaskGroup
 ) -> None:
+    context = crew.context
     first = crew.executor(crew.levels.all[0])
-    await _ended(group.create_task(run_workers(flights, first, passing.control, passing.workers)), passing.control)
+    await _ended(group.create_task(run_workers(flights, first, context.control, context.workers)), context.control)
 
 
-async def _walk_made(crew: LevelWorkers, passing: LevelContext, group: asyncio.TaskGroup) -> None:
+async def _walk_made(crew: LevelWorkers, group: asyncio.TaskGroup) -> None:
     """The rows that stages made: all that are open, whoever looked at them before."""
-    if passing.control.stop is None and len(crew.levels.all) > 1:
-        passing.totals.made_parked = 0
-        await _ended(group.create_task(crew.walk_made(passing)), passing.control)
+    context = crew.context
+    if context.control.stop is None and len(crew.levels.all) > 1:
+        context.totals.made_parked = 0
+        await _ended(group.create_task(crew.walk_made()), context.control)
 
 
-async def go_on(crew: LevelWorkers, passing: LevelContext, batches: Batches, group: asyncio.TaskGroup) -> None:
+async def go_on(crew: LevelWorkers, batches: Batches, group: asyncio.TaskGroup) -> None:
     """What was enrolled is submitted; who stays goes on until nothing is open."""
+    context = crew.context
 
     async def walk() -> None:
-        await _walk_open(crew, passing, group, again=True, idle=batches.begin_again())
+        await _walk_open(crew, group, again=True, idle=batches.begin_again())
         batches.close_all()
 
     batches.close_all()
     with suppress(RunStopped):
-        await _ended(group.create_task(_unhalted(batches.go_on(walk))), passing.control)
+        await _ended(group.create_task(_unhalted(batches.go_on(walk))), context.control)
     batches.done.any_open = await batches.any_open()
-    if passing.control.stop is None and batches.held_back and not batches.done.any_open:
+    if context.control.stop is None and batches.held_back and not batches.done.any_open:
         batches.use_up()
 
 
@@ -268,12 +263,6 @@ async def _unhalted(work: Coroutine[None, None, None]) -> None:
     """Does it until the run stops."""
     with suppress(RunStopped):
         await work
-
-
-def workers_of(plan: Plan) -> int:
-    """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
-    batched = any(stage.run_mode == "batch" for stage in plan.asking)
-    return max(plan.concurrency, ENROLLING_WORKERS) if batched else plan.concurrency
 
 
 async def _ended(walking: asyncio.Task[None], control: StopSignal) -> None:
@@ -447,48 +436,39 @@ async def _work(
     lookup = Lookup(database, record.fresh_since or 0.0)
     stops = await _bounds(database, work, invocation, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, keep_replies=plan.rules.keep_replies)
-    opened = await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry))
-    places = InvocationRef(database, invocation.run, event)
+    context = InvocationContext(
+        work=work,
+        places=InvocationRef(database, invocation.run, event),
+        ledger=ledger,
+        control=control,
+        totals=totals,
+        stops=stops,
+        settler=settler,
+        purse=invocation.purse,
+        views=RowViews(plan.stages, plan.vars, database),
+        cutoffs=_cutoffs(work),
+        again_from=_position(plan, work.retry),
+        opened=await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry)),
+        standing=BatchWaits(database, active=await has_batches(database, plan)),
+    )
     async with (
         open_lines(work, exposure, control) as lines,
         open_functions(work) as functions,
-        batches_of(
-            work, database, ledger, control, invocation.purse, settler.book, run=invocation.run, event=event
-        ) as batches,
+        batches_of(context) as batches,
         asyncio.TaskGroup() as group,
     ):
-        standing = BatchWaits(database, active=batches is not None)
-        intake = InputRows(
-            places, ledger, settler, control, totals,
-            stops, on_duplicate=plan.input.on_duplicate_id, numbered=plan.input.id_field is None,
-            scope=work.scope, cutoffs=_cutoffs(work), place=work.place, opened=opened, standing=standing,
-            stages=plan.stages,
-        )  # fmt: skip
+        intake = InputRows(context)
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
-        caller = Caller(
-            lines, settler, control, invocation.purse,
-            wall=work.clocks.wall, spread=work.clocks.spread, run=invocation.run,
-        )  # fmt: skip
-        tasks = Tasks(
-            settler, ledger, lookup, totals, newest,
-            timed=plan.rules.row_timeout is not None, scope=work.scope, wall=work.clocks.wall,
-        )  # fmt: skip
+        caller = Caller(context, lines)
         asker: AnswerSource = CallSource(caller)
         if batches is not None:
             invocation.batches = batches.done
             asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
             background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
-        crew = LevelWorkers(
-            plan, levels_of(plan.stages), Preparer(plan.stages, plan.vars, invocation.run), asker, functions, tasks,
-            settler, work.clocks.monotonic,
-        )  # fmt: skip
-        passing = LevelContext(
-            places, ledger, control, totals, Lineage(plan.stages, plan.vars, database), work.scope, _cutoffs(work),
-            work.retry, _position(plan, work.retry), opened, workers_of(plan), standing,
-        )  # fmt: skip
-        await walk_rows(work, intake, crew, passing, batches, group)
+        crew = LevelWorkers(context, asker, functions, Tasks(context, lookup, newest))
+        await walk_rows(intake, crew, batches, group)
         if batches is not None:
-            await go_on(crew, passing, batches, group)
+            await go_on(crew, batches, group)
             invocation.held_back = batches.held_back
         if control.stop is not None:
             settler.put_back()

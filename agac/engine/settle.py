@@ -23,7 +23,20 @@ from agac.plan.stage import AnyStage
 from agac.providers.http import HttpReply
 from agac.providers.prices import cost
 from agac.spec.workflow import KeepReplies
-from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, DerivedRows, Result, RowEnd, TaskEnd, TimingKey
+from agac.store.records import (
+    AGREEMENT,
+    HOW,
+    PART,
+    Attempt,
+    Call,
+    DerivedRows,
+    NewRow,
+    Result,
+    RowEnd,
+    TaskEnd,
+    TimingKey,
+    WriteBatch,
+)
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State
 from agac.store.writer import Ledger
 
@@ -31,6 +44,22 @@ from agac.store.writer import Ledger
 
 COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
+
+
+def record_call(
+    write: WriteBatch, row: NewRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int, *, keep_all: bool
+) -> float | None:
+    """Adds to a commit what one call, or one line of a batch, brought and cost. `keep_all`: whether replies are stored
+    that were right at once. Returns what was spent in USD, None where the price is not known."""
+    kept = call.body if keep_all or call.error or call.mended else None
+    write.attempts.append(Attempt(row, stage.index, fingerprint, call, stored_reply(kept), replica))
+    spent = 0.0 if call.free else call.cost
+    error = call.error.type.value if call.error else ""
+    delta = write.tally((stage.name, "call", error, f"{call.endpoint.provider}/{call.endpoint.model}"))
+    delta.add_call(call.usage, spent, call.endpoint.simulated)
+    delta.held_cost += call.held_usd
+    delta.held_tokens += call.held_tokens
+    return spent
 
 
 class CallRecorder:
@@ -42,16 +71,7 @@ class CallRecorder:
     def keep(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
-        kept = call.body if self._keeps_all or call.error or call.mended else None
-        batch.attempts.append(Attempt(flight.new, stage.index, fingerprint, call, stored_reply(kept), replica))
-        model = f"{call.endpoint.provider}/{call.endpoint.model}"
-        error = call.error.type.value if call.error else ""
-        simulated = call.endpoint.simulated
-        cost = 0.0 if call.free else call.cost
-        tally = batch.tally((stage.name, "call", error, model))
-        tally.add_call(call.usage, cost, simulated)
-        tally.held_cost += call.held_usd
-        tally.held_tokens += call.held_tokens
+        cost = record_call(batch, flight.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
         if call.answered:
             _time(batch.timings, stage.name, call)
         self._ledger.count_call()

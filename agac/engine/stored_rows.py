@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Row
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import RowWorker, run_workers
-from agac.engine.input_rows import BatchWaits, InvocationRef
-from agac.engine.invocation import ReopenedRows, Retry, Scope, Totals
-from agac.engine.replay import Lineage
+from agac.engine.invocation import Retry
 from agac.engine.retry_policy import is_left
-from agac.engine.settle import Settler
-from agac.engine.stop_rules import StopSignal
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.levels import Level
@@ -36,7 +32,6 @@ from agac.store.rows import (
     prior_tasks,
 )
 from agac.store.runs import counters, read_run, row_counts
-from agac.store.writer import Ledger
 
 # Rows of a run as they are stored, taken up again: where `agac retry` gets its rows from.
 
@@ -44,20 +39,11 @@ from agac.store.writer import Ledger
 class RetriedRows:
     """One pass over the rows that a retry chose, in the order of the input."""
 
-    def __init__(
-        self,
-        places: InvocationRef,
-        ledger: Ledger,
-        settler: Settler,
-        control: StopSignal,
-        totals: Totals,
-        retry: Retry,
-        again_from: int | None,
-    ) -> None:
-        """`again_from`: the position of the stage from which on everything is asked anew."""
-        self._db, self._run, _ = places
-        self._ledger, self._settler, self._control, self._totals = ledger, settler, control, totals
-        self._retry, self._again_from = retry, again_from
+    def __init__(self, context: InvocationContext, retry: Retry) -> None:
+        self._db, self._run, _ = context.places
+        self._ledger, self._settler = context.ledger, context.settler
+        self._control, self._totals = context.control, context.totals
+        self._retry, self._again_from = retry, context.again_from
 
     async def flights(self) -> AsyncGenerator[list[ActiveRow], None]:
         """The chosen rows, some hundred at a time, each open in the store before it is given out."""
@@ -94,88 +80,67 @@ class RetriedRows:
 CHUNK_ROWS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class LevelContext:
-    """What the passes over all levels share. `cutoffs`: from when on results are taken, for the stages that say so, by
-    position; `opened`: how to go on with rows that a retry opened and left."""
+async def _waits(context: InvocationContext, level: Level[AnyStage]) -> bool:
+    """Whether a level that looks at all rows before it has to wait, since some of those are left open. Its own open
+    rows are then counted as left."""
+    database, run, _ = context.places
+    origin = level.origin
+    assert level.maker is not None
+    assert origin is not None
+    if level.maker.makes not in ("groups", "kept"):
+        return False
+    made = [count for count in await made_counts(database, run) if count.state == State.PENDING]
+    upstream = sum(count.rows for count in made if count.origin < origin)
+    if not upstream + row_counts(await counters(database, run))["open"]:
+        return False
+    context.totals.made_parked += sum(count.rows for count in made if count.origin == origin)
+    return True
 
-    places: InvocationRef
-    ledger: Ledger
-    control: StopSignal
-    totals: Totals
-    lineage: Lineage
-    scope: Scope
-    cutoffs: Mapping[int, float]
-    retry: Retry | None
-    again_from: int | None
-    opened: ReopenedRows | None
-    workers: int
-    standing: BatchWaits
 
-    async def ready(self, keys: Sequence[int]) -> dict[int, Ready]:
-        """What batches brought for these rows since they were last walked."""
-        return await self.standing.ready(keys)
-
-    async def waits(self, level: Level[AnyStage]) -> bool:
-        """Whether a level that looks at all rows before it has to wait, since some of those are left open. Its own open
-        rows are then counted as left."""
-        database, run, _ = self.places
-        origin = level.origin
-        assert level.maker is not None
-        assert origin is not None
-        if level.maker.makes not in ("groups", "kept"):
-            return False
-        made = [count for count in await made_counts(database, run) if count.state == State.PENDING]
-        upstream = sum(count.rows for count in made if count.origin < origin)
-        if not upstream + row_counts(await counters(database, run))["open"]:
-            return False
-        self.totals.made_parked += sum(count.rows for count in made if count.origin == origin)
+async def _has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
+    """Whether rows of a level may need work, as the store stands once everything is committed."""
+    await context.ledger.durable()
+    database, run, _ = context.places
+    record = await read_run(database, run)
+    changed = record is None or record.finished_at is None
+    if context.again_from is not None or context.cutoffs or (changed and level.maker and level.maker.makes == "kept"):
         return True
-
-    async def has_work(self, level: Level[AnyStage]) -> bool:
-        """Whether rows of a level may need work, as the store stands once everything is committed."""
-        await self.ledger.durable()
-        database, run, _ = self.places
-        record = await read_run(database, run)
-        changed = record is None or record.finished_at is None
-        if self.again_from is not None or self.cutoffs or (changed and level.maker and level.maker.makes == "kept"):
-            return True
-        open_states = (State.PENDING, State.FAILED)
-        counts = await made_counts(database, run)
-        return any(count.origin == level.origin and count.state in open_states for count in counts)
+    open_states = (State.PENDING, State.FAILED)
+    counts = await made_counts(database, run)
+    return any(count.origin == level.origin and count.state in open_states for count in counts)
 
 
 class LevelPass:
     """One pass over the rows of a level that need work."""
 
-    def __init__(self, passing: LevelContext, level: Level[AnyStage]) -> None:
-        self._passing, self._level = passing, level
+    def __init__(self, context: InvocationContext, level: Level[AnyStage]) -> None:
+        self._context, self._level = context, level
         stages = {stage.index for stage in level.stages}
-        self._cutoffs = {stage: since for stage, since in passing.cutoffs.items() if stage in stages}
-        again = passing.again_from
-        self._done_too = passing.retry is not None and again is not None and any(stage >= again for stage in stages)
+        self._cutoffs = {stage: since for stage, since in context.cutoffs.items() if stage in stages}
+        again = context.again_from
+        self._done_too = context.retry is not None and again is not None and any(stage >= again for stage in stages)
 
     async def walk(self, walker: RowWorker) -> None:
         """Takes them all through."""
-        await run_workers(self._flights(), walker, self._passing.control, self._passing.workers)
+        await run_workers(self._flights(), walker, self._context.control, self._context.workers)
 
     async def _flights(self) -> AsyncGenerator[list[ActiveRow], None]:
         async for rows in self.rows():
             sights = await self._sights(rows)
             keys = [row.key for row in rows]
-            prior, ready = await prior_tasks(self._passing.places.database, keys), await self._passing.ready(keys)
+            prior, ready = await prior_tasks(self._context.places.database, keys), await self._context.ready(keys)
             flights = [self.flight(row, prior.get(row.key, {}), sights[row.key]) for row in rows]
             opened = {row.key for row in rows if row.state == State.PENDING}
             for flight in flights:
                 flight.ready = ready.get(flight.new.key, {})
-                flight.resumed = self._passing.standing.active and flight.new.key in opened
+                flight.resumed = self._context.standing.active and flight.new.key in opened
             yield flights
 
     async def rows(self) -> AsyncGenerator[list[MadeRow], None]:
         """The rows that need work, some hundred at a time."""
-        (database, run, _), after = self._passing.places, 0
+        (database, run, _), after = self._context.places, 0
         assert self._level.origin is not None
-        while self._passing.control.stop is None:
+        while self._context.control.stop is None:
             done_too = self._done_too or bool(self._cutoffs)
             found = await made_rows(database, run, self._level.origin, after, CHUNK_ROWS, done_too=done_too)
             if not found:
@@ -185,36 +150,36 @@ class LevelPass:
             aged = await aged_rows(database, [r.key for r in found if r.state in WALKED], self._cutoffs)
             chosen = [row for row in found if self._is_open(row, prior.get(row.key, {}), aged)]
             chosen = await self._walkable(chosen)
-            opens = self._passing.retry is not None or self._passing.standing.active
+            opens = self._context.retry is not None or self._context.standing.active
             reopened = [row.key for row in chosen if row.state != State.PENDING and opens]
             if reopened:  # so that a retry that is broken off is gone on with, and what waits for a batch is open
-                self._passing.ledger.batch.reopened += reopened
-                await self._passing.ledger.durable()
+                self._context.ledger.batch.reopened += reopened
+                await self._context.ledger.durable()
             if chosen:
                 yield chosen
 
     async def _walkable(self, rows: list[MadeRow]) -> list[MadeRow]:
         """Those that do not merely wait for batches. The others are left open."""
-        standing, keys = self._passing.standing, [row.key for row in rows if row.state == State.PENDING]
+        standing, keys = self._context.standing, [row.key for row in rows if row.state == State.PENDING]
         waiting = await standing.merely_waiting(keys, await standing.ready(keys))
-        self._passing.totals.made_parked += len(waiting)
+        self._context.totals.made_parked += len(waiting)
         return [row for row in rows if row.key not in waiting]
 
     def _is_open(self, row: MadeRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
         """Whether the row needs work in this invocation; it waits where what it was made of is open itself."""
         if row.parent_state == State.PENDING:
-            self._passing.totals.made_parked += row.state == State.PENDING
+            self._context.totals.made_parked += row.state == State.PENDING
             return False
         if row.state == State.PENDING:
             return True
-        retry, scope = self._passing.retry, self._passing.scope
+        retry, scope = self._context.retry, self._context.scope
         if retry is not None:
             return self._is_chosen(row, retry)
         if row.state != State.FAILED:
             return row.key in aged
         tried = row.error_stage is None or scope.tries_again(row.error_stage)
         left = not tried or any(is_left(task) for task in prior.values())
-        self._passing.totals.left_failed += left
+        self._context.totals.left_failed += left
         return not left
 
     def _is_chosen(self, row: MadeRow, retry: Retry) -> bool:
@@ -226,22 +191,22 @@ class LevelPass:
 
     def flight(self, row: MadeRow, prior: dict[int, PriorTask], sight: RowView) -> ActiveRow:
         """The row at work."""
-        maker, retry, opened = self._level.maker, self._passing.retry, self._passing.opened
+        maker, retry, opened = self._level.maker, self._context.retry, self._context.opened
         assert maker is not None
         new = NewRow(Row(row.id, 0, {}), 0, row.hash, row.data, State.PENDING, row.key, maker.index)
         flight = ActiveRow(new, prior, sight=sight)
         if retry is not None:
-            flight.forced, flight.again_from, flight.since = True, self._passing.again_from, retry.since
+            flight.forced, flight.again_from, flight.since = True, self._context.again_from, retry.since
         elif opened is not None and row.state == State.PENDING and row.seen >= opened.first:
             flight.forced, flight.again_from, flight.since = True, opened.again_from, opened.since
         return flight
 
     async def _sights(self, rows: Sequence[MadeRow]) -> dict[int, RowView]:
         """What each row sees before its own stages, by key."""
-        lineage, origin = self._passing.lineage, self._level.origin
-        parents = await lineage.ended(sorted({row.parent_key for row in rows if row.parent_key is not None}))
+        views, origin = self._context.views, self._level.origin
+        parents = await views.ended(sorted({row.parent_key for row in rows if row.parent_key is not None}))
         return {
-            row.key: lineage.begun(row.data, origin, parents[row.parent_key] if row.parent_key is not None else None)
+            row.key: views.begun(row.data, origin, parents[row.parent_key] if row.parent_key is not None else None)
             for row in rows
         }
 
@@ -250,15 +215,15 @@ Take = Callable[[Level[AnyStage]], Awaitable[None]]
 """Takes the rows of a level through its stages."""
 
 
-async def walk_levels(passing: LevelContext, levels: Sequence[Level[AnyStage]], take: Mapping[str, Take]) -> None:
+async def walk_levels(context: InvocationContext, levels: Sequence[Level[AnyStage]], take: Mapping[str, Take]) -> None:
     """Goes through the levels of rows that stages make, in order, until the run stops. `take` says how, by what their
     makers make."""
     for level in levels:
         assert level.maker is not None
         assert level.maker.makes is not None
-        if passing.control.stop is not None:
+        if context.control.stop is not None:
             return
-        if await passing.has_work(level) and not await passing.waits(level):
+        if await _has_work(context, level) and not await _waits(context, level):
             await take[level.maker.makes](level)
 
 
@@ -276,23 +241,13 @@ PAGE_ROWS = 512
 
 class OpenRows:
     """Open rows of the input that need not wait, by their keys. `again`: this invocation had them all before, and left
-    them waiting; `idle`: those that wait for nothing are taken too. `opened`: how to go on with rows that a retry
-    opened."""
+    them waiting; `idle`: those that wait for nothing are taken too."""
 
-    def __init__(
-        self,
-        places: InvocationRef,
-        ledger: Ledger,
-        control: StopSignal,
-        totals: Totals,
-        standing: BatchWaits,
-        *,
-        again: bool,
-        idle: bool,
-        opened: ReopenedRows | None,
-    ) -> None:
-        self._places, self._ledger, self._control, self._totals = places, ledger, control, totals
-        self._standing, self._again, self._idle, self._opened = standing, again, idle, opened
+    def __init__(self, context: InvocationContext, *, again: bool, idle: bool) -> None:
+        self._places, self._ledger = context.places, context.ledger
+        self._control, self._totals = context.control, context.totals
+        self._standing, self._opened = context.standing, context.opened
+        self._again, self._idle = again, idle
 
     async def flights(self) -> AsyncGenerator[list[ActiveRow], None]:
         """Those for which something came; and those that wait for nothing: a crash left them before they were enrolled,

@@ -13,8 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request
 from agac.engine.caller import Answer, Caller
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.invocation import Scope, Totals
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
 from agac.engine.settle import Settler
 from agac.engine.stop_rules import RunStopped
@@ -23,7 +23,6 @@ from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.db import Database
 from agac.store.records import Result
 from agac.store.rows import EarlierResult, earlier_results
-from agac.store.writer import Ledger
 
 # Looked up many at a time: whoever asks while a look-up is under way shares the next one.
 
@@ -116,24 +115,14 @@ PARKED = Parked.PARKED
 class Tasks:
     """Brings the answers of tasks and settles those that have one; what becomes of a failure is for whoever asked.
 
-    `newest_before` is the id of the last result that this invocation found in the store. `timed`: rows are bounded in
-    time, so that a time-out may be a row's own. `wall` gives seconds since 1970.
+    `newest_before` is the id of the last result that this invocation found in the store.
     """
 
-    def __init__(
-        self,
-        settler: Settler,
-        ledger: Ledger,
-        lookup: Lookup,
-        totals: Totals,
-        newest_before: int,
-        *,
-        timed: bool,
-        scope: Scope,
-        wall: Callable[[], float],
-    ) -> None:
-        self._settler, self._ledger, self._lookup, self._totals = settler, ledger, lookup, totals
-        self._newest_before, self._timed, self._scope, self._wall = newest_before, timed, scope, wall
+    def __init__(self, context: InvocationContext, lookup: Lookup, newest_before: int) -> None:
+        self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
+        self._scope, self._wall = context.scope, context.work.clocks.wall
+        self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
+        self._lookup, self._newest_before = lookup, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 

@@ -1,7 +1,5 @@
 """A provider whose every answer is written in the test: for what a model never says on demand."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,20 +1,16 @@
 """What an invocation that was broken off leaves to the next one: retries to finish, calls that count in a budget."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 
 import pytest
 from scripted_server import Step, answering
 from support.processes import kill_at, killed, wait_until
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import ExitCode
 
-Faulty = Callable[..., Server]
 ONE = {"name": "one", "prompt": "Say ${text}", "max_tokens": 100}
 TWO = {"name": "two", "prompt": "Again ${text}: ${one}", "max_tokens": 100}
 

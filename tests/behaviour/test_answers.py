@@ -1,18 +1,14 @@
 """What is an answer and what is not: cut, refused, filtered, empty and misshapen replies are never results."""
 
-from __future__ import annotations
-
 import json
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scripted_server import scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 
 
@@ -147,13 +143,9 @@ def test_a_long_reply_is_kept_deflated(project: ProjectFolder) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        GOOD,
-        f"\n  {GOOD}\n",
-        f"```json\n{GOOD}\n```",
-        f"```\n{GOOD}\n```\n",
-        f"```JSON\r\n{GOOD}\r\n```",
+        GOOD, f"\n  {GOOD}\n", f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```\n", f"```JSON\r\n{GOOD}\r\n```",
     ],
-)
+)  # fmt: skip
 def test_bare_and_fenced_json_is_an_answer(project: ProjectFolder, text: str) -> None:
     with scripted(text) as server:
         project.configure(server.base_url)

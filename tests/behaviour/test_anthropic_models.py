@@ -1,13 +1,10 @@
 """Anthropic's dialect, from a workflow to its results: the same rows and money, streamed or not, and the same end."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 transports = pytest.mark.parametrize("transport", ["", "?transport=sse"], ids=["body", "sse"])
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "repair": 0}
@@ -70,7 +67,7 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 @transports
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_on_the_way_is_asked_again(
-    project: ProjectFolder, faulty: Callable[..., Server], transport: str, name: str
+    project: ProjectFolder, faulty: Faulty, transport: str, name: str
 ) -> None:
     server = faulty(BROKEN[name])
     project.numbered(3)
@@ -96,7 +93,7 @@ def test_what_breaks_on_the_way_is_asked_again(
 )
 def test_a_reply_that_is_none_is_never_done(
     project: ProjectFolder,
-    faulty: Callable[..., Server],
+    faulty: Faulty,
     transport: str,
     fault: dict[str, Any],
     error: tuple[str, str],
@@ -110,9 +107,7 @@ def test_a_reply_that_is_none_is_never_done(
 
 
 @pytest.mark.parametrize("kind", ["malformed_json", "wrong_schema"])
-def test_an_unusable_answer_is_asked_for_again(
-    project: ProjectFolder, faulty: Callable[..., Server], kind: str
-) -> None:
+def test_an_unusable_answer_is_asked_for_again(project: ProjectFolder, faulty: Faulty, kind: str) -> None:
     server = faulty([{"kind": kind, "at": [1]}])
     project.numbered(2)
     project.workflow(stages=[{**STAGE, "repair": 2}])
@@ -133,14 +128,13 @@ def test_an_unusable_answer_is_asked_for_again(
     ],
 )
 def test_what_every_row_would_meet_stops_the_run(
-    project: ProjectFolder, faulty: Callable[..., Server], fault: dict[str, Any], words: str
+    project: ProjectFolder, faulty: Faulty, fault: dict[str, Any], words: str
 ) -> None:
     server = faulty([{**fault, "always": True}])
     project.numbered(50)
     project.workflow()
     serve(project, server, limits={"concurrency": 2})
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", code=1)
     assert words in " ".join(ran.err.split())
     assert server.account()["requests"] <= 4
 
@@ -161,8 +155,7 @@ def test_what_it_has_no_word_for_is_refused_before_anything_is_sent(
     project.numbered(1)
     project.workflow()
     serve(project, server, query)
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 2
+    ran = project.agac("run", "-a", "reviews", code=2)
     assert words in " ".join(ran.err.split())
     assert server.account()["requests"] == 0
 

@@ -1,25 +1,20 @@
 """A copy of the database that works, made at any time, whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 import stat
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.processes import ended, kill_at, killed, listening, little_room, row_count, wait_until
 from support.project import ProjectFolder, clean_environment
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.store import gc as copying
-
-Faulty = Callable[..., Server]
 
 
 @pytest.fixture
@@ -45,8 +40,7 @@ def restore_command(out: str) -> str:
 
 
 def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, server: Server) -> None:
-    ran = finished.agac("backup", "copies of agac.db")
-    assert ran.code == 0, ran.err
+    ran = finished.agac("backup", "copies of agac.db", code=0)
     copy = finished.root / "copies of agac.db"
     assert ran.out.startswith(f"'copies of agac.db': {copy.stat().st_size / 1e6:,.1f} MB\n".replace("'", ""))
     shutil.rmtree(finished.root / ".agac")
@@ -82,8 +76,7 @@ def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: F
     project.workflow()
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
     wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) == 20, "its work", process)
-    ran = project.agac("backup", "copy.db", "--json")
-    assert ran.code == 0, ran.err
+    project.agac("backup", "copy.db", "--json", code=0)
     assert process.poll() is None
     killed(process)
     elsewhere = project.root.parent / "elsewhere"
@@ -94,8 +87,7 @@ def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: F
     shutil.copy(project.root / "copy.db", elsewhere / ".agac/agac.db")
     assert agac.status(project=elsewhere).runs[0]["state"] == "killed"
     other.assert_sound()
-    again = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json")
-    assert again.code == 0, again.err
+    again = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json", code=0)
     assert again.json["invocation"]["rows_unchanged"] == 20
     assert again.json["invocation"]["calls"] == 40
     assert again.json["invocation"]["lost_calls_at_most"] == 16
@@ -220,8 +212,7 @@ def test_force_replaces_a_file(finished: ProjectFolder) -> None:
 
 
 def test_a_project_without_a_database_says_so(project: ProjectFolder) -> None:
-    ran = project.agac("backup", "copy.db")
-    assert ran.code == 2
+    ran = project.agac("backup", "copy.db", code=2)
     assert ran.err.startswith("error: nothing was run in this project yet")
     assert not (project.root / "copy.db").exists()
     (project.root / ".agac").mkdir()
@@ -233,8 +224,7 @@ def test_a_project_without_a_database_says_so(project: ProjectFolder) -> None:
 def test_a_full_disk_leaves_the_older_copy(finished: ProjectFolder) -> None:
     finished.write("copy.db", "older")
     before = files_of(finished)
-    ran = finished.agac("backup", "copy.db", "--force", env=little_room(4))
-    assert ran.code == 1
+    ran = finished.agac("backup", "copy.db", "--force", env=little_room(4), code=1)
     assert "no space left on the disk of " in ran.err
     assert "copy.db" in ran.err
     assert "Traceback" not in ran.err
@@ -271,8 +261,7 @@ def test_a_damaged_database_is_found_out_and_not_taken_for_a_backup(finished: Pr
     (page,) = finished.query("SELECT rootpage FROM sqlite_master WHERE name = 'result_fingerprint'")[0]
     content[(page - 1) * 4096 : (page - 1) * 4096 + 200] = b"\xff" * 200
     file.write_bytes(content)
-    ran = finished.agac("backup", "copy.db", "--force")
-    assert ran.code == 1
+    ran = finished.agac("backup", "copy.db", "--force", code=1)
     assert "agac.db is damaged" in ran.err
     assert "no copy was made" in ran.err
     assert (finished.root / "copy.db").read_text("utf-8") == "older"
@@ -288,8 +277,7 @@ def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
     with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
         connection.execute("PRAGMA user_version = 999")
     connection.close()
-    ran = finished.agac("backup", "copy.db")
-    assert ran.code == 1
+    ran = finished.agac("backup", "copy.db", code=1)
     assert "was written by a newer agac" in ran.err
     assert not (finished.root / "copy.db").exists()
 
@@ -303,8 +291,7 @@ def test_an_older_database_can_be_copied_before_it_is_brought_up_to_date(finishe
 
 
 def test_a_path_is_meant_from_the_current_folder(finished: ProjectFolder, tmp_path: Path) -> None:
-    ran = finished.agac("--project-dir", str(finished.root), "backup", "copy.db", cwd=tmp_path)
-    assert ran.code == 0, ran.err
+    ran = finished.agac("--project-dir", str(finished.root), "backup", "copy.db", cwd=tmp_path, code=0)
     assert (tmp_path / "copy.db").is_file()
     shutil.copy(finished.root / ".agac/agac.db", tmp_path / "kept.db")
     subprocess.run(["bash", "-c", restore_command(ran.out)], cwd=tmp_path, check=True)

@@ -1,18 +1,15 @@
 """Budgets over batches: reserved when a request is enrolled, corrected when its answer is in, never passed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, advance
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.spec.workflow import Budget
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 SECONDS = 100
 PRICES = {"small": {"input": 1.0, "output": 2.0, "batch": 0.5}, "echo": {"input": 1.0, "output": 2.0, "batch": 0.5}}
@@ -20,7 +17,7 @@ SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "max_tokens":
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project with priced models whose batches take a while."""
     made: list[BatchProject] = []
 
@@ -96,8 +93,7 @@ def test_more_budget_goes_on_with_the_rest(make: Make, server: Server) -> None:
     project.run()
     advance(project.server, SECONDS)
     assert project.retrieve().exit_code == 4
-    stopped = project.agac("run", "-a", "reviews")
-    assert stopped.code == 4
+    stopped = project.agac("run", "-a", "reviews", code=4)
     assert "budget" in stopped.err + stopped.out
     report = project.run(budget=Budget(calls=100))
     assert report.exit_code == 0
@@ -191,7 +187,7 @@ def test_max_errors_stops_when_the_answers_are_in(make: Make, limit: int) -> Non
     assert project.doubles() == 0
 
 
-def test_stop_loss_submits_no_more_of_a_stage_that_fails(tmp_path: Path, faulty: Start) -> None:
+def test_stop_loss_submits_no_more_of_a_stage_that_fails(tmp_path: Path, faulty: Faulty) -> None:
     """Nobody pays for the second stage, nor for another round, when nearly all of the first failed alike."""
     server = faulty([{"kind": "batch_line_status", "status": 400, "at": [1]}], "--batch-seconds", str(SECONDS))
     project = BatchProject(tmp_path / "project", server)

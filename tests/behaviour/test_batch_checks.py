@@ -1,7 +1,5 @@
 """What is said before anything is sent, when a stage is to be asked in batches and cannot be."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,17 +1,13 @@
 """Batches from the command line: submitted, followed, taken, ended, and what each command says and ends with."""
 
-from __future__ import annotations
-
 import asyncio
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import advance
 from support.project import SENTIMENT, ProjectFolder, Ran
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.api.report import BatchCount, RowCount, WatchedRun
@@ -25,7 +21,7 @@ PRICES = {"small": {"input": 2.0, "output": 8.0, "batch": 0.5}}
 
 
 @pytest.fixture
-def slow(tmp_path: Path, faulty: Callable[..., Server]) -> Server:
+def slow(tmp_path: Path, faulty: Faulty) -> Server:
     """A provider whose batches take a hundred seconds of its own clock, which stands still."""
     return faulty([], "--batch-seconds", "100")
 
@@ -67,40 +63,6 @@ def test_run_submits_says_so_and_ends(shop: ProjectFolder, slow: Server) -> None
     assert not (shop.root / "output").exists()
 
 
-def test_run_retrieve_retrieve_and_nothing_else(shop: ProjectFolder, slow: Server) -> None:
-    assert shop.agac("run", "-a", "reviews").code == 0
-    advance(slow, 200)
-    second = shop.agac("batch", "retrieve")
-    assert (second.code, second.err) == (0, "")
-    assert [line.partition(" (")[0] for line in lines_with(second, "Retrieved ")] == [
-        "Retrieved batch 1",
-        "Retrieved batch 2",
-    ]
-    assert len(lines_with(second, "Submitted batch ")) == 2
-    advance(slow, 200)
-    third = shop.agac("batch", "retrieve")
-    assert (third.code, third.err) == (0, "")
-    assert "reviews, run 1: 5 rows, 5 done\n" in third.out
-    assert "\nResults: output/reviews/results.jsonl" in third.out
-    assert lines_with(third, "Submitted ") == []
-    assert [one["ok"] for one in shop.envelopes()] == [True] * 5
-    assert len(shop.output()) == 5
-    assert charged(slow) == 10
-    assert slow.account()["batches"]["kept"] == 0, "nothing is left at the provider"
-
-
-def test_retrieving_again_changes_and_pays_nothing(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews")
-    for _ in range(2):
-        advance(slow, 200)
-        shop.agac("batch", "retrieve")
-    before, account = shop.envelopes(), slow.account()
-    again = shop.agac("batch", "retrieve")
-    assert (again.code, again.err) == (0, "")
-    assert shop.envelopes() == before
-    assert slow.account()["batches"] == account["batches"]
-
-
 def test_nothing_ready_is_a_sentence_and_exit_code_75(shop: ProjectFolder, slow: Server) -> None:
     shop.agac("run", "-a", "reviews")
     ran = shop.agac("batch", "retrieve")
@@ -108,8 +70,7 @@ def test_nothing_ready_is_a_sentence_and_exit_code_75(shop: ProjectFolder, slow:
     assert ran.err == "Nothing is ready yet: 2 batches are open, with 0 of 5 requests done\n"
     ran = shop.agac("batch", "retrieve", "--json")
     assert (ran.code, ran.json["ready"], ran.json["exit_code"], len(ran.json["batches"])) == (75, False, 75, 2)
-    ran = shop.agac("batch", "wait", "--timeout", "0s")
-    assert ran.code == 75
+    ran = shop.agac("batch", "wait", "--timeout", "0s", code=75)
     assert len(lines_with(ran, "Batch job status: ")) == 2
 
 
@@ -130,34 +91,7 @@ def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, sl
     assert shop.query("SELECT DISTINCT state FROM batch") == [("SUBMITTED",)], "looking takes nothing"
 
 
-def test_one_batch_is_taken_by_itself_and_its_rows_move_on(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews")
-    advance(slow, 200)
-    ran = shop.agac("batch", "retrieve", "--batch-id", "2")
-    assert (ran.code, len(lines_with(ran, "Retrieved batch 2 ("))) == (0, 1)
-    steps = dict(shop.query("SELECT id, state FROM batch"))
-    assert (steps[1], steps[2]) == ("SUBMITTED", "CLEANED")
-    assert shop.query("SELECT stage, tasks FROM batch WHERE id = 3") == [(2, 1)]
-
-
-def test_what_is_cancelled_keeps_what_was_finished(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews")
-    advance(slow, 60)
-    ran = shop.agac("batch", "cancel")
-    assert (ran.code, ran.err) == (0, "")
-    assert len(lines_with(ran, "Cancelling batch ")) == 2
-    taken = shop.agac("batch", "retrieve")
-    assert taken.code == 0
-    done = charged(slow)
-    assert 0 < done < 5
-    assert (
-        sum(one["done"] for one in json.loads(shop.agac("batch", "list", "--all", "--json").out)["batches"][:2]) == done
-    )
-    refused = shop.agac("batch", "cancel", "1")
-    assert "Not cancelled: batch 1 (" in refused.out
-
-
-def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, faulty: Callable[..., Server]) -> None:
+def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, faulty: Faulty) -> None:
     rule = {"kind": "batch_reject", "at": [1], "code": "invalid_json_line", "line": 2, "message": "no JSON"}
     project = ProjectFolder(tmp_path / "refused")
     project.configure(faulty([rule]).base_url, batch="openai")
@@ -170,7 +104,7 @@ def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, 
     assert project.agac("batch", "list", "--json").json["batches"][0]["status"] == "failed"
 
 
-def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, faulty: Callable[..., Server]) -> None:
+def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, faulty: Faulty) -> None:
     server = faulty([{"kind": "batch_gone", "at": [1]}])
     project = ProjectFolder(tmp_path / "gone")
     project.configure(server.base_url, batch={"api": "openai", "results_kept": 0.001}, prices=PRICES)
@@ -185,13 +119,11 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
         assert "with: agac doctor --resubmit --batch-id 1\n" in ran.err
     assert ") needs your decision" in project.agac("--quiet", "batch", "retrieve").err
     assert "Batch job status: needs a decision\n" in project.agac("batch", "status").out
-    found = project.agac("doctor")
-    assert found.code == 75
+    found = project.agac("doctor", code=75)
     assert "agac doctor --resubmit --batch-id 1" in found.out
     wrong = project.agac("doctor", "--resubmit", "--batch-id", "2")
     assert (wrong.code, wrong.out) == (2, "")
-    decided = project.agac("doctor", "--resubmit")
-    assert decided.code == 0
+    decided = project.agac("doctor", "--resubmit", code=0)
     assert decided.out.startswith("did: ")
     assert project.agac("run", "-a", "reviews", "--wait").code == 0
     assert [one["ok"] for one in project.envelopes()] == [True] * 6
@@ -245,8 +177,7 @@ def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Serve
 
 def test_two_workflows_in_one_command_both_submit(shop: ProjectFolder) -> None:
     shop.workflow("others", stages=[{**THREE[0], "prompt": "Opinion: ${text}"}])
-    ran = shop.agac("run", "-a", "reviews", "-a", "others")
-    assert ran.code == 0
+    shop.agac("run", "-a", "reviews", "-a", "others", code=0)
     assert [len(agac.batch_list(name, project=shop.root).batches) for name in ("reviews", "others")] == [2, 1]
 
 
@@ -255,8 +186,7 @@ def test_run_with_wait_goes_to_the_end(tmp_path: Path, server: Server) -> None:
     project.configure(server.base_url, batch="openai")
     project.numbered(5)
     project.workflow(stages=THREE, defaults={"batch": {"max_requests": 4, "poll_interval": "1s"}})
-    ran = project.agac("run", "-a", "reviews", "--wait")
-    assert ran.code == 0
+    ran = project.agac("run", "-a", "reviews", "--wait", code=0)
     assert "reviews, run 1: 5 rows, 5 done\n" in ran.out
     assert len(lines_with(ran, "Retrieved batch ")) == 4
     assert lines_with(ran, "Submitted ") == [], "they are in: who waited need not read of them"
@@ -274,24 +204,6 @@ def test_the_embedded_simulator_remembers_its_batches(tmp_path: Path) -> None:
     assert project.agac("batch", "retrieve", cwd=deep).code == 0
     assert [one["ok"] for one in project.envelopes()] == [True] * 3
     assert project.agac("doctor").code == 0
-
-
-def test_an_edited_workflow_asks_before_it_submits_beside_stale_batches(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews")
-    edited = [{**THREE[0], "prompt": "Opinion: ${text}"}, *THREE[1:]]
-    shop.workflow(stages=edited, defaults={"max_tokens": 200, "batch": {"max_requests": 4}})
-    ran = shop.agac("run", "-a", "reviews")
-    assert ran.code == 2
-    assert ran.err.startswith(
-        "error: nothing was submitted: reviews no longer needs 5 of the requests in 2 open batches (up"
-    )
-    assert "\n  Add --yes to submit the others as well, or cancel them first with: agac batch cancel 1; agac" in ran.err
-    assert slow.account()["batches"]["created"] == 2
-    assert shop.agac("run", "-a", "reviews", "--yes").code == 0
-    assert slow.account()["batches"]["created"] == 4
-    ran = shop.agac("run", "-a", "reviews", "--fresh")
-    assert (ran.code, slow.account()["batches"]["created"]) == (2, 4)
-    assert "agac batch cancel" in ran.err
 
 
 def test_what_the_command_line_does_python_does_too(shop: ProjectFolder, slow: Server) -> None:

@@ -1,7 +1,5 @@
 """`agac doctor`: the store held against the provider, what was lost found, what is undecided told and decided."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from support.batchrun import BATCHES, BatchProject, advance
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 SECONDS = 100
 KEYS = {"LOCAL_KEY": "first-key"}
@@ -23,7 +20,7 @@ SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "loc
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project with ten rows; nothing is submitted yet."""
     made: list[BatchProject] = []
 
@@ -75,21 +72,18 @@ def test_all_is_well(make: Make) -> None:
 
 def test_what_cannot_be_proved_waits_for_a_human(make: Make, server: Server) -> None:
     project = undecided(make)
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 75
+    ran = project.agac("run", "-a", "reviews", code=75)
     assert project.steps() == ["NEEDS_HUMAN"]
     assert "agac doctor" in ran.out + ran.err
     for _ in range(2):
         assert project.agac("batch", "retrieve").code == 75
-    doctor = project.agac("doctor")
-    assert doctor.code == 75
+    doctor = project.agac("doctor", code=75)
     assert "agac doctor --adopt ID --batch-id 1" in doctor.out
     assert "agac doctor --resubmit --batch-id 1" in doctor.out
     assert project.account["posts"] == 1
     advance(project.server, 6000)
     [there] = at_provider(project)
-    adopted = project.agac("doctor", "--adopt", there["id"])
-    assert adopted.code == 0
+    adopted = project.agac("doctor", "--adopt", there["id"], code=0)
     assert there["id"] in adopted.out
     assert project.steps() == ["SUBMITTED"]
     project.to_the_end()
@@ -124,8 +118,7 @@ def test_adopting_what_is_not_it_is_refused(make: Make) -> None:
     other.batched(SAY)
     other.run()
     [(foreign,)] = other.query("SELECT provider_id FROM batch")
-    refused = project.agac("doctor", "--adopt", foreign)
-    assert refused.code == 2
+    refused = project.agac("doctor", "--adopt", foreign, code=2)
     assert "3 requests" in refused.err
     assert project.steps() == ["NEEDS_HUMAN"]
 

@@ -1,25 +1,22 @@
 """Workflows and rows that are edited while batches are open: what is unchanged is had, what is not is told."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, advance, outcomes
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 
-Start = Callable[..., Server]
 SECONDS = 100
 A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
 B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo"}
 
 
 @pytest.fixture
-def project(tmp_path: Path, faulty: Start) -> Iterator[BatchProject]:
+def project(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
     """A project with ten rows whose batches take a while."""
     made = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)))
     made.numbered(10)
@@ -88,8 +85,7 @@ def test_new_rows_join_without_a_question(project: BatchProject, server: Server)
     project.batched(A)
     project.run()
     rows(project, *range(1, 13))
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 0
+    ran = project.agac("run", "-a", "reviews", code=0)
     assert ": 2 requests, 1 of 1, local/echo" in ran.out
     assert runs_of(project) == [(1, "SUBMITTED", 10), (1, "SUBMITTED", 2)]
     project.to_the_end(seconds=SECONDS)
@@ -251,8 +247,7 @@ def test_fresh_is_refused_while_batches_are_open(project: BatchProject, flags: l
     assert project.query("SELECT count(*) FROM run") == [(1,)]
     assert project.charged() == (1, 0)
     project.to_the_end(seconds=SECONDS)
-    fresh = project.agac("run", "-a", "reviews", "--fresh")
-    assert fresh.code == 0
+    project.agac("run", "-a", "reviews", "--fresh", code=0)
     assert project.query("SELECT count(*) FROM batch") == [(2,)]
     project.server.reset()
 
@@ -262,13 +257,11 @@ def test_another_mode_does_not_ask_what_is_in_a_batch(project: BatchProject, ser
     project.batched(A)
     project.run()
     rows(project, *range(1, 12))
-    ran = project.agac("run", "-a", "reviews", "--run-mode", "sync")
-    assert ran.code == 0
+    project.agac("run", "-a", "reviews", "--run-mode", "sync", code=0)
     assert project.server.account()["charged"] == 1
     assert runs_of(project) == [(1, "SUBMITTED", 10)]
     advance(project.server, SECONDS)
-    ended = project.agac("run", "-a", "reviews", "--run-mode", "sync")
-    assert ended.code == 0
+    project.agac("run", "-a", "reviews", "--run-mode", "sync", code=0)
     assert project.output(file="summary.json")["complete"]
     project.assert_as_sync(server)
     assert project.charged() == (1, 11)
@@ -289,8 +282,7 @@ def test_a_limited_run_beside_open_batches(project: BatchProject, server: Server
     """A selection is another run whose rows are in flight already; what it does not select is no edit."""
     project.batched(A)
     project.run()
-    ran = project.agac("run", "-a", "reviews", "--limit", "4")
-    assert ran.code == 0, ran.err
+    project.agac("run", "-a", "reviews", "--limit", "4", code=0)
     assert project.account["posts"] == 1
     advance(project.server, SECONDS)
     assert project.agac("run", "-a", "reviews", "--limit", "4").code == 0
@@ -355,7 +347,7 @@ def test_a_batch_that_another_run_waits_for_is_ended(project: BatchProject, serv
     ],
 )
 def test_a_batch_that_another_run_waits_for_goes_wrong(
-    tmp_path: Path, faulty: Start, server: Server, fault: dict[str, Any]
+    tmp_path: Path, faulty: Faulty, server: Server, fault: dict[str, Any]
 ) -> None:
     """Whoever waited asks what is left; both runs together pay once."""
     project = BatchProject(tmp_path / "project", faulty([{**fault, "at": [1]}], "--batch-seconds", str(SECONDS)))

@@ -1,7 +1,5 @@
 """What fits into a batch and into a lane: requests, bytes, enqueued tokens. What does not fit waits; nothing fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +7,17 @@ from typing import Any
 
 import pytest
 from support.batchrun import BATCHES, BatchProject, advance
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.providers.batch import GENERIC
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 SECONDS = 100
 ECHO: dict[str, Any] = {"name": "say", "prompt": "${text}", "model": "local/echo"}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project at a server with faults whose batches take a while; nothing is submitted yet."""
     made: list[BatchProject] = []
 

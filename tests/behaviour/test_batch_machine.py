@@ -1,8 +1,6 @@
 """The machine beneath: a disk that is full, a folder that is none, a clock that is wrong, two terminals, what is not
 installed."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
@@ -15,13 +13,12 @@ from support.batched import store
 from support.batchrun import BatchProject, advance
 from support.processes import ended, interrupt, listening, wait_until
 from support.project import Ran
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.core.errors import AgacError, StoreError
 from agac.engine.batch.enrol import BUFFER, Spool
 from agac.engine.invocation import Clocks
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 SECONDS = 100
 HOUR = 3600.0
@@ -34,7 +31,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project at a server whose batches take a while; nothing is submitted yet."""
     made: list[BatchProject] = []
 
@@ -243,18 +240,3 @@ def test_an_anthropic_extra_that_is_gone_is_named(make: Make, server: Server, mo
     project.to_the_end(seconds=SECONDS)
     assert (project.charged(), project.doubles()) == ((2, 20), 0)
     project.assert_as_sync(server)
-
-
-def test_the_embedded_simulator_goes_on_between_commands(tmp_path: Path) -> None:
-    """What the README runs: no server, no key; a batch outlives the process that submitted it."""
-    from support.project import ProjectFolder
-
-    project = ProjectFolder(tmp_path / "project")
-    project.numbered(10)
-    project.workflow(defaults={"run_mode": "batch"})
-    assert project.agac("run", "-a", "reviews").code == 0
-    assert project.agac("batch", "status").out.startswith("Batch job status: ")
-    taken = project.agac("batch", "retrieve")
-    assert taken.code == 0, taken.err
-    assert project.output(file="summary.json")["rows"]["done"] == 10
-    project.assert_sound()

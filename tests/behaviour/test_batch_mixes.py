@@ -1,17 +1,14 @@
 """Workflows of every shape, asked in batches: what they end with is what they end with call by call."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, advance
-from support.server import Server
+from support.server import Faulty, Server
 from support.soak import few
 
-Start = Callable[..., Server]
 Stage = dict[str, Any]
 
 LABEL = {"sentiment": "positive|neutral|negative", "reason": "string"}
@@ -120,7 +117,7 @@ def written(project: BatchProject, stages: list[Stage], **keys: Any) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, faulty: Start) -> Iterator[BatchProject]:
+def project(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
     """A project whose server is its own; the measure is asked at another."""
     made = BatchProject(tmp_path / "project", faulty([]))
     yield made
@@ -174,7 +171,7 @@ FAILING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", few(list(WORKFLOWS), 3, first=1))
-def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Start, name: str) -> None:
+def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Faulty, name: str) -> None:
     """Errors, what follows from them, and what is asked no more."""
     project = BatchProject(tmp_path / "project", faulty(FAILING))
     written(project, WORKFLOWS[name], stop_loss=False)
@@ -189,7 +186,7 @@ def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Start, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["branches", "guards", "a tree of parts", "a vote", "functions"])
-def test_batches_of_anthropic_end_as_calls_do(tmp_path: Path, faulty: Start, server: Server, name: str) -> None:
+def test_batches_of_anthropic_end_as_calls_do(tmp_path: Path, faulty: Faulty, server: Server, name: str) -> None:
     row = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
     project = BatchProject(tmp_path / "project", faulty([]), **row)
     written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 7}})
@@ -226,7 +223,7 @@ def test_equal_prompts_are_enrolled_once(project: BatchProject, server: Server) 
     project.assert_as_sync(server)
 
 
-def test_equal_prompts_across_two_runs_are_enrolled_once(tmp_path: Path, faulty: Start, server: Server) -> None:
+def test_equal_prompts_across_two_runs_are_enrolled_once(tmp_path: Path, faulty: Faulty, server: Server) -> None:
     """A task that is in a batch of another run of the workflow counts as had."""
     project = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", "100"))
     written(project, [stage("a", "A ${text}")])

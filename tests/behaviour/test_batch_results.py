@@ -1,24 +1,21 @@
 """What result files may hold: whatever it is, every task gets an end, and nothing is paid again that was answered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, advance, outcomes
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 Fault = dict[str, Any]
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project with rows at a server with faults, and its batches submitted."""
     made: list[BatchProject] = []
 
@@ -175,8 +172,7 @@ def test_a_batch_that_is_refused_for_a_line_fails_that_row_alone(make: Make) -> 
     """Case 30."""
     fault = {"kind": "batch_reject", "line": 3, "code": "invalid_json_line", "message": "not a line", "at": [1]}
     project = make(fault)
-    first = project.agac("batch", "retrieve")
-    assert first.code == 0
+    project.agac("batch", "retrieve", code=0)
     assert project.steps() == ["REJECTED", "SUBMITTED"]
     assert "nothing was charged" in str(project.notes()[0])
     assert project.to_the_end().exit_code == 3
@@ -190,8 +186,7 @@ def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(ma
     """Model, permission, billing: every other batch would be refused as well."""
     fault = {"kind": "batch_reject", "code": "model_not_found", "message": "no such deployment", "at": [1]}
     project = make(fault)
-    stopped = project.agac("batch", "retrieve")
-    assert stopped.code == 1
+    stopped = project.agac("batch", "retrieve", code=1)
     assert "no such deployment (model_not_found)" in stopped.err + stopped.out
     assert "nothing was charged" in stopped.err + stopped.out
     assert project.steps() == ["REJECTED"]
@@ -217,8 +212,7 @@ def test_a_batch_that_never_ends_is_ended_at_its_deadline(make: Make, server: Se
 def test_a_word_that_nobody_knows_is_no_end(make: Make, server: Server) -> None:
     """Case 38."""
     project = make({"kind": "batch_unknown_status", "word": "paused", "seconds": 3600})
-    early = project.agac("batch", "retrieve")
-    assert early.code == 75
+    early = project.agac("batch", "retrieve", code=75)
     assert "'paused', which is no state that agac knows" in early.err
     status = project.agac("batch", "status", "--json").json
     assert "paused" in str(status)
@@ -305,16 +299,14 @@ def test_results_that_are_gone_are_a_humans_decision(make: Make, server: Server)
     """Case 40: what may have been paid is never asked again by itself."""
     project = make({"kind": "batch_gone", "at": [1]})
     project.set_batch(results_until=1.0, status="completed", state="TERMINAL")
-    first = project.agac("batch", "retrieve")
-    assert first.code == 75
+    first = project.agac("batch", "retrieve", code=75)
     assert "agac doctor" in first.out + first.err
     assert project.steps() == ["NEEDS_HUMAN"]
     for _ in range(2):
         assert project.agac("batch", "retrieve").code == 75
         assert project.agac("run", "-a", "reviews").code == 75
     assert project.account["posts"] == 1
-    doctor = project.agac("doctor")
-    assert doctor.code == 75
+    doctor = project.agac("doctor", code=75)
     assert "--resubmit --batch-id 1" in doctor.out
     assert project.agac("doctor", "--resubmit", "--batch-id", "1").code == 0
     project.to_the_end()

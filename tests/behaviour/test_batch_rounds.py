@@ -1,7 +1,5 @@
 """Tasks that come back from a batch without a result: round again, to the next model, by a call, or to an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 from support.batchrun import BATCHES, BatchProject, outcomes
-from support.server import Server
+from support.server import Faulty, Server
 
-Start = Callable[..., Server]
 Make = Callable[..., BatchProject]
 Fault = dict[str, Any]
 SENTIMENT = {"sentiment": "positive|neutral|negative", "reason": "string"}
@@ -19,7 +16,7 @@ SORT: dict[str, Any] = {"name": "sort", "prompt": "Review: ${text}", "output_sch
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Start) -> Iterator[Make]:
+def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
     """Makes a project with ten rows at a server with faults, and its batch submitted."""
     made: list[BatchProject] = []
 
@@ -133,7 +130,7 @@ def test_sync_is_never_begun_before_the_batch_is_in(make: Make) -> None:
     project.server.reset()
 
 
-def fallback_project(tmp_path: Path, start: Start, server: Server, *faults: Fault, **row: Any) -> BatchProject:
+def fallback_project(tmp_path: Path, start: Faulty, server: Server, *faults: Fault, **row: Any) -> BatchProject:
     """A stage with two models, the second at another server."""
     project = BatchProject(tmp_path / "project", start(list(faults)))
     project.numbered(10)
@@ -146,7 +143,7 @@ def fallback_project(tmp_path: Path, start: Start, server: Server, *faults: Faul
 @pytest.mark.parametrize("row", [{"batch": BATCHES}, {"batch": "none"}])
 @pytest.mark.parametrize("status", [500, 400])
 def test_after_the_last_round_the_fallback_model(
-    tmp_path: Path, faulty: Start, server: Server, row: dict[str, Any], status: int
+    tmp_path: Path, faulty: Faulty, server: Server, row: dict[str, Any], status: int
 ) -> None:
     fault = {"kind": "batch_line_status", "status": status, "match": "number 3"}
     project = fallback_project(tmp_path, faulty, server, fault, **row)
@@ -165,7 +162,7 @@ def test_after_the_last_round_the_fallback_model(
     project.assert_sound()
 
 
-def test_a_fallback_that_fails_too_is_the_end(tmp_path: Path, faulty: Start, server: Server) -> None:
+def test_a_fallback_that_fails_too_is_the_end(tmp_path: Path, faulty: Faulty, server: Server) -> None:
     fault = {"kind": "batch_line_status", "status": 400, "match": "number 3"}
     project = fallback_project(tmp_path, faulty, server, fault, base_url=faulty([fault]).base_url, batch=BATCHES)
     assert project.to_the_end().exit_code == 3
@@ -226,7 +223,7 @@ def test_a_line_that_fails_in_a_later_round_keeps_the_others(make: Make, server:
     project.assert_as_sync(server)
 
 
-def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Start, server: Server) -> None:
+def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Faulty, server: Server) -> None:
     faults = [
         {"kind": "batch_line_status", "status": 500, "lines": [1], "at": [1]},
         {"kind": "batch_omit", "lines": [2], "at": [1]},
@@ -242,7 +239,7 @@ def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Start, server: Serv
     project.assert_sound()
 
 
-def test_equal_tasks_fail_as_one(tmp_path: Path, faulty: Start) -> None:
+def test_equal_tasks_fail_as_one(tmp_path: Path, faulty: Faulty) -> None:
     """The rows that wait for a task that fails are no orphans: each is tried, or fails, like it."""
     project = BatchProject(
         tmp_path / "project", faulty([{"kind": "batch_line_status", "status": 400, "lines": [1], "at": [1]}])

@@ -3,8 +3,6 @@
 The numbers of cases are those of the list of crash points that agac's design refers to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from support.batchcase import APIS, ROWS, BatchCase, assert_ended
 from support.processes import ended, interrupt, wait_until
-from support.server import Server
+from support.server import Faulty
 
 import agac
 
@@ -22,7 +20,7 @@ by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
 
 
 @pytest.fixture
-def start(faulty: Callable[..., Server], tmp_path: Path) -> Start:
+def start(faulty: Faulty, tmp_path: Path) -> Start:
     """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
 
     def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:

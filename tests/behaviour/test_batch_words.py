@@ -1,7 +1,5 @@
 """What is said of batches that a run submits, of those that wait, of what is stale; and what is shown meanwhile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

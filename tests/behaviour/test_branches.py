@@ -1,17 +1,13 @@
 """Stages side by side: who sees what, who waits for whom, and what becomes of the row."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from threading import Barrier
 from typing import Any
 
 import pytest
 from scripted_server import Step, answering
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 
 
@@ -105,8 +101,7 @@ def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: P
 def test_a_name_that_is_not_upstream_is_refused(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow(defaults=ECHO, stages=[echo("a", "x"), echo("b", "${a.y} ${a}")])
-    ran = project.agac("validate", "-a", "reviews")
-    assert ran.code == 2
+    ran = project.agac("validate", "-a", "reviews", code=2)
     assert "${a} names a stage that is not upstream of 'b'; stages see only those that they need" in ran.out
 
 

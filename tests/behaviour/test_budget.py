@@ -1,15 +1,12 @@
 """What counts in a budget, over all invocations of a run, and what is left behind when it is reached."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.processes import ended, kill_at, wait_until
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.api.run import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
@@ -17,7 +14,6 @@ from agac.engine.invocation import Retry
 from agac.spec.workflow import Budget
 from agac.store.db import migrations
 
-Faulty = Callable[..., Server]
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}
 PRICES = {"small": {"input": 1.0, "output": 2.0}, "large": {"input": 10.0, "output": 20.0}}
 
@@ -178,8 +174,7 @@ def test_a_reached_stage_budget_names_the_stage_and_what_should_do(project: Proj
     project.numbered(40)
     second = {"name": "reply", "needs": "classify", "prompt": "Reply to ${text}", "max_tokens": 100}
     project.workflow(stages=[STAGE, second | {"budget": {"calls": 10}}], budget={"usd": 5})
-    ran = project.agac("run", "-a", "reviews", "--concurrency", "4")
-    assert ran.code == 4
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "4", code=4)
     assert "the budget of stage 'reply' is used up" in ran.err
     assert "raise `budget` of stage 'reply' to {calls: " in ran.err
     assert "--budget" not in ran.err
@@ -234,8 +229,7 @@ def test_a_retry_that_meets_the_limit_leaves_done_rows_done(project: ProjectFold
     second = {"name": "reply", "needs": "classify", "prompt": "Reply to ${text}", "max_tokens": 100}
     project.workflow(stages=[STAGE, second])
     project.run()
-    ran = project.agac("retry", "last", "--from", "reply", "--yes", "--budget", "calls=45", "--concurrency", "1")
-    assert ran.code == 4
+    project.agac("retry", "last", "--from", "reply", "--yes", "--budget", "calls=45", "--concurrency", "1", code=4)
     assert project.query("SELECT state, count(*) FROM row GROUP BY state") == [(1, 20)]
     assert len(project.envelopes()) == 20
     project.assert_sound()

@@ -1,15 +1,11 @@
 """Stages one after the other: what a later one sees, and what a failure of an earlier one ends."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 
 

@@ -1,7 +1,5 @@
 """Completion as a shell asks for it: names of the project, quickly, and no word about trouble."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

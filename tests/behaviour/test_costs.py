@@ -1,7 +1,5 @@
 """What each attempt costs: by the tier that really served it, with cached input at its own price, for every attempt."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

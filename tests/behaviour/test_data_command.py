@@ -1,7 +1,5 @@
 """`agac data`: what is shown of an input, whatever it is."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

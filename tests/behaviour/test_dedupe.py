@@ -1,18 +1,14 @@
 """Of rows that are alike the first one goes on."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scripted_server import Step, answering
 from support.made import asked, made, ran, settled, values
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 UNIQ = {"name": "uniq", "dedupe": ["mail"]}
@@ -197,12 +193,9 @@ def test_who_goes_on_and_fails_later_keeps_its_place(project: ProjectFolder, fau
 def test_dropped_rows_are_not_compared_and_skipped_ones_are(project: ProjectFolder) -> None:
     mails(project, FOUR)
     workflow(
-        project,
-        {"name": "some", "filter": 'id != "1"'},
-        {"name": "before", "prompt": "b${id}", "when": 'id != "3"'},
-        UNIQ,
-        {"name": "say", "prompt": "${id}[${before}]"},
-    )
+        project, {"name": "some", "filter": 'id != "1"'}, {"name": "before", "prompt": "b${id}", "when": 'id != "3"'},
+        UNIQ, {"name": "say", "prompt": "${id}[${before}]"},
+    )  # fmt: skip
     settled(project)
     assert values(project, "say") == {"2": "2[b2]", "3": "3[]"}
 

@@ -3,8 +3,6 @@
 After a change that is meant: cd tests && python -m support.mistakes, then read the difference.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Few-shot `messages` of a stage on their way: sent, hashed, planned, explained, and shown again from the store."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,11 +13,8 @@ SHOTS: list[dict[str, Any]] = [
     {"role": "assistant", "content": {"sentiment": "negative", "reason": "hate"}},
 ]
 STAGE: dict[str, Any] = {
-    "name": "classify",
-    "instructions": "Be brief.",
-    "prompt": "Review: ${text}",
-    "messages": SHOTS,
-}
+    "name": "classify", "instructions": "Be brief.", "prompt": "Review: ${text}", "messages": SHOTS,
+}  # fmt: skip
 SENT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Review: I hate en"},
@@ -125,8 +120,7 @@ def test_placeholders_of_examples_are_checked_like_those_of_the_prompt(
     shots = [{"role": "user", "content": content}, SHOTS[1]]
     later = {"name": "later", "prompt": "${text}"}
     project.workflow(stages=[{"name": "say", "prompt": "${text}", "messages": shots}, later], vars={"shop": "a"})
-    ran = project.agac("validate")
-    assert ran.code == 2
+    ran = project.agac("validate", code=2)
     assert said in ran.out
 
 

@@ -1,7 +1,5 @@
 """A row for each item of a list: children, what they see, and what becomes of them when their parent changes."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterable
@@ -11,9 +9,8 @@ import pytest
 from scripted_server import Step, answering
 from support.made import asked, assert_all_sound, errors, made, outcomes, ran, settled, values
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}
@@ -427,8 +424,7 @@ def test_a_stage_cannot_need_two_lines_of_descent(project: ProjectFolder) -> Non
         {"name": "two", "needs": [], "explode": "other", "prompt": "${item}"},
         {"name": "both", "needs": ["one", "two"], "prompt": "${one}${two}"},
     )
-    refused = project.agac("validate", "-a", "reviews")
-    assert refused.code == 2
+    refused = project.agac("validate", "-a", "reviews", code=2)
     assert "both" in refused.err + refused.out
     assert "'one'" in refused.err + refused.out
     assert "'two'" in refused.err + refused.out
@@ -440,8 +436,7 @@ def test_a_hundred_thousand_children_and_one_more(project: ProjectFolder) -> Non
     lists(project, {"a": [n % 10 for n in range(most)], "b": [n % 10 for n in range(most + 1)], "c": [1]})
     explode(project, {**SAY, "prompt": "${item}", "when": "index < 20"})
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    process = project.agac("run", "-a", "reviews", "--json")
-    assert process.code == 3, process.err
+    process = project.agac("run", "-a", "reviews", "--json", code=3)
     assert process.json["invocation"]["calls"] == 10
     assert max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) < 700 * 1024, "KiB"
     assert project.query("SELECT state, count(*) FROM row WHERE origin = 0 GROUP BY state ORDER BY state") == [

@@ -1,18 +1,14 @@
 """Output files are made from the store, again whenever somebody asks."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 SAY = [{"name": "say", "prompt": "${text}"}]
 
@@ -174,7 +170,6 @@ def test_the_command_prints_what_it_wrote(project: ProjectFolder) -> None:
     folder = finished(project)
     before = contents(folder)
     shutil.rmtree(folder)
-    ended = project.agac("export", "-a", "reviews")
-    assert ended.code == 0
+    ended = project.agac("export", "-a", "reviews", code=0)
     assert "results.jsonl" in ended.out
     assert contents(folder) == before

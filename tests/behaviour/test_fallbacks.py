@@ -1,18 +1,14 @@
 """The models after the first: when they are asked, with what, how often, and what is remembered of it."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
 from scripted_server import Scripted, Step, scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
-Faulty = Callable[..., Server]
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
@@ -244,8 +240,7 @@ def test_a_fallback_on_the_simulator_is_started_and_marked(project: ProjectFolde
 def test_a_missing_key_of_a_fallback_is_said_before_any_call(project: ProjectFolder, server: Server) -> None:
     project.numbered(1)
     project.workflow(stages=[{**STAGE, "fallback": "openai/gpt-5.4-mini"}])
-    ended = project.agac("run", "-a", "reviews")
-    assert ended.code == 2
+    ended = project.agac("run", "-a", "reviews", code=2)
     assert "OPENAI_API_KEY" in ended.err
     assert "fallback" in ended.err
     assert server.account()["requests"] == 0

@@ -1,7 +1,5 @@
 """`service_tier=flex`: more time, its own price, the tier that really served it, and room that is waited for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

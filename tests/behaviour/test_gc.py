@@ -1,11 +1,9 @@
 """Old runs are dropped with what nobody needs, the kept ones are as good as before, and a kill does no harm."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import Process, ended, kill_at, killed, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 from support.soak import campaign
 
 import agac
@@ -295,7 +293,7 @@ def test_status_shows_the_same_newest_run_before_and_after(three: ProjectFolder)
 
 
 @pytest.fixture
-def holder(three: ProjectFolder, faulty: Callable[..., Server]) -> Iterator[Process]:
+def holder(three: ProjectFolder, faulty: Faulty) -> Iterator[Process]:
     """Another workflow at work, all of its calls in flight."""
     slow = faulty([{"kind": "hang", "at": list(range(1, 9))}])
     three.configure(slow.base_url)
@@ -313,8 +311,7 @@ def holder(three: ProjectFolder, faulty: Callable[..., Server]) -> Iterator[Proc
 def test_it_is_refused_while_a_workflow_is_at_work(three: ProjectFolder, holder: Process, flags: list[str]) -> None:
     """Results are shared: the one at work may just have found one that nobody else needs."""
     before = content(three)
-    ran = three.agac("gc", "--keep-runs", "1", *flags)
-    assert ran.code == 1
+    ran = three.agac("gc", "--keep-runs", "1", *flags, code=1)
     assert f"workflow 'others' is being run by another process (process {holder.pid}" in ran.err
     after = content(three)
     for table in before.keys() - {"lease"}:

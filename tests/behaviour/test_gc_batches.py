@@ -1,7 +1,5 @@
 """Nothing is dropped that an open batch needs, and what closed ones left goes with their runs."""
 
-from __future__ import annotations
-
 import pytest
 from support.batched import put_batch, put_task, store, unsent
 from support.project import ProjectFolder

@@ -1,7 +1,5 @@
 """`agac graph`: the stages as they are connected, with what became of the rows of the last run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -144,12 +142,10 @@ def test_it_is_saved_whole_over_an_older_drawing_and_over_nothing_else(branching
     saved = (branching.root / "reviews.svg").read_text("utf-8")
     assert saved == agac.graph("reviews", project=branching.root).svg()
     before = (branching.root / "workflows/reviews.yml").read_bytes()
-    refused = branching.agac("graph", "-a", "reviews", "-o", "workflows/reviews.yml")
-    assert refused.code == 2
+    refused = branching.agac("graph", "-a", "reviews", "-o", "workflows/reviews.yml", code=2)
     assert "is there already, and is no drawing" in refused.err
     assert (branching.root / "workflows/reviews.yml").read_bytes() == before
-    nowhere = branching.agac("graph", "-a", "reviews", "-o", "no folder/x.svg")
-    assert nowhere.code == 2
+    nowhere = branching.agac("graph", "-a", "reviews", "-o", "no folder/x.svg", code=2)
     assert "mkdir -p 'no folder'" in nowhere.err
     assert [path.name for path in branching.root.iterdir() if path.name.startswith(".agac-tmp")] == []
 
@@ -181,8 +177,7 @@ def test_in_a_plain_locale_the_drawing_is_the_same_in_ascii(project: ProjectFold
 def test_mermaid_text_that_pages_refuse_comes_with_a_warning(project: ProjectFolder) -> None:
     project.rows(ROWS)
     project.workflow(stages=[{"name": f"s{n}", "prompt": "${id}", "needs": []} for n in range(251)])
-    ran = project.agac("graph", "-a", "reviews", "--mermaid")
-    assert ran.code == 0
+    ran = project.agac("graph", "-a", "reviews", "--mermaid", code=0)
     assert ran.out.count(" --> ") == 502
     assert re.match(r"warning: 502 lines in [\d,]+ characters: pages draw Mermaid text of 500 lines", ran.err)
     assert project.agac("graph", "-a", "reviews").err == ""
@@ -204,8 +199,7 @@ def test_what_cannot_be_drawn_is_refused_in_words(
 ) -> None:
     branching.workflow("broken", stages=[{"name": "a", "prompt": "x", "needs": "b"}])
     branching.run()
-    ran = branching.agac("graph", *words)
-    assert ran.code == 2
+    ran = branching.agac("graph", *words, code=2)
     assert expected in ran.err
     assert ran.out == ""
 

@@ -1,7 +1,5 @@
 """Stages that are asked once a group of rows: what a group is, what it is told, and what changes it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +8,8 @@ import pytest
 from scripted_server import Step, answering
 from support.made import asked, errors, made, outcomes, ran, settled, values
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 SUM = {"name": "sum", "group_by": ["topic"], "prompt": "${topic} ${rows_count}/${rows_failed}: ${rows_json}"}
@@ -125,8 +122,7 @@ def test_a_stage_after_it_runs_once_a_group_and_sees_its_fields_and_results(proj
 def test_the_names_of_members_are_not_the_groups(project: ProjectFolder) -> None:
     texts(project, THREE)
     workflow(project, {"name": "say", "prompt": "s"}, {**SUM, "prompt": "${text} ${say}"})
-    refused = project.agac("validate", "-a", "reviews")
-    assert refused.code == 2
+    refused = project.agac("validate", "-a", "reviews", code=2)
     assert "text" in refused.out + refused.err
 
 

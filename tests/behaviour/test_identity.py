@@ -1,15 +1,10 @@
 """What is the same, and what is asked again."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
-
-Faulty = Callable[..., Server]
+from support.server import Faulty, Server
 
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}

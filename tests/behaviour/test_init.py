@@ -1,7 +1,5 @@
 """`agac init`: what it makes works at once, and nothing is ever overwritten."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -68,19 +66,13 @@ def test_a_second_init_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(agac.UsageError, match=r"agac\.yml"):
         agac.init(tmp_path / "shop")
     assert {path.relative_to(tmp_path / "shop").as_posix() for path in made} == {
-        "agac.yml",
-        ".env.example",
-        ".gitignore",
-        "data/reviews.csv",
-        "prompts/classify.md",
-        "workflows/reviews.yml",
-    }
+        "agac.yml", ".env.example", ".gitignore", "data/reviews.csv", "prompts/classify.md", "workflows/reviews.yml",
+    }  # fmt: skip
 
 
 def test_a_project_within_a_project_is_its_own(tmp_path: Path) -> None:
     outer = ProjectFolder(tmp_path / "outer")
-    ran = outer.agac("init", "inner")
-    assert ran.code == 0
+    outer.agac("init", "inner", code=0)
     inner = outer.root / "inner"
     assert outer.agac("status", "--json", cwd=inner / "data").json["project"] == str(inner)
     assert outer.agac("status", "--json").json["project"] == str(outer.root)

@@ -1,11 +1,9 @@
 """One process at a time works on a workflow, and a dead or sleeping one is no obstacle."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,11 @@ from support.processes import (
     wait_until,
 )
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 WIDE = 8
 FIRST = 20
 """Rows that the first process gets answers for; then all its calls hang."""
-
-Faulty = Callable[..., Server]
 
 
 @pytest.fixture
@@ -68,8 +64,7 @@ def edit(project: ProjectFolder, sql: str, *values: Any) -> None:
 
 def takes_over(project: ProjectFolder, server: Server) -> None:
     """Another process goes on at once, with nothing that is stored asked again."""
-    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json")
-    assert ran.code == 0, ran.err
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json", code=0)
     assert ran.json["rows"]["done"] == 60
     assert ran.json["invocation"]["rows_unchanged"] == FIRST
     assert WIDE <= ran.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
@@ -81,8 +76,7 @@ def test_a_second_process_is_refused_and_changes_nothing(
     project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     before = content(project)
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", code=1)
     assert f"workflow 'reviews' is being run by another process (process {holder.pid}" in ran.err
     assert "wait for it to end, or stop it" in ran.err
     assert "Traceback" not in ran.err
@@ -100,8 +94,7 @@ def test_a_second_process_with_other_options_is_refused_too(project: ProjectFold
 
 
 def test_reading_commands_do_not_mind_a_running_process(project: ProjectFolder, holder: Process) -> None:
-    status = project.agac("status", "--json")
-    assert status.code == 0
+    status = project.agac("status", "--json", code=0)
     assert status.json["runs"][0]["last_invocation"]["state"] == "running"
     assert project.agac("export", "-a", "reviews", "--partial").code == 0
     assert len(project.envelopes()) == FIRST
@@ -111,8 +104,7 @@ def test_another_workflow_of_the_project_runs_meanwhile(
     project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     project.workflow("others", stages=[{"name": "one", "prompt": "Other: ${text}"}])
-    ran = project.agac("run", "-a", "others", "--json")
-    assert ran.code == 0, ran.err
+    ran = project.agac("run", "-a", "others", "--json", code=0)
     assert ran.json["rows"]["done"] == 60
     assert len(project.envelopes("others")) == 60
     assert holder.poll() is None
@@ -199,8 +191,7 @@ def test_a_holder_on_another_machine_is_believed_until_it_falls_silent(
 ) -> None:
     killed(holder)
     edit(project, "UPDATE lease SET holder = 'elsewhere boot 4711 1', heartbeat_at = ?", time.time())
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", code=1)
     assert "process 4711 on elsewhere" in ran.err
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
     takes_over(project, server)
@@ -250,8 +241,7 @@ def test_a_clock_that_was_set_back_is_no_licence_to_steal(
     stopped(holder)
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at + 86400")
     before = content(project)
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", code=1)
     assert "is being run by another process" in ran.err
     assert content(project) == before
     holder.send_signal(signal.SIGCONT)

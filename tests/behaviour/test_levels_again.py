@@ -1,10 +1,7 @@
 """Rows that stages made, taken up again: scopes, retries, ages, selections, interruptions."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -14,12 +11,11 @@ from support.made import asked, assert_all_sound, made, outcomes, parts, ran, se
 from support.processes import interrupt, listening, wait_until
 from support.project import ProjectFolder
 from support.recount import contents
-from support.server import Server
+from support.server import Faulty
 
 import agac
 from agac.core.errors import UsageError
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 PLAN = {"name": "plan", "prompt": "plan ${id}", "output_field": "word"}

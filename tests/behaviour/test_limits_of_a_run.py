@@ -1,18 +1,14 @@
 """Budgets, stop-loss and max_errors: a run stops by itself, keeps everything, and says what finishing needs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.core.errors import ExitCode, SpecError
 from agac.spec.workflow import Budget
 
-Faulty = Callable[..., Server]
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}
 PRICES = {"small": {"input": 1.0, "output": 2.0}}
 
@@ -181,8 +177,7 @@ def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: Project
     before = (project.root / "output/reviews/results.jsonl").read_bytes()
     project.rows([{"id": str(i), "text": str(i)} for i in range(40)], "data/rows.jsonl")
     project.workflow(stages=[STAGE | {"prompt": "Review: ${tekst}"}], path="data/rows.jsonl")  # some rows may have it
-    ran = project.agac("run", "-a", "reviews", "--concurrency", "1")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "1", code=1)
     for words in ("17 of the first 17 outcomes of stage 'classify' are MissingTemplateField", "row '16' for example",
                   "stop_loss: false", "resume with: agac run -a reviews --concurrency 1"):  # fmt: skip
         assert words in ran.err
@@ -220,6 +215,5 @@ def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: Pr
 def test_a_budget_that_cannot_be_read_is_refused(text: str, project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow()
-    ran = project.agac("run", "-a", "reviews", "--budget", text)
-    assert ran.code == 2
+    ran = project.agac("run", "-a", "reviews", "--budget", text, code=2)
     assert "--budget" in ran.err

@@ -1,7 +1,5 @@
 """Looking at rows that stages made: their parents, children, groups and parts, what was asked of them, files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The log: what it says of a call, for people and for machines, and that it costs nothing where nobody reads it."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any
@@ -52,12 +50,8 @@ def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
         assert line["logger"].startswith("agac.")
     first, second = calls(text)
     assert (first["run"], first["row"], first["stage"], first["attempt"], first["purpose"]) == (
-        1,
-        "r-1",
-        "one",
-        1,
-        "ask",
-    )
+        1, "r-1", "one", 1, "ask",
+    )  # fmt: skip
     assert (first["model"], first["answered_by"], first["status"], first["error"]) == (
         "local/small", "small-2", 200, "SchemaMismatch",
     )  # fmt: skip
@@ -111,8 +105,7 @@ def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolde
         asked.configure(server.base_url)
         ran = asked.agac("run", "-a", "reviews", "-q", "--log-level", "debug", "--log-format=json")
     assert calls(ran.err)
-    refused = asked.agac("run", "-a", "reviews", "--log-format", "yaml")
-    assert refused.code == 2
+    refused = asked.agac("run", "-a", "reviews", "--log-format", "yaml", code=2)
     assert "'yaml' is not one of 'text', 'json'" in refused.err
 
 

@@ -1,12 +1,9 @@
 """What was asked, answered and paid can be looked at: run by run, and row by row down to the raw reply."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sqlite3
 import unicodedata
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -16,13 +13,11 @@ from hypothesis import strategies as st
 from scripted_server import Step, scripted
 from support.processes import killed, listening, row_count, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
-from support.server import Server
+from support.server import Faulty
 
 import agac
 from agac.cli.terminal import plain, selection_words
 from agac.plan.diff import workflow_changes
-
-Faulty = Callable[..., Server]
 
 TWO = [
     {"name": "classify", "instructions": "You read reviews.", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -241,8 +236,7 @@ class TestStatusOfARun:
 
     def test_without_a_database_no_run_is_found(self, project: ProjectFolder) -> None:
         for arguments in (["status", "1"], ["inspect", "last"], ["why", "1", "a", "b"], ["retry", "last"]):
-            ran = project.agac(*arguments)
-            assert ran.code == 2
+            ran = project.agac(*arguments, code=2)
             assert ran.err.startswith("error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.")
         assert project.agac("runs").out == "No workflow was run in this project yet. Start with: agac run -a WORKFLOW\n"
 
@@ -470,8 +464,7 @@ class TestInspectingARow:
         with scripted(Step(evil + " \ud800")) as server:
             project.configure(server.base_url)
             project.run(project.workflow(path="data/rows.jsonl", stages=[{"name": "say", "prompt": "${text}"}]))
-        ran = project.agac("inspect", "1", "r-1")
-        assert ran.code == 0, ran.err
+        ran = project.agac("inspect", "1", "r-1", code=0)
         assert not set(ran.out) & set("\x1b\x07\r\x9b\u202e\x00")
         assert "red \\x1b[31m, bell \\x07, back \\x0d, csi \\x9b, turned \\u202e, \\x00 null" in ran.out
         report = project.agac("inspect", "1", "r-1", "--json").json

@@ -1,7 +1,5 @@
 """Short names of models: the same wherever a model is named, expanded for everyone to see, never moved unnoticed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -126,8 +124,7 @@ def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: Pro
     project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
     project.numbered(1)
     project.workflow(stages=[SAY])
-    ran = project.agac("validate")
-    assert ran.code == 2
+    ran = project.agac("validate", code=2)
     first, second = ran.out.splitlines()
     assert first == "agac.yml:2:8: aliases.a/b: 'a/b' is no short name; use letters, digits, '.', _ and -"
     assert second.startswith("agac.yml:3:8: aliases.bad: unknown provider 'opneai'; did you mean 'openai'?")
@@ -136,8 +133,7 @@ def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: Pro
 def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow(stages=[{**SAY, "model": "local/small?task_budget=20k"}])
-    ran = project.agac("validate")
-    assert ran.code == 0
+    ran = project.agac("validate", code=0)
     assert ran.out.count("task_budget has no effect: ") == 1
     assert project.run().exit_code == 0
 
@@ -170,8 +166,7 @@ def test_what_a_model_cannot_be_told_is_said_before_the_first_call(
     project.write("agentcards/waiting.md", "---\nrequest_params: {service_tier: flex}\n---\nBe brief.\n")
     project.numbered(1)
     project.workflow(stages=[{**SAY, **stage}])
-    ran = project.agac("validate")
-    assert ran.code == 2
+    ran = project.agac("validate", code=2)
     assert said in ran.out
 
 
@@ -246,12 +241,10 @@ def test_generic_is_placed_by_a_variable_and_needs_no_key(
     project.write("agac.yml", "")
     project.numbered(1)
     project.workflow(stages=[{**SAY, "model": "generic/small"}])
-    missing = project.agac("run", "-a", "reviews")
-    assert missing.code == 2
+    missing = project.agac("run", "-a", "reviews", code=2)
     assert "provider 'generic' needs the variable GENERIC_BASE_URL" in missing.err
     found = {"GENERIC_BASE_URL": f"{server.base_url}/", **({"GENERIC_API_KEY": key} if key else {})}
-    ran = project.agac("run", "-a", "reviews", env=found)
-    assert ran.code == 0, ran.err
+    project.agac("run", "-a", "reviews", env=found, code=0)
     assert project.query("SELECT base_url FROM endpoint") == [(server.base_url,)]
 
 

@@ -1,15 +1,12 @@
 """Moments that are hard to hit: a commit under way, a cancelled start, a Ctrl-C at the very end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import AgacError, ErrorType
@@ -105,7 +102,7 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
     assert server.account()["duplicates"] == 0
 
 
-def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "refusal", "match": "number 3"}])
     project.configure(server.base_url)
     project.numbered(6)

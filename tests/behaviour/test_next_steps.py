@@ -1,20 +1,16 @@
 """What commands say is to be done next, and what is left unsaid because it would not help."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.engine.validate import complaint
 
-Faulty = Callable[..., Server]
 THREE: list[dict[str, Any]] = [
     {"name": "one", "prompt": "Say ${text}"},
     {"name": "two", "prompt": "Again ${one}"},
@@ -139,8 +135,7 @@ class TestSeveralWorkflows:
         project.numbered(3)
         for name in ("g", "w", "x"):
             project.workflow(name, stages=THREE)
-        ran = project.agac("run", *GWX, "--budget", "calls=2", "--concurrency", "1", "--json")
-        assert ran.code == 4
+        ran = project.agac("run", *GWX, "--budget", "calls=2", "--concurrency", "1", "--json", code=4)
         assert "Not run, since g stopped before: w, x\n" in ran.err
         assert "  Run with: agac run --budget calls=2 --concurrency 1 --json -a w -a x\n" in ran.err
         assert [report["workflow"] for report in ran.json] == ["g"]

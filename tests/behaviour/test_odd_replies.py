@@ -1,7 +1,5 @@
 """Replies that no model should give: each fails its own row at most, is stored, and stops nothing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

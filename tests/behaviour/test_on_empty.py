@@ -1,7 +1,5 @@
 """`on_empty`: a stage of which no row has a result, in a run that had rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ def workflow(project: ProjectFolder, *stages: dict[str, Any], kinds: tuple[str, 
 
 def test_a_warning_changes_no_exit_code(project: ProjectFolder) -> None:
     workflow(project, NONE | {"on_empty": "warn"})
-    said = project.agac("run", "-a", "reviews")
-    assert said.code == 0
+    said = project.agac("run", "-a", "reviews", code=0)
     assert "stages[0].on_empty: no row has a result of stage 'good'" in said.err
     assert "warning: " in said.err
     assert project.output() == [None, None]
@@ -27,8 +24,7 @@ def test_a_warning_changes_no_exit_code(project: ProjectFolder) -> None:
 
 def test_an_error_fails_the_run_whose_files_are_written(project: ProjectFolder) -> None:
     workflow(project, NONE | {"on_empty": "error"})
-    said = project.agac("-q", "run", "-a", "reviews")
-    assert said.code == 1
+    said = project.agac("-q", "run", "-a", "reviews", code=1)
     assert "workflows/reviews.yml:" in said.err
     assert "stages[0].on_empty: no row has a result of stage 'good'" in said.err
     assert [line["result"] for line in project.envelopes()] == [None, None]

@@ -1,9 +1,6 @@
 """What stands in the output folder, to the byte; and odd values on the whole way from a file to a result."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 from support.soak import campaign
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 SAY = [{"name": "say", "prompt": "${text}"}]
 

@@ -1,7 +1,5 @@
 """What a pipe gets: whole tables, JSON from every command, and no complaint when it is closed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

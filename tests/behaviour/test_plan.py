@@ -1,18 +1,14 @@
 """`agac plan` says what a run will ask, reuse and cost, and why; the run then does just that."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import UsageError
 
-Faulty = Callable[..., Server]
 STAGES: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
     {"name": "reply", "prompt": "Answer ${text}: ${classify.sentiment}"},
@@ -256,8 +252,7 @@ def test_a_dry_run_is_the_plan_and_changes_nothing(ran: ProjectFolder, server: S
 def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
     project.numbered(2)
     project.workflow(stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
-    ran = project.agac("plan", "-a", "reviews")
-    assert ran.code == 0
+    ran = project.agac("plan", "-a", "reviews", code=0)
     assert "OPENAI_API_KEY" in ran.err
 
 
@@ -327,8 +322,7 @@ def test_why_says_when_what_was_asked_is_gone(ran: ProjectFolder) -> None:
     ],
 )
 def test_why_names_what_there_is(words: tuple[str, ...], said: str, ran: ProjectFolder) -> None:
-    ended = ran.agac("why", *words)
-    assert ended.code == 2
+    ended = ran.agac("why", *words, code=2)
     assert said in ended.err
 
 

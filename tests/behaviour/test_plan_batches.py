@@ -1,7 +1,5 @@
 """`agac plan` of stages that are asked in batches: how many of them, at what price, and what is under way already."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing

@@ -1,20 +1,17 @@
 """`agac plan` of workflows whose stages make rows: what it says is what the run does, and what is a guess is marked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 from support.made import outcomes, ran
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
@@ -26,7 +23,6 @@ from agac.engine.invocation import Retry, Scope
 from agac.plan.plan import Plan, make_plan
 from agac.store.db import open_for_reading
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
 SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}

@@ -1,7 +1,5 @@
 """Live progress on a pseudo-terminal: what is painted, how it fits, and what is left when it ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

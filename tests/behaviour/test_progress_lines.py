@@ -1,7 +1,5 @@
 """The lines of progress as a table: what they say of a run, at every width; and when a plain log gets them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any
@@ -161,13 +159,10 @@ def test_money_is_real_simulated_or_unknown() -> None:
     told = [
         lines(watched(10, s={"done": 1, **costs}))[0].split(" | ")[3]
         for costs in (
-            {"cost": 1234.5},
-            {"cost": 0.0123},
-            {"cost": 0.5, "simulated": 3},
-            {"cost": 0.5, "unpriced": 1},
+            {"cost": 1234.5}, {"cost": 0.0123}, {"cost": 0.5, "simulated": 3}, {"cost": 0.5, "unpriced": 1},
             {"unpriced": 1},
         )
-    ]
+    ]  # fmt: skip
     assert told == ["$1,234.50", "$0.0123", "simulated $0.50", "$0.50 + unknown prices", "price unknown"]
 
 

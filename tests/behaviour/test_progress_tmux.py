@@ -3,8 +3,6 @@
 Where tmux is missing these are skipped; tests/behaviour/test_progress.py checks the same on a pseudo-terminal.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Functions that give several rows in the place of one."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,16 +1,12 @@
 """Runs against a server that says no when it is asked too often, and stages that share what it allows."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
-Faulty = Callable[..., Server]
 SAY = {"name": "one", "prompt": "Say ${text}"}
 AGAIN = {"name": "two", "prompt": "Again ${text}: ${one.result}"}
 

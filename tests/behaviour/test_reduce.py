@@ -1,7 +1,5 @@
 """Groups too large for one call: parts are asked, and then what they came to."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,21 +1,17 @@
 """Answers of the wrong form: asked again so often and no more, mended where that is wanted, and always on record."""
 
-from __future__ import annotations
-
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.core.errors import SpecError
 
-Faulty = Callable[..., Server]
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
 FREE = {"status": 500, "headers": {"retry-after": "0"}, "body": '{"error": {"message": "out of order"}}'}

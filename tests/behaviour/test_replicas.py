@@ -1,7 +1,5 @@
 """`replicas` and `vote`: a row asked several times at one stage, and what is made of the answers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -11,14 +9,13 @@ import pytest
 from scripted_server import Step, deciding
 from support.processes import killed, listening, wait_until
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import ExitCode
 from agac.engine.invocation import Retry
 
 LABELS = {"label": "good|bad|ugly", "why": "string"}
-Faulty = Callable[..., Server]
 
 
 def classify(replicas: int = 3, **keys: Any) -> dict[str, Any]:
@@ -363,8 +360,7 @@ def test_what_is_dropped_is_what_nobody_needs(project: ProjectFolder, server: Se
     project.run()
     project.workflow(stages=[classify(3)])
     project.run()
-    ran = project.agac("gc", "--keep-runs", "1")
-    assert ran.code == 0, ran.err
+    project.agac("gc", "--keep-runs", "1", code=0)
     assert project.query("SELECT run, count(*) FROM v_results GROUP BY 1") == [(2, 12)]
     project.workflow(stages=[classify(4)])
     assert project.run().invocation["calls"] == 3
@@ -514,8 +510,7 @@ def test_rows_that_stages_make_and_groups_have_replicas_too(project: ProjectFold
 def test_the_log_says_which_replica_a_call_was_for(project: ProjectFolder) -> None:
     things(project, 1)
     project.workflow(stages=[classify(2, vote="label")])
-    ran = project.agac("--log-level", "debug", "--log-format", "json", "--log-file", "log", "run", "-a", "reviews")
-    assert ran.code == 0, ran.err
+    project.agac("--log-level", "debug", "--log-format", "json", "--log-file", "log", "run", "-a", "reviews", code=0)
     lines = [json.loads(line) for line in (project.root / "log").read_text("utf-8").splitlines()]
     assert sorted(one["replica"] for one in lines if "request" in one) == [1, 2]
 

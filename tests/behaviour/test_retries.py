@@ -1,16 +1,12 @@
 """How often is asked again, how soon, and who waits: told by the provider's own account."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
-Faulty = Callable[..., Server]
 SAY = [{"name": "say", "prompt": "${text}"}]
 
 
@@ -249,8 +245,7 @@ def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, api_key="${LOCAL_KEY}")
     project.numbered(50)
     project.workflow(stages=SAY)
-    ended = project.agac("run", "-a", "reviews")
-    assert ended.code == 1
+    ended = project.agac("run", "-a", "reviews", code=1)
     assert ended.err.count("Incorrect API key") == 1
     assert "LOCAL_KEY" in ended.err
     assert "sk-invalid" not in ended.err + ended.out

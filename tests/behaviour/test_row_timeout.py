@@ -1,16 +1,12 @@
 """`row_timeout`: how long one row may take from its first call on, whatever it waits for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty
 
-Faulty = Callable[..., Server]
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 SAY: dict[str, Any] = {"name": "say", "prompt": "${text}"}
 

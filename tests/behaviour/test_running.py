@@ -1,7 +1,5 @@
 """A workflow over rows, from the first run to the tenth."""
 
-from __future__ import annotations
-
 from support.project import ProjectFolder
 from support.server import Server
 
@@ -38,16 +36,3 @@ def test_a_finished_run_asks_nothing_and_writes_no_row_again(project: ProjectFol
     )
     assert after == before
     assert (project.root / "output/reviews/results.jsonl").stat().st_mtime_ns == stamp
-
-
-def test_one_changed_cell_costs_one_call(project: ProjectFolder, server: Server) -> None:
-    project.numbered(30)
-    project.run(project.workflow())
-    server.reset()
-    text = (project.root / "data/rows.csv").read_text().replace("number 7\n", "number seven\n")
-    project.write("data/rows.csv", text)
-    report = project.run()
-    assert server.account()["requests"] == 1
-    assert report.summary["run"] == 1
-    assert report.summary["rows"]["done"] == 30
-    project.assert_sound()

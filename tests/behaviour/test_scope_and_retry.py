@@ -1,20 +1,16 @@
 """Some stages only, some rows again, several workflows at once: each pays for just what was asked for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 from support.processes import interrupt, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import ExitCode, UsageError
 
-Faulty = Callable[..., Server]
 TWO: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
     {"name": "reply", "prompt": "Answer ${text}, found ${classify.sentiment}"},
@@ -242,8 +238,7 @@ def test_several_workflows_run_one_after_the_other(project: ProjectFolder) -> No
     project.numbered(3)
     project.workflow("one")
     project.workflow("two", stages=[{"name": "say", "prompt": "Say ${text}"}])
-    ran = project.agac("run", "-a", "one", "-a", "two", "--json")
-    assert ran.code == 0, ran.err
+    ran = project.agac("run", "-a", "one", "-a", "two", "--json", code=0)
     assert [(run["workflow"], run["rows"]["done"]) for run in ran.json] == [("one", 3), ("two", 3)]
     assert len(project.envelopes("one")) == len(project.envelopes("two")) == 3
 

@@ -1,10 +1,7 @@
 """Keys and header values never leave memory: not into the store, a log, an output or a message."""
 
-from __future__ import annotations
-
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from scripted_server import Step, scripted
 from support.project import ProjectFolder
 from support.server import Server
 
-Faulty = Callable[..., Server]
 KEY = "sk-canary-0123456789"
 HEADER = "hdr-canary-9876543210"
 SAY = [{"name": "say", "prompt": "${text}"}]
@@ -63,8 +59,7 @@ def test_a_key_written_into_agac_yml_is_refused_without_being_shown(project: Pro
     project.configure(server.base_url, api_key=KEY, headers={"x-team": KEY})
     project.numbered(1)
     project.workflow(stages=SAY)
-    ended = project.agac("run", "-a", "reviews")
-    assert ended.code == 2
+    ended = project.agac("run", "-a", "reviews", code=2)
     assert ended.err.count("looks like a secret") == 2
     assert KEY not in ended.out + ended.err
     assert server.account()["requests"] == 0

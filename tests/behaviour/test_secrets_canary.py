@@ -1,7 +1,5 @@
 """A canary key wherever a key can be: after a failing run that logs everything it is nowhere to be found."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The shipped workflows in which rows multiply and meet, each run in a copy of the project as its readers run it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass
@@ -277,12 +275,8 @@ def test_a_catalogue_has_each_variant_once_and_says_why_lines_are_not_in_it(ship
 
     left = {one["id"]: one for one in shipped.envelopes("product_catalog", "filtered.jsonl")}
     assert {row: one["stage"] for row, one in left.items() if "first" not in one} == {
-        "A-6": "variants",
-        "A-8": "normalise",
-        "B-6": "variants",
-        "B-7": "variants",
-        "B-8": "normalise",
-    }
+        "A-6": "variants", "A-8": "normalise", "B-6": "variants", "B-7": "variants", "B-8": "normalise",
+    }  # fmt: skip
     assert {row: one["first"] for row, one in left.items() if one["stage"] == "once"} == {
         "B-1": "A-2",
         "B-2/0": "A-3/1",

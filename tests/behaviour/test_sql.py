@@ -1,7 +1,5 @@
 """`agac sql`: the views say what the run did, nothing can be changed, and millions of rows take no memory."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.project import ProjectFolder, Ran, clean_environment, command
-from support.server import Server
+from support.server import Faulty
 from support.terminals import on_pty
 
 import agac
@@ -46,8 +44,7 @@ def finished(project: ProjectFolder) -> ProjectFolder:
 
 
 def asked(project: ProjectFolder, query: str, *flags: str) -> list[dict[str, Any]]:
-    ran = project.agac("sql", query, "--json", *flags)
-    assert ran.code == 0, ran.err
+    ran = project.agac("sql", query, "--json", *flags, code=0)
     found: list[dict[str, Any]] = ran.json
     return found
 
@@ -80,9 +77,7 @@ def test_results_have_names_in_place_of_numbers(finished: ProjectFolder) -> None
     assert asked(finished, settled) == [{"n": 6}]
 
 
-def test_attempts_tell_of_every_call_and_costs_add_them_up(
-    project: ProjectFolder, faulty: Callable[..., Server]
-) -> None:
+def test_attempts_tell_of_every_call_and_costs_add_them_up(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "server_error", "at": [1]}, {"kind": "bad_request", "match": "number 2", "always": True}])
     project.configure(server.base_url, prices={"small": {"input": 2.0, "output": 8.0}})
     project.numbered(3)

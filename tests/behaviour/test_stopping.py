@@ -1,7 +1,5 @@
 """A run that is asked to stop, or that a fatal fault stops: nothing is lost, nothing is paid twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -23,12 +21,10 @@ from support.processes import (
     wait_until,
 )
 from support.project import ProjectFolder
-from support.server import Server, simulator
+from support.server import Faulty, Server, simulator
 
 WIDE = 8
 """The concurrency of these runs."""
-
-Faulty = Callable[..., Server]
 
 
 def runs(project: ProjectFolder, *flags: str) -> Process:
@@ -49,8 +45,7 @@ def in_flight(server: Server, requests: int) -> Callable[[], bool]:
 
 def finishes(project: ProjectFolder, command: list[str], rows: int = 40) -> None:
     """The command that was printed goes on, and ends with every row done."""
-    ran = project.agac(*command)
-    assert ran.code == 0, ran.err
+    project.agac(*command, code=0)
     assert [e["id"] for e in project.envelopes()] == [f"r-{i}" for i in range(1, rows + 1)]
     assert all(e["ok"] for e in project.envelopes())
     project.assert_sound()
@@ -262,8 +257,7 @@ def test_a_fatal_fault_stops_the_run_within_one_wave(
     assert project.run().exit_code == 0
     before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
     project.numbered(200)
-    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE))
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), code=1)
     assert ran.err.count("stopped:") == 1
     assert ran.err.count("\n") == 2, ran.err  # said once, and what to do
     assert word in ran.err
@@ -281,8 +275,7 @@ def test_a_fatal_fault_stops_the_run_within_one_wave(
 def test_how_it_ended_is_said_beside_json_too(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "unauthorized", "at": list(range(11, 1000))}])
     asks(project, server)
-    ran = project.agac("run", "-a", "reviews", "--json")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", "--json", code=1)
     assert ran.json["stopped"]
     assert ran.json["exit_code"] == 1
     assert go_on_command(ran) == ["run", "-a", "reviews", "--json"]
@@ -291,12 +284,10 @@ def test_how_it_ended_is_said_beside_json_too(project: ProjectFolder, faulty: Fa
 def test_calls_lost_to_a_full_disk_are_said_by_the_next_run(project: ProjectFolder, server: Server) -> None:
     """A run that could not note its own end is like one that was killed."""
     asks(project, server, rows=600)
-    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), env=little_room(60))
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), env=little_room(60), code=1)
     assert "no space left" in ran.err
     lost = quiet_account(server)["charged"] - attempts(project)
-    again = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json")
-    assert again.code == 0
+    again = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json", code=0)
     assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
     assert server.account()["duplicates"] <= lost
 

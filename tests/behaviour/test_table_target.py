@@ -1,24 +1,20 @@
 """`output.to`: rows put into a table by their id, beside what others have there."""
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 from support.project import ProjectFolder, clean_environment
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 from agac.data import sqlite
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 SAY = [{"name": "say", "prompt": "${text}"}]
 TO = "sqlite://data/out.db?table=results"
@@ -102,14 +98,11 @@ def test_a_row_that_fails_later_loses_its_result_and_has_the_error(project: Proj
 def test_what_others_have_in_the_database_stays(project: ProjectFolder) -> None:
     run(project)
     sql(
-        project,
-        "CREATE TABLE theirs (x)",
-        "INSERT INTO theirs VALUES (1)",
-        "ALTER TABLE results ADD COLUMN reviewed_by TEXT",
-        "UPDATE results SET reviewed_by = 'ann'",
+        project, "CREATE TABLE theirs (x)", "INSERT INTO theirs VALUES (1)",
+        "ALTER TABLE results ADD COLUMN reviewed_by TEXT", "UPDATE results SET reviewed_by = 'ann'",
         "INSERT INTO results (id, result) VALUES ('hand', 'made')",
         "CREATE INDEX theirs_too ON results (reviewed_by)",
-    )
+    )  # fmt: skip
     run(project, [{"id": "a", "text": "ONE"}])
     assert sql(project, "SELECT id, result, reviewed_by FROM results ORDER BY id") == [
         ("a", "ONE", "ann"), ("b", "two", "ann"), ("hand", "made", None),

@@ -1,23 +1,19 @@
 """Outputs beside the JSON files: tables and lines, what is merged into them, and when they come and go."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_server import scripted
 from support.project import ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 import agac
 
-Faulty = Callable[..., Server]
 ECHO = {"model": "local/echo"}
 SAY = [{"name": "say", "prompt": "${text}"}]
 EVERY = ["csv", "tsv", "txt", "parquet"]
@@ -316,6 +312,5 @@ def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(
 
 def test_the_command_names_every_file(project: ProjectFolder) -> None:
     simple(project, format=["csv", "txt"], to="sqlite://data/out.db?table=results")
-    shown = project.agac("export", "-a", "reviews")
-    assert shown.code == 0, shown.err
+    shown = project.agac("export", "-a", "reviews", code=0)
     assert [Path(line).name for line in shown.out.splitlines()][-3:] == ["results.csv", "results.txt", "out.db"]

@@ -1,7 +1,5 @@
 """Habits of the code that a machine can watch."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -19,13 +17,9 @@ WRITERS = PRINTERS | {"simulator/__main__.py"}
 SINK_USERS = {"engine/export.py", "engine/filtered.py"}
 """Modules whose `write_text` is that of a sink, which has one encoding."""
 OTHER_DATABASES = {
-    "data/formats/sqlite.py",
-    "data/outputs/database.py",
-    "data/outputs/tablecheck.py",
-    "spec/databaseurl.py",
-    "simulator/batches/records.py",
-    "simulator/batches/state.py",
-}
+    "data/formats/sqlite.py", "data/outputs/database.py", "data/outputs/tablecheck.py", "spec/databaseurl.py",
+    "simulator/batches/records.py", "simulator/batches/state.py",
+}  # fmt: skip
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -51,67 +45,15 @@ def calls() -> list[tuple[str, str, ast.Call]]:
 
 def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
-        "AgacError",
-        "BackupReport",
-        "BatchReport",
-        "CancelReport",
-        "CardReport",
-        "CheckReport",
-        "DataReport",
-        "DoctorReport",
-        "ExitCode",
-        "GcReport",
-        "GraphReport",
-        "InspectReport",
-        "PlanReport",
-        "Problem",
-        "QueryAnswer",
-        "RetrieveReport",
-        "Retry",
-        "RetryChoice",
-        "RowError",
-        "RunOptions",
-        "RunReport",
-        "RunsReport",
-        "SchemasReport",
-        "SpecError",
-        "StatusReport",
-        "UsageError",
-        "View",
-        "WaitReport",
-        "WhyReport",
-        "backup",
-        "batch_cancel",
-        "batch_list",
-        "batch_retrieve",
-        "batch_status",
-        "batch_wait",
-        "doctor",
-        "embedded_simulator",
-        "export",
-        "file_schema",
-        "gc",
-        "graph",
-        "init",
-        "inspect",
-        "plan_run",
-        "retry",
-        "retry_choice",
-        "row_ids",
-        "run",
-        "run_async",
-        "run_several",
-        "runs",
-        "save_drawing",
-        "show_card",
-        "show_data",
-        "sql",
-        "status",
-        "validate",
-        "views",
-        "why",
-        "write_schemas",
-    ]
+        "AgacError", "BackupReport", "BatchReport", "CancelReport", "CardReport", "CheckReport", "DataReport",
+        "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "PlanReport", "Problem",
+        "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport",
+        "SchemasReport", "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "backup",
+        "batch_cancel", "batch_list", "batch_retrieve", "batch_status", "batch_wait", "doctor", "embedded_simulator",
+        "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice", "row_ids",
+        "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
+        "validate", "views", "why", "write_schemas",
+    ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
     for name in agac.api.__all__:
         assert getattr(agac, name) is getattr(agac.api, name)

@@ -1,12 +1,9 @@
 """telemetry.jsonl and the timing of summaries: a line an attempted row, and quantiles that agree with every call."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from behaviour.scripted_server import Step, scripted
 from support.processes import kill_at
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.cli.run import timing_line
 from agac.engine.telemetry import RELATIVE_ERROR
@@ -236,9 +233,7 @@ def agrees(project: ProjectFolder, summary: dict[str, Any]) -> None:
     assert told["p95"] == pytest.approx(p95, abs=RELATIVE_ERROR * p95 + 0.06)
 
 
-def test_quantiles_agree_with_the_calls_over_several_invocations(
-    project: ProjectFolder, faulty: Callable[..., Server]
-) -> None:
+def test_quantiles_agree_with_the_calls_over_several_invocations(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "server_error", "rate": 0.2}], "--latency", "0.005")
     project.configure(server.base_url)
     project.numbered(40)

@@ -1,7 +1,5 @@
 """What a person at a terminal is asked, and how they answer. tests/behaviour/test_progress.py has what they see."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

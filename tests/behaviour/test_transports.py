@@ -1,14 +1,11 @@
 """The second dialect and every transport, from a workflow to its results: the same rows, money and end."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 
 TRANSPORTS = ["", "?transport=sse", "?transport=ws", "?transport=auto"]
 transports = pytest.mark.parametrize("transport", TRANSPORTS, ids=["body", "sse", "ws", "auto"])
@@ -51,7 +48,7 @@ def test_what_one_transport_brought_is_not_asked_again_over_another(project: Pro
     assert server.account()["requests"] == 5
 
 
-def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.01")
     project.numbered(40)
     project.workflow()
@@ -63,9 +60,7 @@ def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, 
 
 
 @transports
-def test_the_message_that_is_valid_is_the_answer(
-    project: ProjectFolder, faulty: Callable[..., Server], transport: str
-) -> None:
+def test_the_message_that_is_valid_is_the_answer(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
     """Marked as cut or not, and be it mendable: the whole one is taken, at once."""
     server = faulty([{"kind": "early_cut", "at": [1, 2]}, {"kind": "early_cut", "marked": False, "always": True}])
     project.numbered(6)
@@ -77,9 +72,7 @@ def test_the_message_that_is_valid_is_the_answer(
 
 
 @transports
-def test_two_valid_messages_are_no_answer(
-    project: ProjectFolder, faulty: Callable[..., Server], transport: str
-) -> None:
+def test_two_valid_messages_are_no_answer(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
     server = faulty([{"kind": "two_answers", "always": True}])
     project.numbered(2)
     project.workflow(stages=[STAGE])
@@ -90,7 +83,7 @@ def test_two_valid_messages_are_no_answer(
     }
 
 
-def test_a_second_answer_is_asked_for_where_two_differ(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_a_second_answer_is_asked_for_where_two_differ(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "two_answers", "first": 1}])
     project.numbered(2)
     project.workflow(stages=[{**STAGE, "repair": 1}])
@@ -99,7 +92,7 @@ def test_a_second_answer_is_asked_for_where_two_differ(project: ProjectFolder, f
     assert server.account()["requests"] == 4
 
 
-def test_without_a_schema_two_messages_are_never_joined(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_without_a_schema_two_messages_are_never_joined(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "early_cut", "marked": False, "at": 1}, {"kind": "early_cut", "always": True}])
     project.numbered(2)
     project.workflow(stages=[{"name": "reply", "prompt": "Answer: ${text}", "repair": 0}])
@@ -126,7 +119,7 @@ BROKEN: dict[str, list[dict[str, Any]]] = {
 @transports
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_on_the_way_is_asked_again(
-    project: ProjectFolder, faulty: Callable[..., Server], transport: str, name: str
+    project: ProjectFolder, faulty: Faulty, transport: str, name: str
 ) -> None:
     server = faulty(BROKEN[name])
     project.numbered(3)
@@ -146,7 +139,7 @@ def test_what_breaks_on_the_way_is_asked_again(
     [("length", "Truncated"), ("filter", "Filtered"), ("refusal", "Refused"), ("empty", "EmptyResponse")],
 )
 def test_a_reply_that_is_none_is_never_done(
-    project: ProjectFolder, faulty: Callable[..., Server], transport: str, kind: str, error: str
+    project: ProjectFolder, faulty: Faulty, transport: str, kind: str, error: str
 ) -> None:
     server = faulty([{"kind": kind, "always": True}])
     project.numbered(1)
@@ -156,17 +149,14 @@ def test_a_reply_that_is_none_is_never_done(
     assert [name for name, _ in errors(project)] == [error]
 
 
-def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(
-    project: ProjectFolder, faulty: Callable[..., Server]
-) -> None:
+def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--no-websocket")
     project.numbered(3)
     project.workflow()
     serve(project, server, "?transport=auto")
     assert project.run().invocation["rows_done"] == 3
     serve(project, server, "?transport=ws")
-    ran = project.agac("run", "-a", "reviews", "--fresh")
-    assert ran.code == 1
+    ran = project.agac("run", "-a", "reviews", "--fresh", code=1)
     assert "accepts no WebSocket" in ran.err
     assert "transport=auto" in ran.err
 
@@ -195,8 +185,7 @@ def test_what_responses_has_no_word_for_is_refused_before_anything_is_sent(
     project.numbered(1)
     project.workflow()
     serve(project, server, f"?{key}")
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 2
+    ran = project.agac("run", "-a", "reviews", code=2)
     name = key.partition("=")[0]
     assert f"{name}: the Responses API has no such parameter" in " ".join(ran.err.split())
     assert server.account()["requests"] == 0
@@ -212,7 +201,7 @@ def test_the_embedded_simulator_speaks_both_dialects(project: ProjectFolder) -> 
     assert json.loads((project.root / "output/reviews/summary.json").read_text("utf-8"))["calls"]["simulated"]
 
 
-def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "hang", "first": 1}])
     project.numbered(1)
     project.workflow()
@@ -221,7 +210,7 @@ def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty
     assert server.account()["requests"] == 2
 
 
-def test_a_run_that_is_killed_amid_its_sockets_goes_on(project: ProjectFolder, faulty: Callable[..., Server]) -> None:
+def test_a_run_that_is_killed_amid_its_sockets_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.01")
     project.numbered(300)
     project.workflow()

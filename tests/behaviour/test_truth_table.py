@@ -1,7 +1,5 @@
 """Every cell of the tables in docs/reference/outcomes.md, each observed in a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -28,12 +26,9 @@ from agac.store.rows import State
 
 ECHO = {"model": "local/echo"}
 ROW_STATES = {
-    "done": State.DONE,
-    "skipped": State.SKIPPED,
-    "dropped": State.FILTERED,
-    "failed": State.FAILED,
+    "done": State.DONE, "skipped": State.SKIPPED, "dropped": State.FILTERED, "failed": State.FAILED,
     "open": State.PENDING,
-}
+}  # fmt: skip
 NOT_BEGUN = ("missing", "left out")
 EVERY = [
     pytest.param(reader, name, reused, id=f"{title}, {'reused' if reused else name}")

@@ -1,7 +1,5 @@
 """`when`: rows that a stage passes over, and rows that leave."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -177,8 +175,7 @@ def test_retrying_from_a_stage_takes_up_rows_that_a_guard_had_made_leave(project
         defaults=ECHO, stages=[stage("a", "a ${id}"), stage("b", "b ${a}", when='kind == "good"', otherwise="drop")]
     )
     project.run()
-    ended = project.agac("retry", "1", "--from", "a", "--yes", "--json")
-    assert ended.code == 0, ended.err
+    ended = project.agac("retry", "1", "--from", "a", "--yes", "--json", code=0)
     assert ended.json["invocation"]["calls"] == 7
     assert {name: count for name, count in ended.json["rows"].items() if count} == {"total": 5, "done": 2, "dropped": 3}
     project.assert_sound()
@@ -216,8 +213,7 @@ def test_guards_are_checked_when_the_workflow_is_loaded(project: ProjectFolder, 
     project.workflow(
         defaults=ECHO, stages=[stage("first", "${id}"), stage("reply", "x", when=guard), stage("end", "${id}")]
     )
-    ran = project.agac("validate", "-a", "reviews", "--json")
-    assert ran.code == 2
+    ran = project.agac("validate", "-a", "reviews", "--json", code=2)
     problems = json.loads(ran.out)["problems"]
     assert any(expected in one["message"] and one["path"] == "stages[1].when" for one in problems), problems
 

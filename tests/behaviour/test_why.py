@@ -1,18 +1,13 @@
 """`agac why` of a task that was asked more than once, or not at all."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import ProjectFolder
-from support.server import Server
 
 import agac
 
-Faulty = Callable[..., Server]
 STAGES: list[dict[str, Any]] = [
     {"name": "one", "prompt": "Say ${text}"},
     {"name": "two", "prompt": "Again ${one} ${text}"},

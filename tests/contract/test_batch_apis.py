@@ -1,7 +1,5 @@
 """What every batch API promises, against the simulator over real HTTP. A new one adds a line to MEMBERS."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server import Server, simulator
+from support.server import Faulty, Server, simulator
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Reply, Request
@@ -286,7 +284,7 @@ LOST = [
 @members
 @pytest.mark.parametrize(("rule", "there", "open_"), LOST, ids=lambda value: str(value))
 def test_a_create_is_sent_once_whatever_comes_back(
-    member: Member, rule: dict[str, Any], there: bool, open_: bool, faulty: Callable[..., Server], tmp_path: Path
+    member: Member, rule: dict[str, Any], there: bool, open_: bool, faulty: Faulty, tmp_path: Path
 ) -> None:
     server = faulty([{**rule, "at": [1]}])
 
@@ -305,7 +303,7 @@ def test_a_create_is_sent_once_whatever_comes_back(
 
 
 @members
-def test_an_upload_is_sent_once(member: Member, faulty: Callable[..., Server], tmp_path: Path) -> None:
+def test_an_upload_is_sent_once(member: Member, faulty: Faulty, tmp_path: Path) -> None:
     server = faulty([{"kind": "batch_drop_after", "op": "upload", "at": [1]}])
 
     async def talk(account: Account) -> None:
@@ -319,7 +317,7 @@ def test_an_upload_is_sent_once(member: Member, faulty: Callable[..., Server], t
 
 
 @members
-def test_pages_are_read_to_the_end(member: Member, faulty: Callable[..., Server], tmp_path: Path) -> None:
+def test_pages_are_read_to_the_end(member: Member, faulty: Faulty, tmp_path: Path) -> None:
     server = faulty([{"kind": "batch_paged", "size": 1}])
 
     async def talk(account: Account) -> None:
@@ -334,7 +332,7 @@ def test_pages_are_read_to_the_end(member: Member, faulty: Callable[..., Server]
     over(member, server, tmp_path, talk)
 
 
-def test_a_file_that_is_late_is_no_refusal(faulty: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_file_that_is_late_is_no_refusal(faulty: Faulty, tmp_path: Path) -> None:
     server = faulty([{"kind": "batch_file_lag", "times": 2}])
 
     async def talk(account: Account) -> None:
@@ -347,7 +345,7 @@ def test_a_file_that_is_late_is_no_refusal(faulty: Callable[..., Server], tmp_pa
     over(MEMBERS[0], server, tmp_path, talk)
 
 
-def test_a_batch_without_metadata_is_found_by_its_file(faulty: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_batch_without_metadata_is_found_by_its_file(faulty: Faulty, tmp_path: Path) -> None:
     server = faulty([{"kind": "batch_no_metadata", "always": True}])
 
     async def talk(account: Account) -> None:
@@ -361,7 +359,7 @@ def test_a_batch_without_metadata_is_found_by_its_file(faulty: Callable[..., Ser
 
 
 @members
-def test_a_torn_download_is_no_result(member: Member, faulty: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_torn_download_is_no_result(member: Member, faulty: Faulty, tmp_path: Path) -> None:
     server = faulty([{"kind": "batch_truncate", "after_bytes": 100, "at": [1]}])
 
     async def talk(account: Account) -> None:

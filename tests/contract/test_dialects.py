@@ -3,8 +3,6 @@
 Recorded: `errors/<dialect>/*.json` (what servers said, and what it means) and `replies/<dialect>.json`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -176,18 +174,11 @@ REQUESTS = {
         MESSAGES,
         SCHEMA,
         Params(
-            temperature=0.2,
-            top_p=0.9,
-            max_tokens=400,
-            presence_penalty=0.1,
-            frequency_penalty=-0.1,
-            stop=("END", "\n\n"),
-            seed=7,
-            reasoning="low",
-            service_tier="flex",
+            temperature=0.2, top_p=0.9, max_tokens=400, presence_penalty=0.1, frequency_penalty=-0.1,
+            stop=("END", "\n\n"), seed=7, reasoning="low", service_tier="flex",
         ),
     ),
-}
+}  # fmt: skip
 requests = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
 
 
@@ -280,22 +271,10 @@ def _tuples(expected: dict[str, Any]) -> dict[str, Any]:
 
 
 UNREADABLE = [
-    b"",
-    b"not json",
-    b'{"choices": ',
-    b"[]",
-    b"null",
-    b"7",
-    b'"text"',
-    b"{}",
-    b'{"choices": 3}',
-    b'{"output": 3}',
-    b'{"content": 3}',
-    b'{"type": "message", "content": null}',
-    b'{"output": [], "status": "in_progress"}',
-    b"\xff\xfe",
-    b"[" * 100_000,
-]
+    b"", b"not json", b'{"choices": ', b"[]", b"null", b"7", b'"text"', b"{}", b'{"choices": 3}', b'{"output": 3}',
+    b'{"content": 3}', b'{"type": "message", "content": null}', b'{"output": [], "status": "in_progress"}',
+    b"\xff\xfe", b"[" * 100_000,
+]  # fmt: skip
 
 
 @members
@@ -313,23 +292,8 @@ json_values = st.recursive(
         | st.dictionaries(
             st.sampled_from(
                 [
-                    "error",
-                    "choices",
-                    "message",
-                    "content",
-                    "code",
-                    "type",
-                    "usage",
-                    "details",
-                    "detail",
-                    "object",
-                    "text",
-                    "output",
-                    "status",
-                    "incomplete_details",
-                    "stop_reason",
-                    "stop_details",
-                    "error_code",
+                    "error", "choices", "message", "content", "code", "type", "usage", "details", "detail", "object",
+                    "text", "output", "status", "incomplete_details", "stop_reason", "stop_details", "error_code",
                 ]
             )
             | st.text(max_size=3),
@@ -338,17 +302,11 @@ json_values = st.recursive(
         )
     ),
     max_leaves=25,
-)
+)  # fmt: skip
 header_names = [
-    "retry-after",
-    "retry-after-ms",
-    "x-should-retry",
-    "date",
-    "x-ratelimit-remaining-requests",
-    "x-ratelimit-reset-tokens",
-    "anthropic-ratelimit-tokens-remaining",
-    "anthropic-ratelimit-tokens-reset",
-]
+    "retry-after", "retry-after-ms", "x-should-retry", "date", "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-tokens", "anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset",
+]  # fmt: skip
 any_headers = st.dictionaries(
     st.sampled_from(header_names), st.text() | st.sampled_from(["-1", "nan", "1e999", "1h2m"])
 )

@@ -1,7 +1,5 @@
 """What every output beside the JSON files promises. A new one adds one line to `MEMBERS`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -206,7 +204,7 @@ def test_it_ends_together_with_the_folder(member: Member, tmp_path: Path) -> Non
 FULL = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_row_sinks import MEMBERS, layout_of, output
 from agac.core.errors import AgacError
 

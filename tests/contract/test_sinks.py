@@ -1,7 +1,5 @@
 """What every sink promises. A new file adds one line to `SINKS`."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -4,8 +4,6 @@ The model says each row back as its result, so that every value goes both ways: 
 A new source or output adds one entry to `SOURCES` or `SINKS`.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,8 +1,6 @@
 """What formats of records in text promise beside what every source does (test_every_source.py). A new format adds one
 line to `SOURCES`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

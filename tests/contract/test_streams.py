@@ -1,7 +1,5 @@
 """What every stream promises: put together, its events say what the same answer says when it is not streamed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a disk can do to a run: fill up, refuse, lose the end of a file, hold something else in our place."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import sqlite3
@@ -11,9 +9,7 @@ from pathlib import Path
 import pytest
 from support.processes import ended, kill_at, listening, little_room, quiet_account, row_count, wait_until
 from support.project import ProjectFolder, Ran
-from support.server import Server
-
-Faulty = Callable[..., Server]
+from support.server import Faulty, Server
 
 
 def is_explained(ran: Ran, *words: str) -> None:
@@ -54,8 +50,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
     is_explained(ran, "no space left on the disk of", "free some space and run the same command again")
     lost = quiet_account(server)["charged"] - answers(project)
     assert lost <= 16
-    again = project.agac("run", "-a", "reviews", "--json")
-    assert again.code == 0, again.err
+    again = project.agac("run", "-a", "reviews", "--json", code=0)
     assert again.json["rows"]["done"] == 600
     assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 16
     assert server.account()["duplicates"] <= lost
@@ -106,13 +101,11 @@ def test_an_output_folder_that_cannot_be_made_is_found_before_the_first_call(
     project.numbered(5)
     project.workflow()
     in_the_way = project.write("output", "a file in the way")
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 2
+    ran = project.agac("run", "-a", "reviews", code=2)
     assert "is a file" in ran.err
     in_the_way.unlink()
     project.root.joinpath("output/reviews/results.json").mkdir(parents=True)
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 2
+    ran = project.agac("run", "-a", "reviews", code=2)
     assert "results.json: is not a file" in ran.err
     assert server.account()["requests"] == 0
 

@@ -1,20 +1,16 @@
 """kill -9 while answers are asked again and other models are asked: the bound of what it can cost stays true."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
 from support.processes import killed, listening, quiet_account, wait_until
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Server
+from support.server import Faulty, Server
 from test_kill import Watch
 
-Faulty = Callable[..., Server]
 MODELS = ["one/a", "two/b", "two/c"]
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "model": MODELS, "repair": 3}
 CONCURRENCY = 8
@@ -67,7 +63,6 @@ def test_the_bound_on_lost_calls_knows_of_repairs_and_fallbacks(
     other.execute("ROLLBACK")
     other.close()
     assert lost <= calls
-    again = project.agac("run", "-a", "reviews", "--json", "--concurrency", str(concurrency))
-    assert again.code == 3
+    again = project.agac("run", "-a", "reviews", "--json", "--concurrency", str(concurrency), code=3)
     assert lost <= again.json["invocation"]["lost_calls_at_most"] <= said
     project.assert_sound()

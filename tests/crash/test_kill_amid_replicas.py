@@ -1,7 +1,5 @@
 """kill -9 amid the replicas of rows: what one answered is never asked again, and the votes come out the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

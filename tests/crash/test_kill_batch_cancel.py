@@ -1,7 +1,5 @@
 """kill -9 while a batch is ended: it is ended once, what it finished is kept, what it did not is asked once more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

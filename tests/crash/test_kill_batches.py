@@ -4,16 +4,15 @@ The moments are the arrows of a batch's life (DESIGN, batches): each has an effe
 commit. Whoever dies between the two must find the effect again.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchcase import ROWS, BatchCase
-from support.server import Server, simulator
+from support.server import Faulty, Server, simulator
+from support.soak import few
 
 SUBMITTING = [
     "journal.plan.before", "journal.plan.after", "spool.finish.before", "spool.finish.after", "journal.built.after",
@@ -31,11 +30,8 @@ COLLECTING = [
 """The last two fall into the writing of the outputs."""
 
 CLEANING = [
-    "provider.delete.before:1",
-    "provider.delete.after:1",
-    "provider.delete.before:2",
-    "provider.delete.after:2",
-]
+    "provider.delete.before:1", "provider.delete.after:1", "provider.delete.before:2", "provider.delete.after:2",
+]  # fmt: skip
 """Its input and its results lie at OpenAI as files, which are deleted one by one."""
 
 UNREAD = ("journal.plan.before", "journal.plan.after")
@@ -94,7 +90,10 @@ def test_a_command_that_is_killed_while_it_submits_a_batch_has_submitted_it_once
 
 
 @pytest.mark.parametrize(
-    ("api", "moment", "command"), apart(COLLECTING + CLEANING, "openai", 0) + apart(COLLECTING, "anthropic", 1)
+    ("api", "moment", "command"),
+    few(apart(COLLECTING, "openai", 0), 2)
+    + apart(CLEANING, "openai", len(COLLECTING))
+    + few(apart(COLLECTING, "anthropic", 1), 2, first=1),
 )
 def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
     api: str, moment: str, command: str, case: BatchCase, undisturbed: dict[str, list[Any]]
@@ -106,16 +105,17 @@ def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
     case.assert_whole(undisturbed[api])
 
 
+ANEW = [
+    "results._put.after", "journal.ingested.before", "journal.ingested.after", "journal.plan.after",
+    "journal.built.after", "provider.create.before", "provider.create.after", "journal.submitted.before",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "moment",
-    [
-        "results._put.after", "journal.ingested.before", "journal.ingested.after", "journal.plan.after",
-        "journal.built.after", "provider.create.before", "provider.create.after", "journal.submitted.before",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("api", ["openai", "anthropic"])
+    ("api", "moment"), few([("openai", one) for one in ANEW], 2) + few([("anthropic", one) for one in ANEW], 2, first=1)
+)
 def test_what_failed_in_a_batch_is_asked_once_more_whenever_a_command_is_killed(
-    api: str, moment: str, faulty: Callable[..., Server], tmp_path: Path
+    api: str, moment: str, faulty: Faulty, tmp_path: Path
 ) -> None:
     """Case 23, with kills: two lines fail at the provider, uncharged, and go into another batch."""
     server = faulty([{"kind": "batch_line_status", "status": 500, "lines": [2, 5], "at": [1]}])

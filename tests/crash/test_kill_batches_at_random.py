@@ -1,7 +1,5 @@
 """kill -9 again and again, anywhere, with several batches of two stages: the results of a run that nobody disturbed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

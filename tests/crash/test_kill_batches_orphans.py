@@ -4,8 +4,6 @@ It is found by what the provider echoes of it, however the provider's list looks
 created again; and where it never can be known, a human is asked.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sqlite3
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 from support.batchcase import APIS, ROWS, STAGE, BatchCase, assert_ended
 from support.processes import asleep, asleep_at, ended, killed
-from support.server import Server, simulator
+from support.server import Faulty, simulator
 
 DAY_LONG = 80_000.0
 RUN = ("run", "-a", "reviews")
@@ -30,7 +28,7 @@ by_key = pytest.mark.parametrize("api", ["openai", "azure"])
 
 
 @pytest.fixture
-def start(faulty: Callable[..., Server], tmp_path: Path) -> Start:
+def start(faulty: Faulty, tmp_path: Path) -> Start:
     """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
 
     def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:

@@ -1,13 +1,11 @@
 """Where a project lies: a disk that is full for real, a folder that may not be written, locked, moved or copied."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,8 +13,6 @@ import pytest
 from support.processes import impatient, quiet_account
 from support.project import ProjectFolder, Ran, clean_environment, command
 from support.server import Server
-
-Faulty = Callable[..., Server]
 
 
 def mounted(path: Path, size: str) -> bool:
@@ -182,14 +178,9 @@ def test_a_project_on_a_read_only_disk_can_be_read_and_copied(small_disk: Projec
     subprocess.run(["mount", "-o", "remount,ro", place], check=True, capture_output=True)
     copy = tmp_path / "copy.db"
     reading = (
-        ["status"],
-        ["runs"],
-        ["inspect", "last"],
-        ["why", "last", "r-1", "classify"],
-        ["plan", "-a", "reviews"],
-        ["gc", "--keep-runs", "1", "--dry-run"],
-        ["backup", str(copy)],
-    )
+        ["status"], ["runs"], ["inspect", "last"], ["why", "last", "r-1", "classify"], ["plan", "-a", "reviews"],
+        ["gc", "--keep-runs", "1", "--dry-run"], ["backup", str(copy)],
+    )  # fmt: skip
     for words in reading:
         ran = small_disk.agac(*words)
         assert ran.code == 0, (words, ran.err)

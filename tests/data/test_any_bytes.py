@@ -1,7 +1,5 @@
 """Whatever a file holds, reading it ends, drops nothing, and says file and line."""
 
-from __future__ import annotations
-
 import random
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Columns of tables: their kinds, their names, and the order in which they stand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

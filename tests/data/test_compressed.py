@@ -1,7 +1,5 @@
 """Compressed files: told by what they hold, unpacked piece by piece, and torn ones are never taken for whole ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

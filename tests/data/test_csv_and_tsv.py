@@ -1,7 +1,5 @@
 """What csv and tsv files do that no other format can: headers, ragged records, quotes, line ends."""
 
-from __future__ import annotations
-
 import csv
 import io
 import tempfile

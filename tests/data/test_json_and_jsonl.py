@@ -1,7 +1,5 @@
 """What json and jsonl files do that no other format can: values that no later part could keep, torn files, shapes."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -89,14 +87,11 @@ def test_integer_ids_become_strings_and_others_fail_the_row(tmp_path: Path) -> N
     rows = list(read_rows(open_source(path, None, "rows.jsonl"), "id"))
     assert [row.id for row in rows] == ["7", "123456789012345678901", "x", 4, 5, 6, 7, 8, 9, 10]
     assert [row.error.message.partition(";")[0] for row in rows if row.error] == [
-        'rows.jsonl:4: the id field "id" is a number',
-        'rows.jsonl:5: the id field "id" is a boolean',
-        'rows.jsonl:6: the id field "id" is null',
-        'rows.jsonl:7: the id field "id" is a list',
-        'rows.jsonl:8: the id field "id" is an object',
-        'rows.jsonl:9: the id field "id" is empty',
+        'rows.jsonl:4: the id field "id" is a number', 'rows.jsonl:5: the id field "id" is a boolean',
+        'rows.jsonl:6: the id field "id" is null', 'rows.jsonl:7: the id field "id" is a list',
+        'rows.jsonl:8: the id field "id" is an object', 'rows.jsonl:9: the id field "id" is empty',
         'rows.jsonl:10: the id field "id" is missing',
-    ]
+    ]  # fmt: skip
     assert {row.error.type for row in rows if row.error} == {ErrorType.MISSING_ID_FIELD}
 
 

@@ -1,7 +1,5 @@
 """Choosing a format, and what is said when there is none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

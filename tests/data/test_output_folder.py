@@ -1,7 +1,5 @@
 """The folder of results: where it may be, what it replaces, and what it leaves alone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What becomes of the kinds of values that parquet has and JSON has not, and files that are no parquet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samples: the same on every machine, fair, and stable while rows are added."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

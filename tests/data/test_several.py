@@ -1,7 +1,5 @@
 """Several files as one input: numbers that run on, headers that have to agree, messages that name the file."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

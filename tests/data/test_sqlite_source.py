@@ -1,7 +1,5 @@
 """Reading a database: what is read, what is refused, and that nothing can be written."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -50,15 +48,11 @@ def test_one_statement_that_reads(shop: Path, statement: str, ids: list[object])
 @pytest.mark.parametrize(
     "statement",
     [
-        "WITH x AS (SELECT 1) INSERT INTO r SELECT 'z', 1",
-        "WITH x AS (SELECT 1) DELETE FROM r",
-        "WITH x AS (SELECT 1) UPDATE r SET n = 0 RETURNING id",
-        "SELECT load_extension('/tmp/x')",
-        "SELECT * FROM pragma_journal_mode('DELETE')",
-        "SELECT 1; DELETE FROM r",
-        "SELECT 1) UNION SELECT (2",
+        "WITH x AS (SELECT 1) INSERT INTO r SELECT 'z', 1", "WITH x AS (SELECT 1) DELETE FROM r",
+        "WITH x AS (SELECT 1) UPDATE r SET n = 0 RETURNING id", "SELECT load_extension('/tmp/x')",
+        "SELECT * FROM pragma_journal_mode('DELETE')", "SELECT 1; DELETE FROM r", "SELECT 1) UNION SELECT (2",
     ],
-)
+)  # fmt: skip
 def test_nothing_can_be_written_or_changed(shop: Path, statement: str) -> None:
     before = shop.read_bytes()
     with pytest.raises(UsageError, match=r"^sqlite://data/shop\.db: ") as caught:

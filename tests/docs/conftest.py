@@ -1,7 +1,5 @@
 """The tools that write the documentation are also what tests it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page on batches: its picture has every step, and what it has others run by a clock is right."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

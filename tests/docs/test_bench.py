@@ -1,7 +1,5 @@
 """The benchmark runs from end to end and says sane things; how fast anything is, is not tested."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

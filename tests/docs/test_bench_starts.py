@@ -1,7 +1,5 @@
 """What a newcomer waits for is measured: a fresh clone up to its first results."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import ModuleType

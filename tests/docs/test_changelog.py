@@ -1,7 +1,5 @@
 """Fragments of the change log are well formed: one file a change, for users."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

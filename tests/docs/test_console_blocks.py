@@ -1,7 +1,5 @@
 """Every console block of every page is run, in a copy of the example project, and shows what the commands print."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

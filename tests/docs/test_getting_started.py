@@ -5,8 +5,6 @@ page says so, with the text that it shows. What comes out is compared with the p
 typed: each says why, and there are no others.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -40,14 +38,10 @@ class Typist:
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
         self.folder = folder
         self.bash = subprocess.Popen(
-            ["bash", "--noprofile", "--norc"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env={**kept, "PATH": path, "HOME": str(folder), "COLUMNS": "100"},
+            ["bash", "--noprofile", "--norc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, cwd=folder, env={**kept, "PATH": path, "HOME": str(folder), "COLUMNS": "100"},
             text=True,
-        )
+        )  # fmt: skip
 
     def type(self, words: str) -> tuple[int, list[str]]:
         """Types a line (or a few), and waits until it was done: the exit code, and the lines that came."""

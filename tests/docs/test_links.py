@@ -1,7 +1,5 @@
 """Links within the documentation lead somewhere, and every page can be reached."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

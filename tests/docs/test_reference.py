@@ -1,7 +1,5 @@
 """The reference says what the program does: it is made from it, and it is complete."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

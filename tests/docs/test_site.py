@@ -1,7 +1,5 @@
 """`make docs`: every page is in the site, every link of it leads somewhere, and it asks no other host for anything."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

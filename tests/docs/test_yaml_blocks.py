@@ -1,7 +1,5 @@
 """Every YAML block of every page is a file, or keys of a stage, that loads; or says that it is broken, and is."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from pathlib import Path

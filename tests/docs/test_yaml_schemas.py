@@ -1,7 +1,5 @@
 """Every YAML block of every page is taken by the JSON Schema that editors have; one that is broken need not be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The YAML language server that editors use, from npm: started once a session."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

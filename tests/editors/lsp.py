@@ -1,7 +1,5 @@
 """A small editor: as much of the Language Server Protocol as it takes to open files and to ask about places."""
 
-from __future__ import annotations
-
 import json
 import queue
 import subprocess

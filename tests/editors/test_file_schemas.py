@@ -1,7 +1,5 @@
 """The JSON Schemas of agac's own files: they take what agac takes, and say what the models say."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -225,8 +223,7 @@ def test_the_command_prints_a_schema_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["workflows"], ["workflow", "--write"]], ids=" ".join)
 def test_a_wrong_call_says_what_there_is(words: list[str], project: ProjectFolder) -> None:
-    ran = project.agac("schema", *words)
-    assert ran.code == 2
+    ran = project.agac("schema", *words, code=2)
     assert "workflow" in ran.err
     assert "card" in ran.err
     with pytest.raises(UsageError, match="no schema of 'workflows'"):
@@ -250,8 +247,7 @@ def test_all_of_them_are_written_where_the_settings_say(project: ProjectFolder) 
 
 def test_a_folder_that_cannot_be_written_is_told(project: ProjectFolder) -> None:
     project.write(".agac/schemas", "a file\n")
-    ran = project.agac("schema", "--write")
-    assert ran.code == 1
+    ran = project.agac("schema", "--write", code=1)
     assert ".agac/schemas: cannot be written" in ran.err
     assert "Traceback" not in ran.err
 

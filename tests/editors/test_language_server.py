@@ -1,7 +1,5 @@
 """What people see in an editor: the real YAML language server with the schemas that agac writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

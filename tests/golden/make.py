@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from support.commands import commands
 from support.server import simulator
 
 from golden.pinning import GENERAL, ODD, SHIPPED, golden, pin, written
@@ -18,11 +17,11 @@ from golden.pinning import GENERAL, ODD, SHIPPED, golden, pin, written
 
 def main(names: list[str]) -> None:
     """Writes one file a name."""
-    with TemporaryDirectory() as folder, simulator() as server, commands(Path(folder)) as forked:
+    with TemporaryDirectory() as folder, simulator() as server:
         for name in names or [*SHIPPED, *ODD, GENERAL]:
             server.reset()
             golden(name).parent.mkdir(exist_ok=True)
-            golden(name).write_text(written(pin(name, Path(folder) / name, server, forked)), encoding="utf-8")
+            golden(name).write_text(written(pin(name, Path(folder) / name, server)), encoding="utf-8")
             print(golden(name))
 
 

@@ -15,7 +15,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from support.commands import Commands
 from support.project import ProjectFolder, Ran
 from support.server import Server
 from support.shipped import ROOT, shipped_project
@@ -73,7 +72,7 @@ TABLES = {
 class Pinned:
     """One project, and what was seen of it: a name and a value each."""
 
-    def __init__(self, folder: Path, server: Server, commands: Commands) -> None:
+    def __init__(self, folder: Path, server: Server) -> None:
         self.project: ProjectFolder = shipped_project(folder)
         shutil.copytree(HERE / "project", folder, dirs_exist_ok=True)
         self.write_providers(server)
@@ -82,7 +81,7 @@ class Pinned:
                 "CREATE TABLE t (id TEXT, text TEXT, kind TEXT); INSERT INTO t VALUES ('1', 'red', 'a'), "
                 "('2', 'red', 'b'), ('3', 'green', 'b')"
             )
-        self._server, self._commands = server, commands
+        self._server = server
         self.seen: dict[str, Any] = {}
 
     def write_providers(self, server: Server) -> None:
@@ -91,7 +90,7 @@ class Pinned:
 
     def agac(self, *arguments: str) -> Ran:
         """One command."""
-        return self._commands.run(self.project.root, *arguments)
+        return self.project.agac(*arguments)
 
     def json(self, *arguments: str) -> Any:
         """One command with --json, which is kept: what it printed, and its exit code where that is not 0."""
@@ -265,9 +264,9 @@ def keys_of(schema: dict[str, Any], whole: dict[str, Any], path: str = "", depth
         yield from keys_of(schema["items"], whole, f"{path}[]", depth + 1)
 
 
-def pin(name: str, folder: Path, server: Server, commands: Commands) -> dict[str, Any]:
+def pin(name: str, folder: Path, server: Server) -> dict[str, Any]:
     """What is seen of one workflow, or (GENERAL) of everything else."""
-    pinned = Pinned(folder, server, commands)
+    pinned = Pinned(folder, server)
     if name == GENERAL:
         pinned.general()
     else:

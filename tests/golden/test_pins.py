@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Commands
 from support.server import Server
 
 from golden.pinning import GENERAL, ODD, SHIPPED, golden, pin, written
@@ -42,8 +41,8 @@ def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, *ODD, GENERAL])
-def test_it_is_stored_and_printed_as_before(name: str, tmp_path: Path, server: Server, forked: Commands) -> None:
-    made = written(pin(name, tmp_path / name, server, forked))
+def test_it_is_stored_and_printed_as_before(name: str, tmp_path: Path, server: Server) -> None:
+    made = written(pin(name, tmp_path / name, server))
     before = golden(name).read_text("utf-8")
     if made == before:
         return

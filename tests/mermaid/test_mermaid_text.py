@@ -1,7 +1,5 @@
 """What `agac.api.graph.mermaid` writes, read back by Mermaid itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -17,22 +15,11 @@ from agac.api.graph import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
 
 HERE = Path(__file__).parent
 ODD = [
-    "<script>alert(1)</script>",
-    "\"quoted\" 'names' & more; #35; #quot; &amp;",
-    "end",
-    "a --> b; subgraph x",
-    "n0[\"x\"] | y ]] }} ) %% comment %%{init: {'theme':'dark'}}%%",
-    "`**bold** _it_`",
-    "1. one",
-    "- item",
-    "# heading",
-    "https://example.com/a_b?c=d",
-    "日本語 e\u0301 🙂 \u202eright to left",
-    "two\nlines\tand \x00 a control \ud800",
-    "o" * 1000,
-    " ",
-    "classDef x; click n0 href",
-]
+    "<script>alert(1)</script>", "\"quoted\" 'names' & more; #35; #quot; &amp;", "end", "a --> b; subgraph x",
+    "n0[\"x\"] | y ]] }} ) %% comment %%{init: {'theme':'dark'}}%%", "`**bold** _it_`", "1. one", "- item",
+    "# heading", "https://example.com/a_b?c=d", "日本語 e\u0301 🙂 \u202eright to left",
+    "two\nlines\tand \x00 a control \ud800", "o" * 1000, " ", "classDef x; click n0 href",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -82,16 +69,9 @@ def test_kinds_and_levels_look_different(mermaid_folder: Path) -> None:
     (found,) = read(mermaid_folder, mermaid(nodes, edges))
     shapes = {kind: box["shape"] for kind, box in zip(kinds, found["boxes"], strict=True)}
     assert shapes == {
-        "input": "cylinder",
-        "ask": "square",
-        "python": "subroutine",
-        "filter": "hexagon",
-        "select": "square",
-        "rename": "square",
-        "dedupe": "hexagon",
-        "output": "stadium",
-        "some other": "square",
-    }
+        "input": "cylinder", "ask": "square", "python": "subroutine", "filter": "hexagon", "select": "square",
+        "rename": "square", "dedupe": "hexagon", "output": "stadium", "some other": "square",
+    }  # fmt: skip
     assert {box["classes"][0] for box in found["boxes"] if box["classes"]} == {*kinds[1:7]}
     dotted = [line["to"] for line in found["lines"] if line["stroke"] == "dotted"]
     assert dotted == ["n4", "n8"], "where the level changes"

@@ -1,7 +1,5 @@
 """A lane finds out what a server takes: the real lane against models of servers, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is done about a fault: the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -82,12 +80,9 @@ def test_nobody_comes_back_early_or_much_later(
 
 
 @given(
-    st.sampled_from(list(FaultKind)),
-    st.none() | st.floats(0, 1e6),
-    st.none() | st.integers(0, 100),
-    st.integers(0, 30),
-    st.booleans(),
-)
+    st.sampled_from(list(FaultKind)), st.none() | st.floats(0, 1e6), st.none() | st.integers(0, 100),
+    st.integers(0, 30), st.booleans(),
+)  # fmt: skip
 def test_every_task_ends(
     kind: FaultKind, delay: float | None, retries: int | None, attempt: int, ambiguous: bool
 ) -> None:
@@ -106,12 +101,9 @@ def test_the_most_calls_of_a_task(repair: int, models: int, calls: int, billed: 
 
 
 faults = st.builds(
-    fault,
-    st.sampled_from([RETRY, PAUSE, TASK]),
-    delay=st.just(0.0),
-    retries=st.none() | st.integers(0, 2),
+    fault, st.sampled_from([RETRY, PAUSE, TASK]), delay=st.just(0.0), retries=st.none() | st.integers(0, 2),
     ambiguous=st.booleans(),
-)
+)  # fmt: skip
 
 
 @given(st.lists(faults, min_size=40, max_size=40))

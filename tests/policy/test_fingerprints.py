@@ -1,7 +1,5 @@
 """What decides an answer: pinned, so that nobody changes it by accident. A change asks every row of everybody again."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -28,14 +26,11 @@ def fingerprint(messages: tuple[Message, ...] = MESSAGES, *, replica: int = 0, s
 
 
 PINNED = {
-    "everything": "90ccaae4e0e2f4a2027bb1c8b094978b",
-    "no parameters, no schema": "b6299b6e2c2bd9deacb51ddb050ae6bc",
-    "empty prompt": "54800554294cf81bd3bee067d6974f1b",
-    "second replica": "f1a0766685402d30ccce86612b3087d6",
-    "salted": "6f62f174a360325d50b3c2f765c0468e",
-    "row": "4ed8d7aa4abb34a5bc231f0b8c13dd4a",
+    "everything": "90ccaae4e0e2f4a2027bb1c8b094978b", "no parameters, no schema": "b6299b6e2c2bd9deacb51ddb050ae6bc",
+    "empty prompt": "54800554294cf81bd3bee067d6974f1b", "second replica": "f1a0766685402d30ccce86612b3087d6",
+    "salted": "6f62f174a360325d50b3c2f765c0468e", "row": "4ed8d7aa4abb34a5bc231f0b8c13dd4a",
     "definition": "0321f76c73673ae0d3d9ed3d733cc481",
-}
+}  # fmt: skip
 
 
 def test_pinned() -> None:

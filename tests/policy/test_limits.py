@@ -1,7 +1,5 @@
 """Who waits for whom: slots, exposure and lanes, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

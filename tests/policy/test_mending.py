@@ -1,7 +1,5 @@
 """What `json_repair: true` makes of text that is almost JSON, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -40,31 +38,12 @@ def test_slips_of_form_are_mended_and_marked(text: str, value: Any) -> None:
 
 
 LEFT = [
-    "The value is 1.",
-    "a: 1",
-    '"a": 1',
-    'Here is the JSON: {"a": 1}',
-    "I would say {a: 1}, or [1, 2]",
-    '{"a": 1}{"a": 2}',
-    '{"a": 1}\n{"a": 2}',
-    '```\n{"a": 1}\n```\nor\n```\n{"a": 2}\n```',
-    '{"a": 1, "a": 2}',
-    '{"a": }',
-    '{"a": 1, "b": }',
-    '{"a": NaN}',
-    '{"a": 1e999,}',
-    '{"a": "\\ud800",}',
-    '{"a": ' + "9" * 5000 + ",}",
-    "{ I think it is fine",
-    "{" * 5000,
-    "[" * 100_000,
-    "[" * 100_000 + "]" * 100_000,
-    '{"a":' * 50_000,
-    "```json\n```",
-    "",
-    "{",
-    "[",
-]
+    "The value is 1.", "a: 1", '"a": 1', 'Here is the JSON: {"a": 1}', "I would say {a: 1}, or [1, 2]",
+    '{"a": 1}{"a": 2}', '{"a": 1}\n{"a": 2}', '```\n{"a": 1}\n```\nor\n```\n{"a": 2}\n```', '{"a": 1, "a": 2}',
+    '{"a": }', '{"a": 1, "b": }', '{"a": NaN}', '{"a": 1e999,}', '{"a": "\\ud800",}', '{"a": ' + "9" * 5000 + ",}",
+    "{ I think it is fine", "{" * 5000, "[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 50_000,
+    "```json\n```", "", "{", "[",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LEFT)

@@ -1,7 +1,5 @@
 """Which text is JSON and which value is a result: tables and generated values."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How long a row may take, told in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

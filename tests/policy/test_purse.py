@@ -1,7 +1,5 @@
 """Reservations: whatever calls cost, fail or are cut off, no budget is ever exceeded and nobody waits for ever."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Quantiles of durations: near the true ones whatever the durations are, and mergeable."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Reductions as trees: what a call holds, and how little one more row changes."""
 
-from __future__ import annotations
-
 import math
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """What becomes of a task whose line brought no result, and which step of a batch's life may follow which."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 
 import pytest
@@ -22,12 +20,9 @@ from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
 
 LACKS: tuple[MissingAnswer, ...] = ("expired", "cancelled", "unanswered", "missing", "malformed")
 KINDS = {
-    "expired": ErrorType.TIMEOUT,
-    "cancelled": ErrorType.BATCH_LOST,
-    "unanswered": ErrorType.PROVIDER_ERROR,
-    "missing": ErrorType.BATCH_LOST,
-    "malformed": ErrorType.BATCH_LOST,
-}
+    "expired": ErrorType.TIMEOUT, "cancelled": ErrorType.BATCH_LOST, "unanswered": ErrorType.PROVIDER_ERROR,
+    "missing": ErrorType.BATCH_LOST, "malformed": ErrorType.BATCH_LOST,
+}  # fmt: skip
 LAST = 3
 RETRIES = ("batch", "sync", "fail")
 
@@ -98,17 +93,9 @@ def test_one_round_is_said_in_the_singular() -> None:
 
 ENDS = {BatchStep.CLEANED, BatchStep.NOT_CREATED, BatchStep.REJECTED}
 ROAD = (
-    BatchStep.PLANNED,
-    BatchStep.BUILT,
-    BatchStep.UPLOAD_INTENT,
-    BatchStep.UPLOADED,
-    BatchStep.CREATE_INTENT,
-    BatchStep.SUBMITTED,
-    BatchStep.TERMINAL,
-    BatchStep.DOWNLOADED,
-    BatchStep.INGESTED,
-    BatchStep.CLEANED,
-)
+    BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT,
+    BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED, BatchStep.CLEANED,
+)  # fmt: skip
 
 
 def test_the_road_is_gone_step_by_step() -> None:

@@ -1,7 +1,5 @@
 """Which of several messages is the answer: a table. The choice is made in one place, whatever the dialect."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

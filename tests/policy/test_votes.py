@@ -1,7 +1,5 @@
 """What comes of the answers of replicas: the vote, and the list of all where none is wanted."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """What a call can cost at most, and what it is counted as afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

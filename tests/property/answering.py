@@ -1,7 +1,5 @@
 """A provider whose answers follow from what is asked, so that a test can know beforehand what every row must become."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

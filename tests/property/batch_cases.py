@@ -1,7 +1,5 @@
 """What is drawn for the test of batches: a workflow, what goes wrong at its provider, what its user does meanwhile."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -171,17 +169,11 @@ def cases(draw: st.DrawFn) -> Case:
     if seconds:  # nobody could wait: no time passes by itself
         steps = [step._replace(words=RUN) if step.words == WAIT else step for step in steps]
     return Case(
-        rows=draw(ROWS),
-        stages=stages,
-        protocol=protocol,
-        rules=tuple(rules),
+        rows=draw(ROWS), stages=stages, protocol=protocol, rules=tuple(rules),
         lost=draw(LOST if protocol == "anthropic" else st.one_of(LOST, LOST_FILES)) if lossy else None,
-        steps=tuple(steps),
-        max_requests=draw(st.sampled_from([1, 2, 3, 1000])),
-        retry=draw(st.sampled_from(["batch", "batch", "sync"])),
-        seconds=seconds,
-        grace=30.0 if lag else 0.2,
-    )
+        steps=tuple(steps), max_requests=draw(st.sampled_from([1, 2, 3, 1000])),
+        retry=draw(st.sampled_from(["batch", "batch", "sync"])), seconds=seconds, grace=30.0 if lag else 0.2,
+    )  # fmt: skip
 
 
 # what it is written as

@@ -4,8 +4,6 @@ An operator is one class: what it writes into the file (`keys`, `tool`), what it
 after it see (`shape`, `gives`). Put it into OPERATORS, and it is drawn.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar

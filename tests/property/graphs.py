@@ -1,7 +1,5 @@
 """Random workflows: whatever was drawn, `Graph` makes a sound one of it, and knows what rows come to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,17 +22,12 @@ def genes() -> st.SearchStrategy[Gene]:
     """Stages, in which models are asked more often than not."""
     small = st.integers(0, 11)
     return st.builds(
-        Gene,
-        operator=st.sampled_from(WEIGHTS),
-        needs=st.lists(small, max_size=3).map(tuple),
+        Gene, operator=st.sampled_from(WEIGHTS), needs=st.lists(small, max_size=3).map(tuple),
         refs=st.lists(small, min_size=1, max_size=3).map(tuple),
-        guard=st.one_of(st.none(), st.tuples(st.integers(0, 8), small)),
-        drops=st.booleans(),
-        enabled=st.sampled_from([True, True, True, True, False]),
-        word=st.sampled_from(["say", "tell", "judge"]),
-        number=st.integers(0, 80),
-        explode=st.one_of(st.none(), st.none(), st.none(), small),
-    )
+        guard=st.one_of(st.none(), st.tuples(st.integers(0, 8), small)), drops=st.booleans(),
+        enabled=st.sampled_from([True, True, True, True, False]), word=st.sampled_from(["say", "tell", "judge"]),
+        number=st.integers(0, 80), explode=st.one_of(st.none(), st.none(), st.none(), small),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

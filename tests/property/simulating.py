@@ -1,7 +1,5 @@
 """Simulators within this process, one for each example: started and stopped in milliseconds, looked into afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Coroutine, Iterator

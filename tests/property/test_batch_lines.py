@@ -1,7 +1,5 @@
 """What is written into batches and read back: names, steps, and results whatever bytes they are made of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

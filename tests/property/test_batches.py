@@ -5,8 +5,6 @@ Nothing is charged twice but what got lost after it was charged. `make soak` loo
 each time.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ Any of their stages may be asked in batches. What rows come to says a model that
 `make soak` looks for long, with other examples each time.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter
@@ -188,13 +186,9 @@ class GraphMachine(RuleBasedStateMachine):
         note((project.root / "data/rows.jsonl").read_text("utf-8"))
 
     @rule(
-        edits=edits(1),
-        concurrency=st.integers(1, 8),
-        limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
-        trouble=st.booleans(),
-        compare=st.booleans(),
-        batched=BATCHED,
-    )
+        edits=edits(1), concurrency=st.integers(1, 8), limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
+        trouble=st.booleans(), compare=st.booleans(), batched=BATCHED,
+    )  # fmt: skip
     def run(
         self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int
     ) -> None:
@@ -213,12 +207,9 @@ class GraphMachine(RuleBasedStateMachine):
 
     @rule(
         how=st.sampled_from([*["request"] * 4, "commit", "committed", "statement", "os.rename"]),
-        number=st.integers(1, 8),
-        concurrency=st.integers(1, 4),
-        edits=edits(2),
-        rows=st.lists(ROWS, min_size=1, max_size=3),
-        batched=BATCHED,
-    )
+        number=st.integers(1, 8), concurrency=st.integers(1, 4), edits=edits(2),
+        rows=st.lists(ROWS, min_size=1, max_size=3), batched=BATCHED,
+    )  # fmt: skip
     def run_disturbed(
         self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any], batched: int
     ) -> None:

@@ -4,8 +4,6 @@ An oracle that shares no code with agac says after each step which requests had 
 for long, with other examples each time.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter

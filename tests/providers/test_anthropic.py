@@ -1,7 +1,5 @@
 """Anthropic's Messages: what a request says on the wire, which schemas are held, and what headers say of limits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files and batches over an SDK: one request a call, what every answer means, and bodies that never fill the memory."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket

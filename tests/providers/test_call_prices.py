@@ -1,7 +1,5 @@
 """What a call costs: agac.yml's price first, then the price library's, and nothing is guessed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

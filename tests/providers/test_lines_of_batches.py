@@ -1,7 +1,5 @@
 """Lines of batches: how a request is written, and how every result that was ever seen is read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`provider/model?key=value&…`: what it means, and what is said of one that means nothing."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
@@ -123,12 +121,6 @@ def test_an_unknown_provider_comes_with_all_that_are_known() -> None:
 
 def test_every_key_is_a_parameter_that_a_request_has() -> None:
     assert READERS.keys() - FIELDS <= {f.name for f in fields(Params)}
-
-
-@given(st.text())
-def test_any_text_is_a_model_or_has_a_reason(text: str) -> None:
-    found, messages = parse_model(text, PROVIDERS)
-    assert (found is None) == bool(messages)
 
 
 @given(

@@ -1,7 +1,5 @@
 """Model strings as AgentCards hold them: providers, routes, every query key, short names. Each line an example."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The provider table, and agac.yml's rows laid over it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -148,14 +146,8 @@ def test_the_batches_of_a_shipped_row_can_be_made(row: Provider) -> None:
 def test_which_shipped_rows_have_batches() -> None:
     have = {name for name, row in SHIPPED.items() if row.batch is not None}
     assert have == {
-        "openai",
-        "responses",
-        "azure",
-        "anthropic",
-        "simulator",
-        "simulator-responses",
-        "simulator-anthropic",
-    }
+        "openai", "responses", "azure", "anthropic", "simulator", "simulator-responses", "simulator-anthropic",
+    }  # fmt: skip
 
 
 def test_batch_apis_are_known_without_an_sdk() -> None:

@@ -1,7 +1,5 @@
 """The road to a provider as the environment describes it: proxies, exceptions from them, certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ssl

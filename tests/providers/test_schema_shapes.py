@@ -1,7 +1,5 @@
 """How a schema travels, by the provider's ability, and what keeps one from OpenAI's strict mode."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The sender against real servers on loopback: what it sends, what it hands back, what it names a failure."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A sender that streams, against real servers on loopback: events to one body, and what a broken stream is named."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What headers say about waiting and about the account's limits."""
 
-from __future__ import annotations
-
 import time
 from email.utils import formatdate
 

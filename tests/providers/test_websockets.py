@@ -1,7 +1,5 @@
 """Requests over WebSockets, against real servers on loopback: who has a socket, when it is left, what is named how."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Small servers on loopback that answer byte for byte as a test says, and remember what they were sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -1,7 +1,5 @@
 """What tests of the simulator share: one served in the test's own loop, and a way to ask it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """The simulator as OpenAI's own SDK meets it, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

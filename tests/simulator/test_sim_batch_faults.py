@@ -1,7 +1,5 @@
 """Every fault of batches over real HTTP: what a client sees of it, and what the account says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -47,14 +45,8 @@ async def test_a_create_whose_answer_is_lost_has_made_a_batch_or_not(served: Any
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_every_operation_can_be_refused_before_and_after_its_effect(served: Any, op: str, when: str) -> None:
     rule = {
-        "kind": "batch_status",
-        "op": op,
-        "status": 429,
-        "when": when,
-        "retry_after": 3,
-        "code": "slow_down",
-        "at": 1,
-    }
+        "kind": "batch_status", "op": op, "status": 429, "when": when, "retry_after": 3, "code": "slow_down", "at": 1,
+    }  # fmt: skip
     async with served(faults=[rule], batch_seconds=100) as client:
         api: BatchClient = client.batches
         calls = {
@@ -178,12 +170,9 @@ async def test_metadata_is_not_echoed(served: Any) -> None:
 
 async def test_a_batch_is_rejected(served: Any) -> None:
     rule = {
-        "kind": "batch_reject",
-        "code": "invalid_json_line",
-        "line": 3,
-        "message": "Line 3 is odd.",
+        "kind": "batch_reject", "code": "invalid_json_line", "line": 3, "message": "Line 3 is odd.",
         "match": "about r-3?",
-    }
+    }  # fmt: skip
     async with served(faults=[rule]) as client:
         api: BatchClient = client.batches
         batch = await api.run(4)
@@ -342,12 +331,9 @@ async def test_a_line_does_not_belong(served: Any, form: str) -> None:
         lines = (await api.content((await api.run(2))["output_file_id"])).splitlines()
         assert len(lines) == 3
         told = {
-            "unknown": b'"nobody-asked-this"',
-            "null": b"null",
-            "list": b"[1, 2]",
-            "no_custom_id": b'"id"',
+            "unknown": b'"nobody-asked-this"', "null": b"null", "list": b"[1, 2]", "no_custom_id": b'"id"',
             "not_utf8": b"\xff",
-        }
+        }  # fmt: skip
         assert told[form] in lines[0]
         assert [json.loads(one)["custom_id"] for one in lines[1:]] == ["r-1", "r-2"]
         assert await counted(api, "batch_foreign_line") == 1

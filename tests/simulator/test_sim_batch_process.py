@@ -1,7 +1,5 @@
 """What a simulator keeps in its state file: over restarts, kills and several processes; Azure's address."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Files and batches as OpenAI has them: uploads, validation, progress by the clock, results, what is charged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Time, slots and rates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

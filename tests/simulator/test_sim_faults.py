@@ -1,7 +1,5 @@
 """Every fault over real HTTP, when rules apply, and what a wrong faults file is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

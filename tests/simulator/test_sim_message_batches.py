@@ -1,7 +1,5 @@
 """Message Batches as Anthropic has them, with its own SDK where that can say it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,12 +55,8 @@ async def test_the_sdk_creates_follows_reads_and_deletes(served: Any) -> None:
         batch = await sdk.messages.batches.create(requests=requests(3))
         assert (batch.processing_status, batch.results_url, batch.ended_at) == ("in_progress", None, None)
         assert batch.request_counts.to_dict() == {
-            "processing": 3,
-            "succeeded": 0,
-            "errored": 0,
-            "canceled": 0,
-            "expired": 0,
-        }
+            "processing": 3, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0,
+        }  # fmt: skip
         assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
         batch = await sdk.messages.batches.retrieve(batch.id)
         assert (batch.processing_status, batch.request_counts.succeeded) == ("ended", 3)

@@ -1,7 +1,5 @@
 """Anthropic's Messages as the simulator speaks it, held against Anthropic's own SDK: its client, types and errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

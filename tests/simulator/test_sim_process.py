@@ -1,7 +1,5 @@
 """The simulator as a process: it says where it is, and never outlives its user."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

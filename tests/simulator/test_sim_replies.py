@@ -1,7 +1,5 @@
 """Replies follow from seed and content, and look as if somebody had read the prompt."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The Responses API as the simulator speaks it, held against OpenAI's own SDK: its client, its types, its events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,15 +63,9 @@ def texts(response: Any) -> list[tuple[str, str]]:
 async def test_the_sdk_reads_a_response(served: Any) -> None:
     async with served() as client, sdk(client) as api:
         response = await api.responses.create(
-            model="small",
-            instructions="You judge.",
-            input="Great!",
-            text={"format": FORMAT},
-            store=False,
-            max_output_tokens=200,
-            reasoning={"effort": "low"},
-            service_tier="flex",
-        )
+            model="small", instructions="You judge.", input="Great!", text={"format": FORMAT}, store=False,
+            max_output_tokens=200, reasoning={"effort": "low"}, service_tier="flex",
+        )  # fmt: skip
     Response.model_validate(response.to_dict())
     assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
     assert json.loads(response.output_text)["sentiment"] in ("good", "bad")
@@ -89,17 +81,11 @@ async def test_the_sdk_reads_a_stream(served: Any) -> None:
         events = [event async for event in await api.responses.create(**body("Tell me more."), stream=True)]
     kinds = [event.type for event in events]
     assert kinds[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
     assert kinds[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
         STREAM_EVENT.validate_python(event.to_dict())

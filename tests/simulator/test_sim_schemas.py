@@ -1,7 +1,5 @@
 """Replies conform to their schema, whatever the schema; checked by jsonschema and, with its formats, jsonschema-rs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -18,14 +16,9 @@ from agac.simulator.replies import AnswerWriter, ApiError
 
 NAMES = st.sampled_from(["sentiment", "reason", "score", "tags", "name", "rating", "x y", "é"])
 PATTERNS = [
-    "^[A-Z]{2}-\\d{4}$",
-    "^(red|green|blue)$",
-    "[aeiou]",
-    "^\\w+@\\w+\\.com$",
-    "^[^a-z]{3,5}$",
-    "^a?b*c+$",
+    "^[A-Z]{2}-\\d{4}$", "^(red|green|blue)$", "[aeiou]", "^\\w+@\\w+\\.com$", "^[^a-z]{3,5}$", "^a?b*c+$",
     "^.{2,9}$",
-]
+]  # fmt: skip
 JSON_VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-9, 9), st.sampled_from(["positive", "a", ""]), st.just([1])
 )
@@ -234,11 +227,7 @@ ANSWERABLE = {
     "only a highest number": {"type": "number", "exclusiveMaximum": -1e300},
     "only a lowest number": {"type": "number", "minimum": 1e300},
     "both kinds of bounds": {
-        "minimum": 3,
-        "exclusiveMinimum": 3,
-        "maximum": 4,
-        "exclusiveMaximum": 5,
-        "type": "integer",
+        "minimum": 3, "exclusiveMinimum": 3, "maximum": 4, "exclusiveMaximum": 5, "type": "integer",
     },
     "one number": {"type": "number", "minimum": 0.3, "maximum": 0.3},
     "optional no": {"type": "object", "properties": {"a": False, "b": {"const": 1}}, "minProperties": 1},
@@ -246,7 +235,7 @@ ANSWERABLE = {
     "few properties": {"type": "object", "properties": {c: {} for c in "abcdef"}, "maxProperties": 2},
     "required but unnamed": {"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}},
     "dependent": {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ANSWERABLE)

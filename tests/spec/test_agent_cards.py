@@ -1,7 +1,5 @@
 """AgentCards: what is read, what is refused by the name of its field."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -54,15 +52,12 @@ def test_a_yaml_card_is_one_mapping(tree: Any) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "---\n---\nText.",
-        "\n\n---\nmodel: a/b\n---\nText.",
-        "\ufeff---\r\nmodel: a/b\r\n---\r\nText.\r\n",
+        "---\n---\nText.", "\n\n---\nmodel: a/b\n---\nText.", "\ufeff---\r\nmodel: a/b\r\n---\r\nText.\r\n",
         "---\ntype: AGENT\n---\n---SYSTEM\nText.",
         "---\ntype: agent\nschema_version: 1\ndefault: true\ntool_only: false\nhuman_input: false\n---\nText.",
-        "---\nshell: false\nskills: []\nsubagents: false\n---\nText.",
-        "---\ninstruction: Text.\n---\n",
+        "---\nshell: false\nskills: []\nsubagents: false\n---\nText.", "---\ninstruction: Text.\n---\n",
     ],
-)
+)  # fmt: skip
 def test_cards_to_accept(tree: Any, content: str) -> None:
     assert good(tree, content).info.instruction == "Text."
 

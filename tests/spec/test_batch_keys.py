@@ -1,7 +1,5 @@
 """`run_mode` and `batch`: each key of the strongest level that has it, and the place where it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`python: tools/clean.py:normalise`, checked without importing anything."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

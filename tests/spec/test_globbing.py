@@ -1,7 +1,5 @@
 """Which files a pattern names: in which order, and which never."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Guards: what can be read, what is asked for, what is told at load, and what a row makes of it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import subprocess
 import sys
@@ -329,15 +327,12 @@ def checked(text: str, **changes: Any) -> list[str]:
         "clean.xs.exists(classify, classify.x == 1) && clean.xs.all(x, x.ys.all(y, y.z == x.z))",
         "classify.parts.filter(p, p.name != '').map(p, p.whatever).size() > 0",
         "classify.score >= 3 && classify.score == 3.0 && classify.urgent",
-        'classify.note == null || classify.note == "x"',
-        'reply == "yes" && reply != null && reply.contains("x")',
+        'classify.note == null || classify.note == "x"', 'reply == "yes" && reply != null && reply.contains("x")',
         "clean.anything.at[3].all == 1",
-        'row["odd name"] == "x" && has(row.price) && double(price) > 10.0 && "id" in row',
-        "vars.limit > 1",
-        "classify == null || !classify.urgent",
-        "true",
+        'row["odd name"] == "x" && has(row.price) && double(price) > 10.0 && "id" in row', "vars.limit > 1",
+        "classify == null || !classify.urgent", "true",
     ],
-)
+)  # fmt: skip
 def test_what_exists_is_fine(text: str) -> None:
     assert checked(text) == []
 

@@ -1,12 +1,10 @@
 """Stages that make rows: explode, group_by with what stands beside it, dedupe, on_empty. What is told before a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tree
+from support.tree import Tree
 
 from agac.core.errors import Where
 from agac.core.keys import canonical
@@ -144,14 +142,9 @@ def _definition(workflow: Workflow, root: Path) -> dict[str, Any]:
 
 def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned: Tree) -> None:
     stages = stages_of(
-        planned,
-        PLANNED,
-        "  - {name: short, select: [review]}\n",
-        "  - {name: all, group_by: []}\n",
-        "  - {name: more}\n",
-        "  - {name: kept, rename: {x: y}}\n",
-        "  - {name: last}\n",
-    )
+        planned, PLANNED, "  - {name: short, select: [review]}\n", "  - {name: all, group_by: []}\n",
+        "  - {name: more}\n", "  - {name: kept, rename: {x: y}}\n", "  - {name: last}\n",
+    )  # fmt: skip
     assert {name: stage.ancestors for name, stage in stages.items()} == {
         "plan": (),
         "short": ("plan",),
@@ -165,11 +158,8 @@ def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned
 
 def test_stages_that_no_row_can_follow_both_are_told(planned: Tree) -> None:
     lines = [
-        PLANNED,
-        ANSWER,
-        "  - {name: all, needs: plan, group_by: []}\n",
-        "  - {name: both, needs: [answer, all]}\n",
-    ]
+        PLANNED, ANSWER, "  - {name: all, needs: plan, group_by: []}\n", "  - {name: both, needs: [answer, all]}\n",
+    ]  # fmt: skip
     assert refused(planned, *lines) == [
         (
             "stages[3].needs: stage 'both' follows 'all', on the groups of 'all', and 'answer', on the rows that "

@@ -1,7 +1,5 @@
 """Loading: what a workflow becomes, who wins where several say the same, and that all problems come at once."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -73,10 +71,7 @@ def test_workflows_to_accept(tree: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "# all defaults\n",
-        "{}\n",
-        "paths: {workflows: flows, agentcards: cards, schemas: s, output: out}\n",
+        "", "# all defaults\n", "{}\n", "paths: {workflows: flows, agentcards: cards, schemas: s, output: out}\n",
         "defaults: {model: a/b, run_mode: sync, temperature: 0.5, max_tokens: 5, timeout: 3, concurrency: 8}\n",
         "providers: {local: {base_url: 'http://127.0.0.1:8000/v1', api_key: '${KEY}', dialect: openai-chat}}\n",
         "providers: {local: {api_key: none, structured: none, limits: {rpm: 5, tpm: 5, concurrency: 5}}}\n",
@@ -84,7 +79,7 @@ def test_workflows_to_accept(tree: Any, text: str) -> None:
         "providers: {local: {headers: {Authorization: 'Bearer ${KEY}', x-team: data-engineering-2024}}}\n",
         "providers: {local: {prices: {my-model: {input: 0.25, cached_input: 0.025, output: 2, batch: 0.5}}}}\n",
     ],
-)
+)  # fmt: skip
 def test_projects_to_accept(tree: Any, text: str) -> None:
     tree.write("agac.yml", text)
     assert tree.problems() == []
@@ -325,16 +320,11 @@ def test_every_problem_of_every_file_comes_at_once_in_file_order(tree: Any) -> N
         "outptu: {}\n"
     )
     assert [line.rpartition(": ")[0] for line in tree.problems(text)] == [
-        "agac.yml:1:1: defalts",
-        "agentcards/c.md:2:1: shell",
-        "agentcards/c.md:4:1",
-        "prompts/p.md:1:3: placeholder is never closed",
-        "schemas/s.json:1:10: type",
-        "workflows/w.yml:1:9: input.pth",
-        "workflows/w.yml:3:6: stages[0].nmae",
-        "workflows/w.yml:4:61: stages[1].temperature",
-        "workflows/w.yml:5:1: outptu",
-    ]
+        "agac.yml:1:1: defalts", "agentcards/c.md:2:1: shell", "agentcards/c.md:4:1",
+        "prompts/p.md:1:3: placeholder is never closed", "schemas/s.json:1:10: type",
+        "workflows/w.yml:1:9: input.pth", "workflows/w.yml:3:6: stages[0].nmae",
+        "workflows/w.yml:4:61: stages[1].temperature", "workflows/w.yml:5:1: outptu",
+    ]  # fmt: skip
 
 
 def test_a_broken_agac_yml_still_gives_what_could_be_read_to_find_more_problems_with(tree: Any) -> None:
@@ -345,24 +335,8 @@ def test_a_broken_agac_yml_still_gives_what_could_be_read_to_find_more_problems_
 
 
 _ODD = (
-    None,
-    True,
-    -1,
-    1.5,
-    "",
-    "~",
-    "../x",
-    "/etc",
-    "${",
-    "${vars.zz}",
-    "a\0b",
-    "python:a.b",
-    "a|b",
-    "#/x",
-    "(",
-    [],
-    {},
-)
+    None, True, -1, 1.5, "", "~", "../x", "/etc", "${", "${vars.zz}", "a\0b", "python:a.b", "a|b", "#/x", "(", [], {},
+)  # fmt: skip
 _ODD += ([1], [{}], [[]], {"a": 1}, {"[key]": 1}, {"$ref": "#"}, {"type": "object", "properties": 5}, {"anyOf": [5]})
 _WHOLE: dict[str, Any] = {
     "input": {"path": "data/reviews.csv", "format": "csv"},

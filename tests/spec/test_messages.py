@@ -1,7 +1,5 @@
 """`messages` before a prompt: what may stand there, in a stage and in the files that a card names."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every mapping of every file refuses a key that it does not know, wherever it stands."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin

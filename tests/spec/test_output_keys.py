@@ -1,7 +1,5 @@
 """`output`: what is asked for beside the JSON files, and every problem with it in words."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

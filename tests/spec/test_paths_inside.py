@@ -1,7 +1,5 @@
 """Paths that a project's files name end inside the project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

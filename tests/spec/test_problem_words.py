@@ -1,7 +1,5 @@
 """The words of each kind of Problem that models and loading can find. They are product text: change them on purpose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`replicas` and `vote` of a stage: what they may be, and every problem with them in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

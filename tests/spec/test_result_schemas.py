@@ -1,7 +1,5 @@
 """`output_schema` in its four forms."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

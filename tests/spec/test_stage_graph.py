@@ -1,7 +1,5 @@
 """The order of stages: what each needs, what is upstream of it, and what keeps them from having an order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given
@@ -35,12 +33,9 @@ def test_without_needs_stages_follow_each_other() -> None:
 
 def test_branches_meet_again() -> None:
     found = made(
-        {"name": "join", "needs": ["left", "right"]},
-        {"name": "start", "needs": []},
-        {"name": "left", "needs": "start"},
-        {"name": "mid", "needs": "start"},
-        {"name": "right", "needs": "mid"},
-    )
+        {"name": "join", "needs": ["left", "right"]}, {"name": "start", "needs": []},
+        {"name": "left", "needs": "start"}, {"name": "mid", "needs": "start"}, {"name": "right", "needs": "mid"},
+    )  # fmt: skip
     assert found == [
         ("start", (), ()),
         ("left", ("start",), ("start",)),
@@ -52,12 +47,9 @@ def test_branches_meet_again() -> None:
 
 def test_who_needs_a_disabled_stage_needs_what_that_needs() -> None:
     found = made(
-        {"name": "a"},
-        {"name": "b", "enabled": False},
-        {"name": "c", "needs": ["a"]},
-        {"name": "d", "enabled": False, "needs": ["b", "c"]},
-        {"name": "e", "needs": "d"},
-    )
+        {"name": "a"}, {"name": "b", "enabled": False}, {"name": "c", "needs": ["a"]},
+        {"name": "d", "enabled": False, "needs": ["b", "c"]}, {"name": "e", "needs": "d"},
+    )  # fmt: skip
     assert found == [("a", (), ()), ("c", ("a",), ("a",)), ("e", ("a", "c"), ("a", "c"))]
 
 
@@ -67,13 +59,9 @@ def test_a_stage_after_a_disabled_first_one_starts() -> None:
 
 def test_each_circle_is_shown_once_with_its_way() -> None:
     files = stages(
-        {"name": "a", "needs": "c"},
-        {"name": "b", "needs": "a"},
-        {"name": "c", "needs": "b"},
-        {"name": "d", "needs": ["c", "e"]},
-        {"name": "e", "needs": ["d"]},
-        {"name": "f", "needs": ["a"]},
-    )
+        {"name": "a", "needs": "c"}, {"name": "b", "needs": "a"}, {"name": "c", "needs": "b"},
+        {"name": "d", "needs": ["c", "e"]}, {"name": "e", "needs": ["d"]}, {"name": "f", "needs": ["a"]},
+    )  # fmt: skip
     _, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
     assert [str(problem.message) for problem in problems] == [
         "these stages need each other in a circle: a → b → c → a; let one of them start",

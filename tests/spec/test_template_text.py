@@ -1,7 +1,5 @@
 """Templates: only `${…}` is a placeholder, values arrive as they are, and nothing is expanded twice."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any

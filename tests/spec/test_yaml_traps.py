@@ -1,7 +1,5 @@
 """Strict YAML: what is read, what is refused, and where the finger points."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

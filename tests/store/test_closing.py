@@ -1,7 +1,5 @@
 """A database is closed whatever happens meanwhile: its thread would keep the process for ever."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

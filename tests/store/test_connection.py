@@ -1,7 +1,5 @@
 """The connection's own thread: several statements at once, whatever becomes of the one who asked for them."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """What looking and dropping cost: a way by an index to each row, and no sorting of a million of them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """The schema: its baseline is what the migrations before it made; a database that cannot be used is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sqlite3

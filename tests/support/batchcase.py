@@ -1,7 +1,5 @@
 """A project whose rows are asked in batches, and what must be true of it however often it was disturbed."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from pathlib import Path

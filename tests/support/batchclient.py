@@ -1,7 +1,5 @@
 """Asks a simulator for files and batches over HTTP, as OpenAI, Azure and Anthropic spell them, without their SDKs."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

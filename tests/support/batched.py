@@ -1,7 +1,5 @@
 """Batches put into a store by hand: what looks at batches is tested without waiting for any."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from typing import Any

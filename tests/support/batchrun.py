@@ -1,7 +1,5 @@
 """A project whose stages are asked in batches, with the same workflow asked call by call beside it as the measure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import urllib.request

@@ -1,7 +1,5 @@
 """A server that answers as it is told, and remembers what it was asked: for answers that no simulator would give."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,14 +1,14 @@
 """`agac` commands and simulators as processes that are forked from one which has loaded everything: real, and cheap."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,9 +23,13 @@ ONE_COMMAND = 120.0
 class Forked:
     """A child of the template. It offers what tests use of `subprocess.Popen`."""
 
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
     def __init__(self, pid: int, report: socket.socket) -> None:
         self.pid, self._report = pid, report
         self.returncode: int | None = None
+        self._read: dict[IO[bytes], bytes] = {}
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, negative for a signal."""
@@ -37,6 +41,26 @@ class Forked:
                 raise subprocess.TimeoutExpired("agac", timeout or 0) from None
             self._report.close()
         return self.returncode
+
+    def communicate(self, timeout: float = 3600.0) -> tuple[bytes, bytes]:
+        """What it writes to its output and its errors, to its end."""
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as open_:
+            for file in (self.stdout, self.stderr):
+                if not file.closed:
+                    open_.register(file, selectors.EVENT_READ)
+            while open_.get_map():
+                for key, _ in open_.select(max(0.0, deadline - time.monotonic())):
+                    data = os.read(key.fd, 1 << 16)
+                    self._read[key.fileobj] = self._read.get(key.fileobj, b"") + data  # type: ignore[index, arg-type]
+                    if not data:
+                        open_.unregister(key.fileobj)
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("agac", timeout)
+        self.wait(max(0.1, deadline - time.monotonic()))
+        self.stdout.close()
+        self.stderr.close()
+        return self._read.get(self.stdout, b""), self._read.get(self.stderr, b"")
 
     def poll(self) -> int | None:
         try:
@@ -97,6 +121,17 @@ def run_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -
             child.kill()
             code = child.wait()
         return code, read(out), read(err)
+
+
+def start_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> Forked:
+    """One command, to be watched, signalled or killed; its output and errors are pipes."""
+    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+    with Path(os.devnull).open("rb") as nothing:
+        child = template().fork("agac", arguments, folder, env, [nothing.fileno(), their_out, their_err])
+    os.close(their_out)
+    os.close(their_err)
+    child.stdout, child.stderr = os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)
+    return child
 
 
 def read(file: IO[bytes]) -> str:

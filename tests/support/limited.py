@@ -1,7 +1,5 @@
 """Models of servers with limits, and workers that ask them through a real lane, both in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Rows that stages made, looked at: what they came to, and runs that are checked from all sides."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

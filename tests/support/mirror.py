@@ -1,7 +1,5 @@
 """A provider that says what it is asked: for results whose every value is chosen in the test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

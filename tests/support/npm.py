@@ -1,7 +1,5 @@
 """Packages from npm for the tests that need one: installed once into pytest's cache, at the versions of a manifest."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ docs/reference/outcomes.md shows these tables, and tests/behaviour/test_truth_ta
 stage that is read is called `a`, answers `A`, and comes to its outcome as `STATES` says; models answer with the prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Watching, signalling and ending real processes, at moments that are states and not times."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,14 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.commands import KILLER
+from support.commands import KILLER, Forked
 from support.project import ProjectFolder, Ran
 from support.server import Server
 
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting. No test expects anything to take nearly so long."""
 
-Process = subprocess.Popen[bytes]
+Process = subprocess.Popen[bytes] | Forked
 
 
 def kill_at(moment: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """A project in a folder of its own, driven through the Python API or as a real process."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -19,7 +17,7 @@ from typing import Any
 import yaml
 
 import agac
-from support.commands import run_forked
+from support.commands import Forked, run_forked, start_forked
 from support.recount import assert_recounted
 
 
@@ -97,13 +95,21 @@ class ProjectFolder:
         return agac.run(name, agac.RunOptions(**options), project=self.root)
 
     def agac(
-        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, kill: str = ""
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        kill: str = "",
+        code: int | None = None,
     ) -> Ran:
         """Runs the command as a process of its own, forked from one that has loaded everything, to its end; or to the
-        moment at which it kills itself (see killed/sitecustomize.py)."""
+        moment at which it kills itself (see killed/sitecustomize.py). `code` is the exit code that it has to end with.
+        """
         if kill:
             env = {**(env or {}), "AGAC_TEST_KILL": kill if ":" in kill else f"{kill}:1"}
-        return Ran(*run_forked(arguments, cwd or self.root, clean_environment(env)))
+        ran = Ran(*run_forked(arguments, cwd or self.root, clean_environment(env)))
+        assert code in (None, ran.code), f"ended with {ran.code}: {ran.out}{ran.err}"
+        return ran
 
     def fresh_agac(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         """Runs the command in an interpreter of its own: for tests of how it starts, and how it ends."""
@@ -112,16 +118,16 @@ class ProjectFolder:
         )
         return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
-    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Starts the command in a process group of its own, to be signalled or killed."""
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Forked:
+        """Starts the command in a session of its own, to be signalled or killed."""
+        return start_forked(arguments, self.root, clean_environment(env))
+
+    def fresh_start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """The same in an interpreter of its own: for tests of what happens while it starts."""
         return subprocess.Popen(
-            command(arguments),
-            cwd=self.root,
-            env=clean_environment(env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            command(arguments), cwd=self.root, env=clean_environment(env), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
 
     def envelopes(self, name: str = "reviews", file: str = "results.jsonl") -> list[dict[str, Any]]:
         """The lines of an output file."""
@@ -155,7 +161,7 @@ def clean_environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**kept, **(more or {})}
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes] | Forked) -> None:
     """SIGKILL, to the process alone: what it started has to notice by itself."""
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -1,7 +1,5 @@
 """A database counted again from its rows: roll-ups, rows that stages made, what belongs to what."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,11 +1,9 @@
 """The simulator as a process of its own (forked, see commands.py), shared by runs that are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,10 @@ class Server:
     def reset(self) -> None:
         request = urllib.request.Request(f"{self._root}/account/reset", data=b"", method="POST")
         urllib.request.urlopen(request, timeout=30).close()
+
+
+Faulty = Callable[..., Server]
+"""Starts a simulator with these faults and flags: the fixture `faulty`."""
 
 
 @contextmanager

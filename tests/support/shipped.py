@@ -1,7 +1,5 @@
 """The workflows that agac ships, in a copy of the project that the repository is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 What is drawn at random is the same each time in `make test`, and something else each time in `make soak`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import TypeVar
@@ -23,14 +21,9 @@ def few(cells: Sequence[T], step: int, first: int = 0) -> list[T]:
 def campaign(test: int, soak: int, steps: int = 50) -> settings:
     """The settings of a property that takes long: how many examples, and steps of each where it has steps."""
     return settings(
-        max_examples=soak if SOAK else test,
-        deadline=None,
-        derandomize=not SOAK,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        stateful_step_count=steps,
-    )
+        max_examples=soak if SOAK else test, deadline=None, derandomize=not SOAK, database=None,
+        report_multiple_bugs=False, suppress_health_check=list(HealthCheck), stateful_step_count=steps,
+    )  # fmt: skip
 
 
 settings.register_profile("test", deadline=None, max_examples=25, derandomize=True, database=None)

@@ -1,7 +1,5 @@
 """Terminals: a pseudo-terminal of Python's own, and a real one of tmux where that is installed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

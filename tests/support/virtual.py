@@ -1,7 +1,5 @@
 """An event loop whose time jumps to whatever happens next: hours of waiting in milliseconds, the same every time."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """A project of Python files, and a way to give rows to their functions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

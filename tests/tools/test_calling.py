@@ -1,7 +1,5 @@
 """What a function of a project is given, what it may give back, and what becomes of its failures; everywhere alike."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

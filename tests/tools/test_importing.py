@@ -1,7 +1,5 @@
 """How functions are imported: projects and modules of one name do not meet, and errors say where."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path
@@ -27,15 +25,11 @@ def _leaves_no_trace() -> Any:
 @pytest.mark.parametrize(
     "statement",
     [
-        "from .words import low",
-        "from tools.words import low",
-        "from . import words; low = words.low",
-        "import tools.words; low = tools.words.low",
-        "import tools.words as w; low = w.low",
-        "import importlib; low = importlib.import_module('.words', __package__).low",
-        "from tools.words import *",
+        "from .words import low", "from tools.words import low", "from . import words; low = words.low",
+        "import tools.words; low = tools.words.low", "import tools.words as w; low = w.low",
+        "import importlib; low = importlib.import_module('.words', __package__).low", "from tools.words import *",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("package", [True, False])
 def test_helpers_are_imported_from_beside_and_from_the_root(
     tools: Any, processes: int | None, statement: str, package: bool

@@ -1,7 +1,5 @@
 """Functions in processes of their own: each may die, hang or be interrupted without harm to any other row."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Calls in threads: the event loop goes on, nobody waits for a call that hangs, and there are not too many of them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -24,9 +24,10 @@ from agac.engine.batch.poll import BatchPoller
 from agac.engine.batch.submit import CAP_KEPT, Submitter
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
 from agac.engine.caller import Caller
-from agac.engine.invocation import Work
+from agac.engine.context import InvocationContext
 from agac.engine.settle import CallRecorder
-from agac.engine.stop_rules import RunStopped, StopSignal
+from agac.engine.stop_rules import RunStopped
+from agac.plan.plan import Plan
 from agac.store.batches import (
     AT_PROVIDER,
     WAITING,
@@ -44,7 +45,6 @@ from agac.store.batches import (
     was_batched,
 )
 from agac.store.db import Database
-from agac.store.writer import Ledger
 
 # All batches that an invocation works with: filled while rows walk, submitted, and what has ended taken in.
 #
@@ -411,16 +411,18 @@ def told(record: BatchRecord) -> dict[str, int | str | None]:
 # The batches of an invocation, made of what it is about.
 
 
+async def has_batches(database: Database, plan: Plan) -> bool:
+    """Whether a workflow has a batch stage, or ever had a batch."""
+    return any(stage.run_mode == "batch" for stage in plan.asking) or await was_batched(database, plan.workflow)
+
+
 @asynccontextmanager
-async def batches_of(
-    work: Work, database: Database, ledger: Ledger, control: StopSignal, purse: BudgetLimiter | None, book: CallRecorder, *,
-    run: int, event: int,
-) -> AsyncIterator[Batches | None]:  # fmt: skip
-    """The batches of an invocation's workflow; None where it has no batch stage and never had a batch."""
-    plan, batching = work.plan, work.batching
-    if not any(stage.run_mode == "batch" for stage in plan.asking) and not await was_batched(database, plan.workflow):
+async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None]:
+    """The batches of an invocation's workflow; None where rows cannot wait for any."""
+    if not context.standing.active:
         yield None
         return
+    work, plan, batching, (database, run, event) = context.work, context.plan, context.work.batching, context.places
     known: dict[int, BatchFormats] = {run: batch_formats(plan, work.redactor)}
 
     async def forms(of_run: int) -> BatchFormats:
@@ -432,9 +434,9 @@ async def batches_of(
     async with closing(accounts):
         scene = BatchContext(
             database=database,
-            ledger=ledger,
-            journal=Journal(database, ledger, work.clocks.wall),
-            control=control,
+            ledger=context.ledger,
+            journal=Journal(database, context.ledger, work.clocks.wall),
+            control=context.control,
             accounts=accounts,
             clocks=work.clocks,
             folder=batching.folder,
@@ -447,8 +449,8 @@ async def batches_of(
         polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
         batches = Batches(
             scene,
-            purse,
-            book,
+            context.purse,
+            context.settler.book,
             agree=batching.agree,
             only=batching.only,
             poll=min(polls, default=None),

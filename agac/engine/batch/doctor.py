@@ -186,7 +186,7 @@ async def look_again(tended: BatchMaintenance, record: BatchRecord) -> list[Find
         return []
     findings = []
     async for seen in account.api.candidates(
-        order_of(tended.scene, record, form.endpoint), record.planned_at - CLOCKS_APART
+        order_of(tended.scene, record, form.address), record.planned_at - CLOCKS_APART
     ):
         if isinstance(seen, Fault):
             return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]

@@ -16,8 +16,9 @@ from agac.core.keys import custom_id
 from agac.core.types import Reply, Request
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat, BatchFormats
 from agac.engine.budget import NOTHING, Amount, BlockedByBatches, BudgetLimiter
-from agac.engine.caller import Answer, Caller, request_for_model
+from agac.engine.caller import Answer, Caller
 from agac.engine.effects import ActiveRow
+from agac.engine.routes import request_for_model
 from agac.engine.stop_rules import StopSignal
 from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import repair_request
@@ -269,7 +270,7 @@ class Enrolment:
             if flight.purse is not None:
                 flight.purse.spent = flight.purse.spent.plus(worst)
             place = filling.spool.lines
-            filling.spool.add(form.lines.line(custom_id(filling.intent, place, fingerprint), body, form.endpoint))
+            filling.spool.add(form.lines.line(custom_id(filling.intent, place, fingerprint), body, form.address))
             filling.tokens += tokens
             filling.held = filling.held.plus(worst)
         self.enrolled += 1
@@ -299,7 +300,7 @@ class Enrolment:
         place = (form.stage.index, form.position)
         if place not in self._overhead:
             longest = custom_id("0" * 16, form.max_requests, bytes(16))
-            self._overhead[place] = len(form.lines.line(longest, b"{}", form.endpoint))
+            self._overhead[place] = len(form.lines.line(longest, b"{}", form.address))
         return self._overhead[place]
 
     def close(self) -> None:

@@ -15,18 +15,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from agac.core.errors import ErrorType, RowError, storable
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
-from agac.engine.settle import CallRecorder, how_answered, stored_reply
+from agac.engine.settle import CallRecorder, how_answered, record_call
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine
-from agac.providers.prices import cost
+from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.db import sql
-from agac.store.records import HOW, Attempt, Call, EndedTask, NewRow, Result, WriteBatch
+from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
 
 # What becomes of a task whose line brought no result: one pure function, tested as a table.
@@ -290,17 +290,9 @@ class Ingester:
 
     def _keep(self, reading: ResultReader, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and held."""
-        write, stage = reading.write, reading.form.stage
-        body = call.body if reading.form.keeps_all or call.error or call.mended else None
-        row = NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
-        write.attempts.append(Attempt(row, task.stage, task.fingerprint, call, stored_reply(body), task.replica))
-        spent = 0.0 if call.free else call.cost
-        error = call.error.type.value if call.error else ""
-        model = f"{call.endpoint.provider}/{call.endpoint.model}"
-        tally = write.tally((stage.name, "call", error, model))
-        tally.add_call(call.usage, spent, call.endpoint.simulated)
-        tally.held_cost += call.held_usd
-        tally.held_tokens += call.held_tokens
+        stage, row = reading.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
+        keep_all = reading.form.keeps_all
+        spent = record_call(reading.write, row, stage, task.fingerprint, call, task.replica, keep_all=keep_all)
         tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
         reading.real = reading.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
         reading.unpriced += spent is None
@@ -344,11 +336,11 @@ def _call(
 ) -> Call:
     record, form = reading.record, reading.form
     usage = reply.usage if reply is not None else Usage()
-    endpoint = form.endpoint_of(reply)
+    price = form.price(BATCH)
     began = record.submitted_at or record.planned_at
     return Call(
         number=task.round + task.repairs,
-        endpoint=endpoint._replace(model=storable(endpoint.model)),
+        endpoint=form.endpoint(reply),
         purpose="repair" if task.repairs else "fallback" if task.position else "ask",
         started_at=began,
         duration=max((record.ended_at or began) - began, 0.0),
@@ -356,7 +348,7 @@ def _call(
         error=error,
         ambiguous=False,
         usage=usage,
-        cost=cost(usage, form.price) if reply is not None and form.price else None,
+        cost=cost(usage, price) if reply is not None and price else None,
         body=line.body,
         again=task.round > 1,
         mended=mended,
@@ -371,7 +363,7 @@ def _lost_call(reading: ResultReader, task: PlacedTask) -> Call:
     began = record.submitted_at or record.planned_at
     return Call(
         number=task.round + task.repairs,
-        endpoint=form.endpoint_of(None),
+        endpoint=form.endpoint(None),
         purpose="ask",
         started_at=began,
         duration=0.0,

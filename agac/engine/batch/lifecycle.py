@@ -14,47 +14,36 @@ from typing import Any
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import account_mark, batch_intent, canonical
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, Params, Reply, Request
+from agac.core.types import Fault, FaultKind, Params, Reply
 from agac.engine.budget import Amount, WorstCase
 from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Clocks
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S, FailTask, RetryAfter, decide
+from agac.engine.routes import CHARACTERS_A_TOKEN, Route, price_by_tier
 from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
-from agac.plan.stage import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel
 from agac.providers.batch import BatchApi, BatchLines, BatchTraits, ProviderBatch, ResultLine
 from agac.providers.batch_apis import LINES
 from agac.providers.dialects import DIALECTS
-from agac.providers.prices import BATCH, price_of
-from agac.providers.provider import Price, Provider
-from agac.providers.wire import Dialect, encode
+from agac.providers.prices import BATCH
+from agac.providers.provider import Provider
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, BatchStep, may_follow, project_token, read_batch, tasks_at
 from agac.store.db import Database, sql
-from agac.store.records import Endpoint
 from agac.store.writer import Ledger
 
 # How the tasks of a stage are written into batches of one of its models, and how their results are read.
 
-CHARACTERS_A_TOKEN = 4
-"""A rough guess, used only against limits on enqueued tokens."""
-
 
 @dataclass(frozen=True, slots=True)
-class BatchFormat:
+class BatchFormat(Route):
     """A stage and one of its models, `position` among them, as far as its batches go."""
 
-    stage: PlannedStage
     position: int
-    model: PlannedModel
     traits: BatchTraits
-    dialect: Dialect
     lines: BatchLines
-    checker: Checker
-    most: WorstCase
-    price: Price | None
-    redactor: Redactor
     keeps_all: bool
 
     @property
@@ -63,7 +52,7 @@ class BatchFormat:
         return self.stage.batch
 
     @property
-    def endpoint(self) -> str:
+    def address(self) -> str:
         """The address at which each request of a batch is served, as the provider calls it."""
         return self.traits.endpoint_prefix + self.dialect.path
 
@@ -77,36 +66,18 @@ class BatchFormat:
         """Bytes of a batch."""
         return most_bytes(self.rules, self.traits)
 
-    def body(self, request: Request) -> bytes:
-        """A request in the provider's words: the same as for a call."""
-        return encode(self.dialect.build(request, self.model.model, self.model.provider))
-
-    def worst_case(self, body: bytes) -> Amount:
-        """What a request can cost at most, at the price of batches."""
-        return self.most.of(body)
-
     def enqueued(self, body: bytes) -> int:
         """The tokens for which a request counts against the account's limit."""
         return len(body) // CHARACTERS_A_TOKEN
 
     def read(self, line: ResultLine) -> Reply | Fault:
         """What an answered line means: the same as an answer to a call."""
-        return self.dialect.parse(
-            line.status, {}, line.body,
-            provider=self.model.provider, model=self.model.model, redactor=self.redactor,
-        )  # fmt: skip
+        return self.parse(line.status, {}, line.body)
 
     def clean(self, line: ResultLine) -> ResultLine:
         """The line without secrets: a server may quote what we sent."""
         body, message = self.redactor.clean_bytes(line.body), self.redactor.clean(line.message)
         return line if body is line.body and message == line.message else replace(line, body=body, message=message)
-
-    def endpoint_of(self, reply: Reply | None) -> Endpoint:
-        """Who answered, or was asked and did not."""
-        provider, shown = self.model.provider, self.redactor.clean(self.model.provider.base_url)
-        if reply is None:
-            return Endpoint(provider.name, shown, self.model.model, provider.simulated)
-        return Endpoint(provider.name, shown, reply.model, reply.simulated or provider.simulated)
 
 
 def batch_format(like: BatchFormat, position: int, provider: Provider, model: str) -> BatchFormat:
@@ -121,7 +92,8 @@ def batch_format(like: BatchFormat, position: int, provider: Provider, model: st
         dialect=DIALECTS[provider.dialect],
         lines=LINES[provider.batch.api],
         most=WorstCase(planned, in_dollars=True, batch=True),
-        price=price_of(provider, model, BATCH),
+        price=price_by_tier(planned),
+        base_url=like.redactor.clean(provider.base_url),
     )
 
 
@@ -147,8 +119,9 @@ def batch_formats(plan: Plan, redactor: Redactor) -> BatchFormats:
                     lines=LINES[traits.api],
                     checker=checker,
                     most=WorstCase(model, in_dollars=True, batch=True),
-                    price=price_of(model.provider, model.model, BATCH),
+                    price=price_by_tier(model),
                     redactor=redactor,
+                    base_url=redactor.clean(model.provider.base_url),
                     keeps_all=plan.rules.keep_replies == "all",
                 )
     return found
@@ -185,7 +158,7 @@ class Journal:
                 "provider": model.provider.name, "base_url": base_url, "model": model.model, "account": account,
                 "intent": intent, "file": f"{intent}.jsonl",
                 "window": form.rules.completion_window or form.traits.windows[0],
-                "priced": form.price is not None, "now": self._now(),
+                "priced": form.price(BATCH) is not None, "now": self._now(),
             }  # fmt: skip
             writer.execute(sql("batch_plan"), values)
             return number

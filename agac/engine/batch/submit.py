@@ -281,7 +281,7 @@ class Submitter:
         form = await self._scene.form(record)
         if form is None:
             return record
-        verdict = await look(self._scene, record, order_of(self._scene, record, form.endpoint))
+        verdict = await look(self._scene, record, order_of(self._scene, record, form.address))
         if isinstance(verdict, Found) and verdict.sure:
             return await self._journal.submitted(record, verdict.seen, self.deadline(form), None)
         return record
@@ -337,7 +337,7 @@ class Submitter:
         form = await self._scene.form(record)
         account = self._scene.account(record)
         assert form is not None
-        made = await account.api.create(order_of(self._scene, record, form.endpoint))
+        made = await account.api.create(order_of(self._scene, record, form.address))
         if isinstance(made, ProviderBatch):
             return await self._journal.submitted(record, made, self.deadline(form), None)
         if made.ambiguous:
@@ -389,7 +389,7 @@ class Submitter:
         if form is None:
             return record
         for attempt in range(1, 100):
-            verdict = await find(self._scene, record, order_of(self._scene, record, form.endpoint))
+            verdict = await find(self._scene, record, order_of(self._scene, record, form.address))
             if not isinstance(verdict, Fault):
                 break
             if not await self._scene.patient(verdict, attempt, f"looking for batch {record.id}"):

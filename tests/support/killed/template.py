@@ -5,8 +5,6 @@ child's input, output and errors, and a socket on which the child's number is wr
 code, negative for a signal. A fresh interpreter would spend up to a second of CPU time on every command to load it all.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -21,7 +19,11 @@ from typing import Any, NoReturn
 
 import agac
 
-BESIDE = ("agac.simulator.__main__", "anthropic", "duckdb", "httpx2", "openai")
+BESIDE = (
+    "agac.simulator.__main__", "anthropic", "anyio._backends._asyncio", "duckdb", "encodings.idna", "httpcore2",
+    "httpx2", "openai", "truststore",
+)  # fmt: skip
+"""What is imported late, by agac and by the makers' SDKs."""
 
 
 def load() -> None:
@@ -30,7 +32,8 @@ def load() -> None:
         if not module.name.endswith("__main__"):
             import_module(module.name)
     for name in BESIDE:
-        import_module(name)
+        with suppress(ModuleNotFoundError):
+            import_module(name)
     gc.freeze()
 
 
