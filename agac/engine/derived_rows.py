@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
 from agac.engine.effects import ActiveRow, plain
+from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.engine.invocation import InvocationRef
-from agac.engine.routes import CHARACTERS_A_TOKEN
-from agac.engine.settle import Settler
 from agac.engine.stop_rules import StopSignal
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
@@ -23,6 +23,9 @@ from agac.spec.workflow import Dedupe, Stage
 from agac.store.records import Child, Children, DedupeCandidate, DerivedRows, Membership, NewRow
 from agac.store.rows import DedupeRow, PriorTask, State, dedupe_page, prior_tasks, rows_of_keys
 from agac.store.writer import Ledger
+
+if TYPE_CHECKING:  # it loads the HTTP client, and reading commands need this module too
+    from agac.engine.settle import Settler
 
 # What is made of a row that came to its end: children of a list's items, a place in a group, a chance to be kept.
 

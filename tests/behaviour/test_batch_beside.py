@@ -263,7 +263,7 @@ def test_what_the_first_command_was_given_holds_for_all_that_follow(make: Make) 
     project = make()
     project.batched(A, B | {"prompt": "B ${a} ${vars.tone}"}, vars={"tone": "calm"})
     ran = project.agac("run", "-a", "reviews", "--var", "tone=wild", "--output", "elsewhere")
-    assert "`agac run -a reviews --var tone=wild --output elsewhere --wait` stays" in ran.out
+    assert "`agac run -a reviews --var tone=wild --output elsewhere --wait` waits until every stage is done" in ran.out
     for _ in range(2):
         advance(project.server, SECONDS)
         assert project.agac("batch", "retrieve").code == 0

@@ -14,11 +14,10 @@ import agac.api
 PACKAGE = Path(agac.__file__).parent
 PRINTERS = {"cli/terminal.py", "cli/progress.py"}
 WRITERS = PRINTERS | {"simulator/__main__.py"}
-SINK_USERS = {"engine/export.py", "engine/filtered.py"}
+SINK_USERS = {"engine/export.py"}
 """Modules whose `write_text` is that of a sink, which has one encoding."""
 OTHER_DATABASES = {
-    "data/formats/sqlite.py", "data/outputs/database.py", "data/outputs/tablecheck.py", "spec/databaseurl.py",
-    "simulator/batches/records.py", "simulator/batches/state.py",
+    "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py",
 }  # fmt: skip
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
