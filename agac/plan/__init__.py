@@ -1,1 +1,1 @@
-"""From a validated workflow to a Plan: providers resolved, placeholders checked, nothing asked yet."""
+"""From a validated workflow to a Plan: providers resolved, placeholders checked, no calls made yet."""

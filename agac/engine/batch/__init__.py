@@ -1,1 +1,1 @@
-"""Batches: the life of each, from the first task that is written into it until nothing of it is left."""
+"""Batches: the life of each, from its first task until its files are deleted."""
