@@ -422,9 +422,11 @@ class Executor:
         settler: Settler,
         *,
         clock: Callable[[], float],
+        on_made: Callable[[DerivedRows], None] | None = None,
     ) -> None:
-        """`clock` gives monotonic seconds, for the plan's `row_timeout`."""
-        self._row_timeout, self._clock = plan.rules.row_timeout, clock
+        """`clock` gives monotonic seconds, for the plan's `row_timeout`; `on_made` is called with what is made of each
+        row, before the row has ended."""
+        self._row_timeout, self._clock, self._on_made = plan.rules.row_timeout, clock, on_made
         self._level, self._makers, self._preparer = level, makers, preparer
         self.does = LevelStages(plan, level, preparer, SettledOutcomes(settler))
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
@@ -524,6 +526,8 @@ class Executor:
             made = self._makers.lacking(self._level, row.sight, new) if lacking else DerivedRows(new)
         if made.broods or made.groups or made.alike or row.known:
             self._settler.making(made)
+            if self._on_made is not None:
+                self._on_made(made)
 
 
 def _known_lists(row: RowProgress) -> Iterator[tuple[int, list[dict[str, JSONValue]]]]:
@@ -545,41 +549,59 @@ class RowWorker(Protocol):
     async def walk(self, flight: ActiveRow) -> None: ...
 
 
+class RowSource(NamedTuple):
+    """Rows of one kind, and who takes them to their end."""
+
+    flights: AsyncGenerator[list[ActiveRow], None]
+    walker: RowWorker
+
+
+ReadyRows = asyncio.Queue[tuple[RowWorker, ActiveRow] | None]
+
+
 async def run_workers(
     flights: AsyncGenerator[list[ActiveRow], None], walker: RowWorker, control: StopSignal, workers: int
 ) -> None:
     """Walks every row, `workers` at a time. Returns when all have ended, or all work in flight has after a stop."""
-    ready: asyncio.Queue[ActiveRow | None] = asyncio.Queue(workers + READ_AHEAD)
+    await run_sources([RowSource(flights, walker)], control, workers)
+
+
+async def run_sources(sources: Sequence[RowSource], control: StopSignal, workers: int) -> None:
+    """Walks every row of all sources, `workers` at a time; sources with rows to give take turns, row by row. Returns as
+    `run_workers` does."""
+    ready: ReadyRows = asyncio.Queue(workers + READ_AHEAD)
     async with asyncio.TaskGroup() as group:
-        hands = [group.create_task(_work(ready, walker, control)) for _ in range(workers)]
-        feeder = group.create_task(_feed(flights, ready, control, workers))
+        hands = [group.create_task(_work(ready, control)) for _ in range(workers)]
+        feeder = group.create_task(_feed_all(sources, ready, control, workers))
         stopper = group.create_task(_end_feeding(control, feeder, ready, workers))
         await asyncio.wait(hands)
         stopper.cancel()
         feeder.cancel()
 
 
-async def _feed(
-    flights: AsyncGenerator[list[ActiveRow], None],
-    ready: asyncio.Queue[ActiveRow | None],
-    control: StopSignal,
-    workers: int,
-) -> None:
+async def _feed_all(sources: Sequence[RowSource], ready: ReadyRows, control: StopSignal, workers: int) -> None:
+    """Feeds from all sources at the same time: those that wait for room in the queue get it in turn."""
+    async with asyncio.TaskGroup() as group:
+        feeds = [group.create_task(_feed(source, ready, control)) for source in sources]
+    if all(feed.result() for feed in feeds):
+        for _ in range(workers):
+            await ready.put(None)
+
+
+async def _feed(source: RowSource, ready: ReadyRows, control: StopSignal) -> bool:
+    """Whether the source was read to its end."""
     try:
-        async with aclosing(flights):
+        async with aclosing(source.flights) as flights:
             async for some in flights:
                 for flight in some:
-                    await ready.put(flight)
+                    await ready.put((source.walker, flight))
     except AgacError as error:  # calls in flight are paid for: they are not cut off for it
         control.lose_input(error)
-        return
-    for _ in range(workers):
-        await ready.put(None)
+        return False
+    return True
 
 
-async def _end_feeding(
-    control: StopSignal, feeder: asyncio.Task[None], ready: asyncio.Queue[ActiveRow | None], workers: int
-) -> None:
+async def _end_feeding(control: StopSignal, feeder: asyncio.Task[None], ready: ReadyRows, workers: int) -> None:
     """After a stop nothing that waits is begun: workers find the queue empty but for the word to go home."""
     await control.stopped.wait()
     feeder.cancel()
@@ -590,10 +612,11 @@ async def _end_feeding(
         ready.put_nowait(None)
 
 
-async def _work(ready: asyncio.Queue[ActiveRow | None], walker: RowWorker, control: StopSignal) -> None:
-    while (flight := await ready.get()) is not None:
+async def _work(ready: ReadyRows, control: StopSignal) -> None:
+    while (found := await ready.get()) is not None:
         if control.stop is not None:
             return
+        walker, flight = found
         try:
             await walker.walk(flight)
         except RunStopped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ from agac.engine.caller import Caller
 from agac.engine.context import BatchWaits, InvocationContext
 from agac.engine.derived_rows import Deduplicator, RowDeriver
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import Executor, Functions, open_functions, run_workers
+from agac.engine.executor import Executor, Functions, open_functions, run_sources
 from agac.engine.export import outputs_text
 from agac.engine.groups import Groups, Parts
 from agac.engine.input_rows import InputRows, scan_ids
@@ -31,7 +31,7 @@ from agac.engine.retry_policy import max_billed_calls
 from agac.engine.routes import open_lines
 from agac.engine.settle import Settler, fields
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
-from agac.engine.stored_rows import LevelPass, OpenRows, RetriedRows, walk_levels
+from agac.engine.stored_rows import ChildFeeds, LevelPass, OpenRows, RetriedRows, walk_levels
 from agac.engine.tasks import AnswerSource, CallSource, Lookup, Tasks
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
@@ -41,6 +41,7 @@ from agac.spec.levels import Level, Levels, levels_of
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database, lease_held
+from agac.store.records import DerivedRows
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
 from agac.store.writer import DerivedRowWriter, Ledger
@@ -148,12 +149,20 @@ class LevelWorkers:
         """What the stages make of rows."""
         return RowDeriver(self.levels, self.context.plan.output.stages)
 
-    def executor(self, level: Level[AnyStage]) -> Executor:
-        """Who walks the rows of a level."""
+    def executor(self, level: Level[AnyStage], on_made: Callable[[DerivedRows], None] | None = None) -> Executor:
+        """Who walks the rows of a level; `on_made` is called with what is made of each."""
         plan, settler, clock = self.context.plan, self.context.settler, self.context.work.clocks.monotonic
         return Executor(
-            plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, settler, clock=clock
-        )
+            plan, level, self.makers, self.preparer, self.asker, self.functions, self.tasks, settler,
+            clock=clock, on_made=on_made,
+        )  # fmt: skip
+
+    async def walk_fed(self, flights: AsyncGenerator[list[ActiveRow], None]) -> None:
+        """Takes rows of the input through their stages, and beside them the children that are fed by those."""
+        feeds, first = ChildFeeds(self.context, self.levels.all), self.levels.all[0]
+        sources = [feeds.source(flights, self.executor(first, feeds.add))]
+        sources += [feeds.child_source(level, self.executor(level, feeds.add)) for level in feeds.levels]
+        await run_sources(sources, self.context.control, self.context.workers)
 
     async def walk_made(self) -> None:
         """Takes all rows that stages made through theirs, once those that they are made of have come to their end."""
@@ -221,9 +230,7 @@ async def _walk_open(crew: LevelWorkers, group: asyncio.TaskGroup, *, again: boo
 async def _walk_level(
     crew: LevelWorkers, flights: AsyncGenerator[list[ActiveRow], None], group: asyncio.TaskGroup
 ) -> None:
-    context = crew.context
-    first = crew.executor(crew.levels.all[0])
-    await _ended(group.create_task(run_workers(flights, first, context.control, context.workers)), context.control)
+    await _ended(group.create_task(crew.walk_fed(flights)), crew.context.control)
 
 
 async def _walk_made(crew: LevelWorkers, group: asyncio.TaskGroup) -> None:

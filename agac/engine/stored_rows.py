@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Row
 from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import RowWorker, run_workers
+from agac.engine.executor import RowSource, RowWorker, run_workers
 from agac.engine.invocation import Retry
 from agac.engine.retry_policy import is_left
 from agac.plan.render import RowView
@@ -17,7 +22,7 @@ from agac.plan.stage import AnyStage
 from agac.spec.levels import Level
 from agac.store.batches import OpenRow, Ready, rows_idle, rows_in_batches, rows_to_walk
 from agac.store.db import Database
-from agac.store.records import NewRow, RowChange
+from agac.store.records import DerivedRows, NewRow, RowChange
 from agac.store.rows import (
     OUTCOME_OF,
     WALKED,
@@ -26,6 +31,7 @@ from agac.store.rows import (
     PriorTask,
     State,
     aged_rows,
+    children_of_parents,
     chosen_rows,
     made_counts,
     made_rows,
@@ -114,7 +120,7 @@ class LevelPass:
     """One pass over the rows of a level that need work."""
 
     def __init__(self, context: InvocationContext, level: Level[AnyStage]) -> None:
-        self._context, self._level = context, level
+        self._context, self._level, self._fed = context, level, is_fed(context, level)
         stages = {stage.index for stage in level.stages}
         self._cutoffs = {stage: since for stage, since in context.cutoffs.items() if stage in stages}
         again = context.again_from
@@ -126,15 +132,19 @@ class LevelPass:
 
     async def _flights(self) -> AsyncGenerator[list[ActiveRow], None]:
         async for rows in self.rows():
-            sights = await self._sights(rows)
-            keys = [row.key for row in rows]
-            prior, ready = await prior_tasks(self._context.places.database, keys), await self._context.ready(keys)
-            flights = [self.flight(row, prior.get(row.key, {}), sights[row.key]) for row in rows]
-            opened = {row.key for row in rows if row.state == State.PENDING}
-            for flight in flights:
-                flight.ready = ready.get(flight.new.key, {})
-                flight.resumed = self._context.standing.active and flight.new.key in opened
-            yield flights
+            yield await self.flights_of(rows)
+
+    async def flights_of(self, rows: Sequence[MadeRow]) -> list[ActiveRow]:
+        """The rows at work."""
+        sights = await self._sights(rows)
+        keys = [row.key for row in rows]
+        prior, ready = await prior_tasks(self._context.places.database, keys), await self._context.ready(keys)
+        flights = [self.flight(row, prior.get(row.key, {}), sights[row.key]) for row in rows]
+        opened = {row.key for row in rows if row.state == State.PENDING}
+        for flight in flights:
+            flight.ready = ready.get(flight.new.key, {})
+            flight.resumed = self._context.standing.active and flight.new.key in opened
+        return flights
 
     async def rows(self) -> AsyncGenerator[list[MadeRow], None]:
         """The rows that need work, some hundred at a time."""
@@ -172,6 +182,8 @@ class LevelPass:
             return False
         if row.state == State.PENDING:
             return True
+        if self._fed and row.seen == self._context.places.event:  # made in this invocation, and walked already
+            return False
         retry, scope = self._context.retry, self._context.scope
         if retry is not None:
             return self._is_chosen(row, retry)
@@ -209,6 +221,126 @@ class LevelPass:
             row.key: views.begun(row.data, origin, parents[row.parent_key] if row.parent_key is not None else None)
             for row in rows
         }
+
+
+# Children are walked while rows of the input still are: each as soon as what it is made of has ended.
+
+PARENTS_AT_ONCE = 64
+MOST_PARENTS = 4096
+"""Rows whose children wait to be fed. While there are more, nothing is read that would add to them."""
+
+
+class Parent(NamedTuple):
+    """A row whose children from this place on are to be fed; it has so many of them."""
+
+    key: int
+    place: int
+    children: int
+
+
+def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
+    """Whether children of a level are fed by their parents, where those are walked in this invocation. Where rows may
+    stay open at a stage they are not: they would be walked twice."""
+    child = level.maker is not None and level.maker.makes in ("items", "rows")
+    asked = all(context.scope.may_ask(stage.name) for stage in level.stages if stage.asks)
+    return child and asked and context.retry is None and not context.standing.active
+
+
+class ChildFeeds:
+    """Gives out the children of rows that are walked, as soon as those are stored.
+
+    Of a parent only its key is held, and how many of its children were given out: they are read back by their places.
+    Parents take turns, so that one with many children does not hold up those of others. All ends once the input was
+    read to its end and every row that was given out has ended.
+    """
+
+    def __init__(self, context: InvocationContext, levels: Sequence[Level[AnyStage]]) -> None:
+        self._context = context
+        self.levels = [level for level in levels if is_fed(context, level)]
+        self._parents: dict[int, deque[Parent]] = {one.maker.index: deque() for one in self.levels if one.maker}
+        self._open = 1  # the input, rows that were given out, and parents that have children to give
+        self._changed = asyncio.Event()
+
+    def add(self, making: DerivedRows) -> None:
+        """Has the children fed that are made of a row, once they are stored."""
+        for origin, children in making.broods.items():
+            if children and origin in self._parents:
+                self._open += 1
+                parent = Parent(making.row.key, 0, len(children))
+                self._context.ledger.batch.on_durable.append(partial(self._stored, origin, parent))
+
+    def source(self, flights: AsyncGenerator[list[ActiveRow], None], walker: RowWorker) -> RowSource:
+        """The rows of the input, of which children are made."""
+        return RowSource(self._input(flights), CountedRows(walker, self._ended))
+
+    def child_source(self, level: Level[AnyStage], walker: RowWorker) -> RowSource:
+        """The children of a level."""
+        return RowSource(self._children(level), CountedRows(walker, self._ended))
+
+    async def _input(self, flights: AsyncGenerator[list[ActiveRow], None]) -> AsyncGenerator[list[ActiveRow], None]:
+        async with aclosing(flights):
+            async for some in flights:
+                self._open += len(some)
+                yield some
+                await self._room(-1)
+        self._ended(1)
+
+    async def _children(self, level: Level[AnyStage]) -> AsyncGenerator[list[ActiveRow], None]:
+        assert level.maker is not None
+        origin = level.maker.index
+        parents, made = self._parents[origin], LevelPass(self._context, level)
+        while self._open:
+            if not parents:
+                await self._changed.wait()
+                continue
+            some = [parents.popleft() for _ in range(min(len(parents), PARENTS_AT_ONCE))]
+            width = CHUNK_ROWS // len(some)
+            flights = await made.flights_of(await self._page(origin, some, width))
+            left = [one._replace(place=one.place + width) for one in some if one.place + width < one.children]
+            parents.extend(left)
+            self._open += len(flights)
+            self._ended(len(some) - len(left))
+            self._tell()
+            if flights:
+                yield flights
+            await self._room(origin)
+
+    async def _page(self, origin: int, parents: Sequence[Parent], width: int) -> list[MadeRow]:
+        """Children that this invocation made, so many of each parent at most. What stood open before is left to the
+        pass over the level."""
+        (database, run, event), places = self._context.places, [(one.key, one.place) for one in parents]
+        return await children_of_parents(database, run, origin, event, places, width)
+
+    async def _room(self, origin: int) -> None:
+        """Waits while too many parents wait to have children fed that come of later stages than this one."""
+        while sum(len(some) for later, some in self._parents.items() if later > origin) > MOST_PARENTS:
+            await self._changed.wait()
+
+    def _stored(self, origin: int, parent: Parent) -> None:
+        self._parents[origin].append(parent)
+        self._tell()
+
+    def _ended(self, count: int = 1) -> None:
+        self._open -= count
+        if not self._open:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wakes everyone who waits."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class CountedRows:
+    """Takes rows to their end, and says so of each."""
+
+    def __init__(self, walker: RowWorker, ended: Callable[[], None]) -> None:
+        self._walker, self._ended = walker, ended
+
+    async def walk(self, flight: ActiveRow) -> None:
+        """Takes a row to its end."""
+        await self._walker.walk(flight)
+        self._ended()
 
 
 Take = Callable[[Level[AnyStage]], Awaitable[None]]

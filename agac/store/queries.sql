@@ -686,6 +686,14 @@ SELECT r.key, r.id, r.hash, r.data, r.state, r.error_type, r.error_message, r.er
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.place >= 0 AND r.state <> 6
     AND (:done_too OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT :limit;
 
+-- name: children_of_parents
+-- Open rows that a stage made of some rows in one invocation: of each parent, [key, place], those from that place on.
+SELECT r.key, r.id, r.hash, r.data, r.state, r.error_type, r.error_message, r.error_stage, r.result_id, r.parent_key, r.place,
+    r.seen
+FROM json_each(:parents) AS parent CROSS JOIN row r ON r.parent_key = json_extract(parent.value, '$[0]')
+    AND r.place >= json_extract(parent.value, '$[1]') AND r.place < json_extract(parent.value, '$[1]') + :limit
+WHERE r.run_id = :run AND r.origin = :origin AND r.seen = :event AND r.state = 0;
+
 -- name: made_counts
 -- How the rows stand that stages made.
 SELECT origin, state, error_stage, error_type, count AS rows FROM made WHERE run_id = ? AND count > 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
@@ -400,6 +401,15 @@ async def made_rows(
     """Some rows of a maker by their keys: open and failed ones, or all."""
     values = {"run": run, "origin": origin, "after": after, "limit": limit, "done_too": done_too}
     return await select(database, "made_rows", MadeRow, **values)
+
+
+async def children_of_parents(
+    database: Database, run: int, origin: int, event: int, parents: Sequence[tuple[int, int]], limit: int
+) -> list[MadeRow]:
+    """Open rows that a stage made of these rows in the invocation `event`: of each parent, given as its key and a place
+    among its children, those of so many places from there on."""
+    values = {"run": run, "origin": origin, "event": event, "parents": json.dumps(parents), "limit": limit}
+    return await select(database, "children_of_parents", MadeRow, **values)
 
 
 async def made_counts(database: Database, run: int) -> list[MadeCount]:

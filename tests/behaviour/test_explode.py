@@ -2,6 +2,7 @@
 
 import json
 import resource
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -449,3 +450,103 @@ def test_a_hundred_thousand_children_and_one_more(project: ProjectFolder) -> Non
     assert_all_sound(project)
     again = project.agac("run", "-a", "reviews", "--json", "--no-retry-failed")
     assert again.json["invocation"]["calls"] == 0
+
+
+SLOW_WAIT = 30.0
+"""Seconds after which a held answer comes all the same, so that a test fails and does not hang."""
+
+
+def test_children_of_others_do_not_wait_for_a_slow_row(project: ProjectFolder) -> None:
+    """The slow row's answer is held until the children of the 34 others were called, and theirs in turn: also where
+    all of them were made before, of rows that were edited since."""
+    called: list[str] = []
+    all_came, lock = threading.Event(), threading.Lock()
+
+    def answer(text: str) -> Step:
+        kind, _, what = text.partition(" ")
+        if kind == "plan" and what.endswith("-0"):
+            all_came.wait(SLOW_WAIT)
+        with lock:
+            called.append(text)
+            if sum(text.startswith("deep") for text in called) == 34 * 4:
+                all_came.set()
+        return Step(json.dumps({"questions": [f"{what}a", f"{what}b"]}) if kind != "deep" else text)
+
+    schema = {"questions": "string[]"}
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        project.workflow(
+            defaults={"concurrency": 4},
+            stages=[
+                {"name": "plan", "prompt": "plan ${word}", "output_schema": schema},
+                {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item}", "output_schema": schema},
+                {"name": "deep", "explode": "ask.questions", "prompt": "deep ${item}"},
+            ],
+        )
+        for word in ("first", "edited"):
+            project.rows([{"id": str(n), "word": f"{word}-{n}"} for n in range(35)])
+            assert asked(project) == 35 + 70 + 140
+            assert sum(text.startswith("deep") for text in called[: called.index(f"plan {word}-0")]) == 34 * 4
+            called.clear()
+            all_came.clear()
+    assert [line["id"] for line in project.envelopes()] == [
+        f"{n}/{one}/{other}" for n in range(35) for one in range(2) for other in range(2)
+    ]
+
+
+def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder) -> None:
+    """Rows of the input, and children of different parents, take turns."""
+    called: list[str] = []
+
+    def answer(text: str) -> Step:
+        called.append(text)
+        return Step(text)
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        lists(project, {"many": list(range(2000)), **{f"r{n}": ["x"] for n in range(200)}})
+        read = {"name": "read", "prompt": "read ${id}"}
+        project.workflow(path=PATH, defaults={"concurrency": 4}, stages=[read, SAY])
+        assert asked(project) == 201 + 2200
+    last = max(place for place, text in enumerate(called) if text.startswith(("read", "r")))
+    many = sum(text.startswith("many:") for text in called[:last])
+    assert 0 < many < 1500
+
+
+def test_a_child_that_fails_while_the_input_is_read_is_tried_once_in_a_run(project: ProjectFolder) -> None:
+    bad = ["b:0:x"]
+
+    def answer(text: str) -> Step:
+        return Step(text, finish="length" if text in bad else "stop")
+
+    with answering(answer) as server:
+        project.configure(server.base_url)
+        lists(project, {"a": ["x"], "b": ["x", "y"], "c": ["x"]})
+        project.workflow(path=PATH, stages=[{**SAY, "repair": 0}], stop_loss=False)
+        report = settled(project)
+        assert (report.exit_code, report.invocation["calls"]) == (3, 4)
+        bad.clear()
+        assert asked(project) == 1
+
+
+def test_a_limit_counts_rows_of_the_input_and_takes_all_their_children(project: ProjectFolder) -> None:
+    lists(project, {f"r{n}": list(range(n)) for n in range(1, 8)})
+    explode(project, SAY, {"name": "more", "prompt": "more ${say}"})
+    assert asked(project, limit=3) == 2 * (1 + 2 + 3)
+    assert set(values(project, "more")) == {f"r{n}/{place}" for n in range(1, 4) for place in range(n)}
+    assert asked(project) == 2 * (4 + 5 + 6 + 7)
+
+
+def test_a_budget_that_ends_amid_children_is_kept_and_gone_on_with(project: ProjectFolder) -> None:
+    with answering(Step) as server:
+        project.configure(server.base_url)
+        lists(project, {f"r{n}": ["x", "y", "z"] for n in range(20)})
+        stages = [{"name": "read", "prompt": "read ${id}"}, SAY]
+        project.workflow(path=PATH, stages=stages, budget={"calls": 40})
+        report = project.run()
+        assert report.exit_code == 4
+        assert len(server.asked) <= 40
+        assert_all_sound(project)
+        project.workflow(path=PATH, stages=stages)
+        settled(project)
+        assert len(server.asked) == 80
