@@ -67,11 +67,11 @@ async def _write(
     """Some rows that left; without `lineage` their fields are not told. Of a row that a stage made they are those with
     which it left."""
     why = await why_filtered(database, [row.key for row in rows])
-    sights = await lineage.ended([row.key for row in rows if row.made]) if lineage is not None else {}
+    row_views = await lineage.ended([row.key for row in rows if row.made]) if lineage is not None else {}
     for row in rows:
         position, note = why[row.key]
         about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
-        data = snapshot(sights[row.key].data(stages[position])) if row.key in sights else row.data
+        data = snapshot(row_views[row.key].data(stages[position])) if row.key in row_views else row.data
         tail = f',"input":{data}' if lineage is not None else ""
         sink.write_text(f"{encode(about)[:-1]}{tail}}}")
 

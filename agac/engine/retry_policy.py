@@ -129,7 +129,7 @@ class RowDeadline:
         self._ends_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds that the call that is sent now may take; the first one starts the time. Raises OutOfTime."""
+        """Seconds left for a call that is sent now; the first call starts the time. Raises RowDeadlineExceeded."""
         if self._seconds is None:
             return None
         now = self._clock()
@@ -149,7 +149,7 @@ class RowDeadline:
         return self._ends_at is None or self._clock() + delay < self._ends_at
 
     async def wait(self, turn: Coroutine[Any, Any, Waited]) -> Waited:
-        """Waits for a turn, which takes as long as it takes before the row's first call. Raises OutOfTime."""
+        """Waits for a turn, which takes as long as it takes before the row's first call. Raises RowDeadlineExceeded."""
         if self._ends_at is None:
             return await turn
         try:

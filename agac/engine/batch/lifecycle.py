@@ -402,7 +402,7 @@ class BatchContext:
     database: Database
     ledger: Ledger
     journal: Journal
-    control: StopSignal
+    stop_signal: StopSignal
     accounts: Accounts
     clocks: Clocks
     folder: Path
@@ -439,12 +439,12 @@ class BatchContext:
         match decide(fault, attempt, 0, self.clocks.spread()):
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.stays:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
-                await self.control.sleep(delay)
+                await self.stop_signal.sleep(delay)
                 return True
             case RetryAfter() | FailTask():
                 return False
             case _:
-                self.control.fail(fault)
+                self.stop_signal.fail(fault)
                 raise RunStopped
 
 
