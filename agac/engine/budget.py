@@ -18,8 +18,6 @@ from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
 
-# Budgets, kept by reservation: before a call its worst case is set aside, afterwards corrected to what it cost.
-#
 # A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when
 # nothing that is under way could make room for it, the run stops at its limit.
 
@@ -342,12 +340,10 @@ def _prices(model: PlannedModel, *, batch: bool) -> tuple[Price, ...]:
     return tuple(price for price in found if price is not None)
 
 
-# The budgets of a plan, and what of them this run has spent before: budgets count over all invocations of a run.
-
-
 @dataclass(frozen=True, slots=True)
 class RunBudgets:
-    """Every budget that a plan has: named ones of the run, one a stage by its index and name, one for each row."""
+    """Every budget of a plan: named ones of the run, one per stage by its index and name, one for each row. They count
+    over all invocations of a run."""
 
     run: tuple[tuple[str, Budget], ...]
     stages: tuple[tuple[int, str, Budget], ...]

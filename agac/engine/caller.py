@@ -117,8 +117,8 @@ class Caller:
                 if isinstance(answer, Answer):
                     return answer
                 row_id, name, model = active.new.row.id, stage.name, connection.model.lane
-                told = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
-                _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=told)
+                log_fields = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
+                _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=log_fields)
                 attempts.turn_to(connection, answer)
                 answer = await self._ask_model(attempts, request_for_model(connection.model, request, replica))
         except RowDeadlineExceeded:
@@ -130,6 +130,10 @@ class Caller:
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
         return answer if isinstance(answer, Answer) else attempts.failed(answer)
+
+    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
+        """Nothing is enrolled where tasks are called."""
+        raise AssertionError("a task waits for a batch, and there is none")
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
@@ -201,15 +205,15 @@ class Caller:
 
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         row_id, stage = attempts.active.new.row.id, attempts.connection.stage.name
-        told = fields(
+        log_fields = fields(
             run=self._run, row=row_id, stage=stage, model=attempts.connection.model.lane, attempt=attempts.number,
             status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
         )  # fmt: skip
-        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=told)
+        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=log_fields)
         self._settler.asked_again(RowError(fault.type, fault.message))
         if lane and attempts.connection.lane.pause(delay):
             model = attempts.connection.model.lane
-            _log.warning("%s: %s; it is asked again in %.0f s", model, fault.message, delay, extra=told)
+            _log.warning("%s: %s; it is asked again in %.0f s", model, fault.message, delay, extra=log_fields)
         if not attempts.active.deadline.outlasts(delay):
             raise RowDeadlineExceeded
         await self._stop_signal.sleep(delay)
@@ -238,7 +242,7 @@ class Caller:
                 call = replace(call, held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
-        self._settler.call(attempts.active, stage, attempts.fingerprint, call, attempts.replica)
+        self._settler.book.keep(attempts.active, stage, attempts.fingerprint, call, attempts.replica)
         if _log.isEnabledFor(logging.DEBUG):
             self._log(attempts, call, reply)
 

@@ -19,8 +19,6 @@ from agac.store.batches import Ready
 from agac.store.records import NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
-# A row at work: what is known of it before its stages, and how it had ended before.
-
 NO_DEADLINE = RowDeadline(None, float)
 """Without `row_timeout` all rows share one."""
 

@@ -37,9 +37,6 @@ from agac.store.rows import (
     rows_of_keys,
 )
 
-# What a call over many rows is given: the texts of a group's members, or of what its parts came to.
-
-
 # Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first.
 
 RESULT_TOKENS = 500
@@ -187,8 +184,6 @@ class Parts:
         self._settler.task_failed(active, self._stage, fingerprint, error)
         self._settler.row_failed(active, self._stage, error, {self._stage.index})
 
-
-# Groups of rows are asked (`group_by`): each once all of its members are there, large ones in parts.
 
 MAX_ROWS = 100_000
 """Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""

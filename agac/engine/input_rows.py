@@ -33,9 +33,6 @@ from agac.store.rows import (
     scan_positions,
 )
 
-# How stored rows stand to batches: which wait for one, and for which something came.
-
-
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
 #
 # Repetitions are counted in the order of the input. What is stored of a pass that is under way is what this pass placed

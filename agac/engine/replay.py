@@ -45,8 +45,6 @@ from agac.store.rows import (
 from agac.store.rows import MemberRow as StoredMember
 from agac.store.rows import members as some_members
 
-# What stages saw of rows.
-
 
 class RowViews:
     """Puts sights together, for rows that came to their end, and for those made of them. Of results those are read
@@ -91,9 +89,6 @@ class RowViews:
     def replay(self, view: RowView, stage: Stage, result: StageResult) -> None:
         """Does to a row view what the stage did when the row came through it."""
         replay(view, stage, result, self._followed)
-
-
-# What a call over many rows is given.
 
 
 class GroupContents:
@@ -148,9 +143,6 @@ class GroupContents:
 def array(texts: Sequence[str]) -> str:
     """JSON texts as one array."""
     return f"[{','.join(texts)}]"
-
-
-# What a run did for one row.
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +273,6 @@ class RowReplay:
         if not stage.is_kept:
             return None
         return local_fingerprint(definition_hash(stage.operation.body()), self._view.function_input(stage))
-
-
-# The rows that are written to the output files, in order, and what they came to.
 
 
 Results = Mapping[tuple[int, int], StageResult]

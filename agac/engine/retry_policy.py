@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
@@ -14,8 +14,6 @@ from agac.core.errors import ANSWER_FAILURES
 from agac.core.types import Fault, FaultKind
 from agac.store.rows import PriorTask
 
-# What is done about a fault: one pure function of the fault and the attempt, tested as a table.
-#
 # The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies.
 
 MAX_RETRIES = 5
@@ -148,7 +146,7 @@ class RowDeadline:
         """Whether anything is left after waiting so many seconds."""
         return self._ends_at is None or self._clock() + delay < self._ends_at
 
-    async def wait(self, turn: Coroutine[Any, Any, Waited]) -> Waited:
+    async def wait(self, turn: Awaitable[Waited]) -> Waited:
         """Waits for a turn, which takes as long as it takes before the row's first call. Raises RowDeadlineExceeded."""
         if self._ends_at is None:
             return await turn

@@ -30,8 +30,6 @@ from agac.providers.wire import Dialect, Encoder
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 
-# The way from a stage to its provider and back: everything about it that is fixed for the run.
-
 CHARACTERS_A_TOKEN = 4
 """A rough guess, used only to space calls out under a limit of tokens a minute."""
 
@@ -189,16 +187,13 @@ class ModelConnection(Route):
         return answer
 
 
-# Every stage's lines to its models: who shares a lane, who shares connections.
-
-
 @asynccontextmanager
 async def open_connections(
     work: Work, exposure: UncommittedCallLimit, stop_signal: StopSignal
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
-    """Each stage's lines, its model's first, by the stage's index.
+    """Each stage's connections, its model's first, by the stage's index.
 
-    Whoever asks one model shares its lane, stages and fallbacks alike; whoever asks one provider its connections.
+    Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender.
     """
     async with AsyncExitStack() as stack:
         senders: dict[tuple[str, str], Sending] = {}

@@ -32,7 +32,7 @@ from agac.engine.routes import open_connections
 from agac.engine.settle import Settler, fields
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.stored_rows import LevelPass, OpenRows, RetriedRows, walk_levels
-from agac.engine.tasks import AnswerSource, CallSource, Lookup, Tasks
+from agac.engine.tasks import AnswerSource, Lookup, Tasks
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
 from agac.plan.render import Preparer
@@ -464,7 +464,7 @@ async def _work(
         intake = InputRows(context)
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(context, lines)
-        asker: AnswerSource = CallSource(caller)
+        asker: AnswerSource = caller
         if batches is not None:
             invocation.batches = batches.done
             asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)

@@ -40,8 +40,6 @@ from agac.store.records import (
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State
 from agac.store.writer import Ledger
 
-# Every call that was made, kept with what it brought, cost and took, and counted.
-
 COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
 
@@ -118,13 +116,8 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
         return zlib.compress(body, 1)
 
 
-# The one place where an outcome is decided and written: every road, sync or batch, ends here.
-#
-# Nothing here waits: what is settled joins the ledger's next commit, with its counts, in one transaction.
-
-
 class Settler:
-    """Writes outcomes of one run into its ledger, and counts them."""
+    """Writes outcomes of one run into its ledger, and counts them. Nothing here waits: they join the next commit."""
 
     def __init__(
         self,
@@ -138,17 +131,9 @@ class Settler:
     ) -> None:
         self._stops = stops
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
-        self._book = CallRecorder(ledger, totals, keep_replies)
+        self.book = CallRecorder(ledger, totals, keep_replies)
+        """Where calls are stored."""
         self._stood: dict[int, RowEnd] = {}
-
-    @property
-    def book(self) -> CallRecorder:
-        """Where calls are kept."""
-        return self._book
-
-    def call(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
-        """Stores what one call brought and cost, whatever comes of it."""
-        self._book.keep(active, stage, fingerprint, call, replica)
 
     def asked_again(self, error: RowError) -> None:
         """The last call brought no answer, and is made again."""
@@ -171,15 +156,15 @@ class Settler:
         self._stood.pop(active.new.key, None)
         self._uncount(active, stage, prior)
         leaves = is_leave(stage, result.value)
-        told = Outcome.DROPPED if leaves else outcome
+        settled_as = Outcome.DROPPED if leaves else outcome
         note = canonical({"python": operation_text(stage), "values": {}}) if leaves else voted.note if voted else None
-        batch.tally((stage.name, PART if active.part else told.value, "", "")).count += 1
+        batch.tally((stage.name, PART if active.part else settled_as.value, "", "")).count += 1
         if agreement and not active.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
-        task = TaskEnd(active.new, stage.index, result.fingerprint, told, result, None, 0, self._clock(), note)
+        task = TaskEnd(active.new, stage.index, result.fingerprint, settled_as, result, None, 0, self._clock(), note)
         batch.tasks.append(task)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
-            settled = PriorTask(active.new.key, stage.index, result.fingerprint, told, result.id, None, 0)
+            settled = PriorTask(active.new.key, stage.index, result.fingerprint, settled_as, result.id, None, 0)
             active.prior[stage.index] = settled
 
     def _count_done(
@@ -262,8 +247,8 @@ class Settler:
         if not active.part:
             self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and anew
         self._uncount(active, stage, prior)
-        told = (PART, "") if active.part else (Outcome.FAILED.value, error.type.value)
-        batch.tally((stage.name, *told, "")).count += 1
+        counted_as = (PART, "") if active.part else (Outcome.FAILED.value, error.type.value)
+        batch.tally((stage.name, *counted_as, "")).count += 1
         if fingerprint is None:
             self._forget_replicas(active, stage)
         note = canonical({"traceback": error.detail}) if error.detail else None
@@ -399,8 +384,6 @@ def _is_written(prior: PriorTask | None, result: Result, agreement: str | None) 
     return same and prior.agreement == agreement
 
 
-# What is kept of a call that ended: one value for a reply, one for a fault.
-
 NO_USAGE = Usage()
 
 
@@ -469,17 +452,13 @@ def _body(sent: CallResult) -> bytes | None:
     return sent.answer.body if isinstance(sent.answer, HttpReply) else None
 
 
-# What the log says of a call at DEBUG: who was asked what, what came back, how long it took and what it cost.
-#
-# Nothing here runs unless DEBUG is on. Every text loses its secrets before it is cut: half a key is a secret too.
-
 MOST_CHARACTERS = 20_000
 """Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
 
 
-def fields(**told: JSONValue) -> dict[str, Any]:
-    """What a log record tells beside its message, as `extra` of a logger's methods: `--log-format json` shows it."""
-    return {"fields": told}
+def fields(**values: JSONValue) -> dict[str, Any]:
+    """The `extra` of a log record next to its message: `--log-format json` shows it."""
+    return {"fields": values}
 
 
 def log_call(
@@ -495,11 +474,11 @@ def log_call(
     redactor: Redactor,
     replica: int = 0,
 ) -> None:
-    """Logs a call that ended. `model` is the one that was asked, as users write it; `replica`, from 1, which of several
-    answers it is for."""
+    """Logs a call that ended, at DEBUG. `model` is the one that was called, as users write it; `replica`, from 1, which
+    of several answers it is for. Every text loses its secrets before it is cut: half a key is a secret too."""
     clean = redactor.clean
     took = call.duration * 1000
-    told: dict[str, JSONValue] = {
+    log_fields: dict[str, JSONValue] = {
         "run": run,
         "row": clean(row) if isinstance(row, str) else row,
         "stage": stage,
@@ -526,8 +505,8 @@ def log_call(
     }
     log.debug(
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-        told["row"], stage, call.number, call.purpose, model, call.status, took, call.usage.input_tokens,
-        call.usage.output_tokens, told["error_message"] or "ok", extra=fields(**told),
+        log_fields["row"], stage, call.number, call.purpose, model, call.status, took, call.usage.input_tokens,
+        call.usage.output_tokens, log_fields["error_message"] or "ok", extra=fields(**log_fields),
     )  # fmt: skip
 
 

@@ -99,8 +99,6 @@ class StopSignal:
         raise RunStopped
 
 
-# When a run stops because too much fails: the stop-loss of a stage's beginning, and `max_errors`.
-
 FIRST_OUTCOMES = 20
 """Outcomes of a stage that are looked at. A stage that has so many answers already has shown that it works."""
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request
-from agac.engine.caller import Answer, Caller
+from agac.engine.caller import Answer
 from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
@@ -24,8 +24,6 @@ from agac.store.db import Database
 from agac.store.records import Result
 from agac.store.rows import EarlierResult, earlier_results
 
-# Looked up many at a time: whoever asks while a look-up is under way shares the next one.
-
 MAX_KEYS = 512
 """Keys in one look-up."""
 
@@ -34,7 +32,8 @@ V = TypeVar("V")
 
 
 class LookupBatcher(Generic[K, V]):
-    """Finds what belongs to a key; `fetch` is given some hundred of them. Its `run` must be going."""
+    """Looks keys up many at a time with `fetch`: keys that come during a look-up share the next one. Its `run` must be
+    going."""
 
     def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._fetch = fetch
@@ -87,8 +86,6 @@ class Lookup:
         return found
 
 
-# Tasks of a run, each asked once: later ones with the same fingerprint wait for the first, or take what is stored.
-
 T = TypeVar("T")
 
 Ask = Callable[[], Awaitable["Answer | RowError | Parked"]]
@@ -113,7 +110,7 @@ PARKED = Parked.PARKED
 
 
 class Tasks:
-    """Brings the answers of tasks and settles those that have one; what becomes of a failure is for whoever asked.
+    """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller.
 
     `newest_before` is the id of the last result that this invocation found in the store.
     """
@@ -122,7 +119,7 @@ class Tasks:
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
         self._scope, self._wall = context.scope, context.work.clocks.wall
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
-        self._lookup, self._newest_before = lookup, newest_before
+        self.lookup, self._newest_before = lookup, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 
@@ -172,7 +169,7 @@ class Tasks:
     ) -> Answer | RowError | Parked | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
-            answer = await active.deadline.wait(_shielded(leader))
+            answer = await active.deadline.wait(asyncio.shield(leader))
         except RowDeadlineExceeded:
             return RowError(ErrorType.TIMEOUT, str(active.deadline))
         if answer is None:
@@ -204,7 +201,7 @@ class Tasks:
         durable = False
         answer: Answer | RowError | Parked | None = None
         try:
-            earlier = await self.find(fingerprint, self.since(active, stage))
+            earlier = await self.lookup.find(fingerprint, self.since(active, stage))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 # another row of this invocation asked it
@@ -230,10 +227,6 @@ class Tasks:
             else:
                 del self._asking[fingerprint]
         return answer
-
-    async def find(self, fingerprint: bytes, since: float) -> EarlierResult | None:
-        """What the store has for a fingerprint, made at or after `since`."""
-        return await self._lookup.find(fingerprint, since)
 
     async def counted(self, stage: AnyStage, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` brings, shown as a task in flight meanwhile."""
@@ -280,11 +273,6 @@ def value_of(answer: Answer) -> JSONValue:
     return json.loads(answer.result.value) if answer.value is UNPARSED else answer.value
 
 
-async def _shielded(leader: asyncio.Future[T]) -> T:
-    """Waits without ending what it waits for."""
-    return await asyncio.shield(leader)
-
-
 class _Unparsed:
     """Stands for a value that nobody needed as a value yet."""
 
@@ -292,11 +280,8 @@ class _Unparsed:
 UNPARSED: Any = _Unparsed()
 
 
-# Who brings the answers of tasks: calls, or batches.
-
-
 class AnswerSource(Protocol):
-    """Asks a task that nobody has asked."""
+    """Brings the answers of tasks that have none yet: by calls, or by batches."""
 
     async def ask(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
@@ -308,25 +293,6 @@ class AnswerSource(Protocol):
     def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
         """An equal task has just been enrolled: this one waits for it."""
 
-
-class CallSource:
-    """Calls a model for each task."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-
-    async def ask(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
-    ) -> Answer | RowError:
-        """The answer, or the error with which the task fails."""
-        return await self._caller.ask(active, stage, fingerprint, request, replica)
-
-    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
-        """Nothing is enrolled."""
-        raise AssertionError("a task waits for a batch, and there is none")
-
-
-# A row asked several times at one stage: its replicas, each a task of its own, and what is made of their answers.
 
 ReplicaReply = Answer | RowError | Parked
 
@@ -397,21 +363,16 @@ class Replicas:
     ) -> Answer:
         """Makes the task's result of its replicas' and settles it."""
         voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
-        result = None if anew else await self._stored(fingerprint, voted, self._tasks.since(active, stage))
-        if result is None:
-            result = self._made.get(fingerprint)
+        result = self._made.get(fingerprint)
+        if not anew:  # made of the same answers before
+            earlier = await self._tasks.lookup.find(fingerprint, self._tasks.since(active, stage))
+            if earlier is not None and earlier.value == voted.text:
+                result = Result(fingerprint, earlier.value, id=earlier.id)
         if result is None or result.value != voted.text:
             result = self._keep(fingerprint, voted, answers)
         outcome = Outcome.DONE if anew else Outcome.REUSED
         self._settler.task_done(active, stage, result, outcome, voted)
         return Answer(result, UNPARSED)
-
-    async def _stored(self, fingerprint: bytes, voted: VoteResult, since: float) -> Result | None:
-        """The same result where it was made of the same answers before."""
-        earlier = await self._tasks.find(fingerprint, since)
-        if earlier is None or earlier.value != voted.text:
-            return None
-        return Result(fingerprint, earlier.value, id=earlier.id)
 
     def _keep(self, fingerprint: bytes, voted: VoteResult, answers: list[Answer]) -> Result:
         """A new result, which has the endpoint of the answer that was taken, or of the first one."""

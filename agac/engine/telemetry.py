@@ -222,11 +222,8 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return total
 
 
-# What a run came to, as one value: printed for people, written to summary.json, given by `--json`.
-
-
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
-    """The summary of a run as it stands in the store now."""
+    """The summary of a run as it is in the store now: printed, written to summary.json, given by `--json`."""
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
     rows, made = row_counts(counts), await made_counts(database, run.id)

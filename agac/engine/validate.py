@@ -65,8 +65,6 @@ def _repaired(bare: str) -> str | None:
         return None
 
 
-# Whether a reply is a result: complete, not refused, and of the shape that was asked for.
-
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
 
