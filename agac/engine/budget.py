@@ -49,8 +49,8 @@ class RowBudgetExceeded(Exception):
 class BudgetBalance:
     """A budget under its name, what of it is spent, and what is set aside for calls under way.
 
-    `unconfirmed` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
-    `unpriced` calls of them were lost before any call told what one costs: the first that does counts for them too.
+    `unconfirmed` is the part of `spent` that may not be spent: calls that left no answer may have been billed.
+    `unpriced` calls of them were lost before the cost of any call was known: the first known cost counts for them too.
     `stage`: the one that it bounds, None for the run's. `batches`: how many of the `reservations` are those of batches,
     for which nothing waits.
     """
@@ -81,7 +81,7 @@ class BudgetBalance:
         self.reserved, self.reservations = self.reserved.plus(worst), self.reservations + 1
 
     def settle(self, worst: Amount, real: Amount, unconfirmed: Amount = NOTHING) -> None:
-        """Replaces what was set aside by what it came to; `unconfirmed` is the part of it that nobody knows."""
+        """Replaces what was set aside by what it came to; `unconfirmed` is the unknown part of it."""
         self.reservations -= 1
         # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
         self.reserved = self.reserved.plus(worst, -1) if self.reservations else Amount()
@@ -241,7 +241,7 @@ class BudgetLimiter:
         self._stop_signal.reach_limit(f"the {name} is used up: the next batch might exceed it")
 
     def _serve(self) -> None:
-        """Serves those who wait, in the order in which they came: a large amount is not overtaken for ever."""
+        """Serves those who wait, in the order in which they came: a large amount is not overtaken forever."""
         while self._waiting:
             first = self._waiting[0]
             if first.place.done():  # cancelled, and about to learn of it
@@ -278,17 +278,17 @@ def _reserve(worst: Amount, balances: Iterable[BudgetBalance]) -> None:
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
-    """What a call that ended is counted as, and the part of it that nobody knows: its usage as far as it was told, the
-    worst case for the rest; nothing where nothing was done."""
+    """What a call that ended is counted as, and the unknown part of it: its reported usage, the worst case for the
+    rest; nothing where nothing was done."""
     if call.free:
         return Amount(0.0, 0, 1), NOTHING
     usd = worst.usd if call.cost is None else call.cost
     used = (call.usage.input_tokens, call.usage.output_tokens)
-    told = sum(n or 0 for n in used)
-    tokens = max(told, worst.tokens) if None in used else told
-    if tokens == told and call.cost is not None:
+    reported = sum(n or 0 for n in used)
+    tokens = max(reported, worst.tokens) if None in used else reported
+    if tokens == reported and call.cost is not None:
         return Amount(usd, tokens, 1), NOTHING
-    return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - told)
+    return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - reported)
 
 
 class WorstCase:

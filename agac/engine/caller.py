@@ -65,13 +65,13 @@ class TaskAttempts:
     request: Request | None = None
 
     def count(self) -> None:
-        """One more attempt. Raises CapReached, whoever has lost count."""
+        """Counts one more attempt. Raises CapReached at the cap."""
         if self.number >= self.most:
             raise CapReached(f"the task was asked {self.number} times, which is more than any retry is worth")
         self.number += 1
 
     def turn_to(self, connection: ModelConnection, error: RowError) -> None:
-        """Goes on with the next model, since this one ended in an error."""
+        """Turns to the next model, since this one ended in an error."""
         self.tried += (f"{self.connection.model.lane}: {error.type}",)
         self.connection, self.ambiguous, self.position, self.quoted = connection, 0, self.position + 1, 0
 
@@ -88,7 +88,7 @@ class Caller:
     def __init__(self, context: InvocationContext, connections: Mapping[int, tuple[ModelConnection, ...]]) -> None:
         self._run, self._connections = context.places.run, connections
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
-        self._wall, self._spread = context.work.clocks.wall, context.work.clocks.spread
+        self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
 
     async def ask(
         self,
@@ -197,7 +197,7 @@ class Caller:
 
     def _decided(self, attempts: TaskAttempts, fault: Fault, attempt: int) -> RetryAfter | FailTask | StopRun:
         """The policy's decision. Who has another model left does not stop for a long wait."""
-        decision = decide(fault, attempt, attempts.ambiguous, self._spread())
+        decision = decide(fault, attempt, attempts.ambiguous, self._jitter())
         others = len(self._connections[attempts.connection.stage.index]) - 1 - attempts.position
         if isinstance(decision, StopRun) and fault.kind is FaultKind.PAUSE and others:
             return FailTask()
@@ -209,11 +209,11 @@ class Caller:
             run=self._run, row=row_id, stage=stage, model=attempts.connection.model.lane, attempt=attempts.number,
             status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
         )  # fmt: skip
-        _log.info("row %r, stage %s: %s; again in %.2f s", row_id, stage, fault.message, delay, extra=log_fields)
+        _log.info("row %r, stage %s: %s; retrying in %.2f s", row_id, stage, fault.message, delay, extra=log_fields)
         self._settler.asked_again(RowError(fault.type, fault.message))
         if lane and attempts.connection.lane.pause(delay):
             model = attempts.connection.model.lane
-            _log.warning("%s: %s; it is asked again in %.0f s", model, fault.message, delay, extra=log_fields)
+            _log.warning("%s: %s; retrying in %.0f s", model, fault.message, delay, extra=log_fields)
         if not attempts.active.deadline.outlasts(delay):
             raise RowDeadlineExceeded
         await self._stop_signal.sleep(delay)

@@ -29,7 +29,7 @@ MAX_RETRY_DELAY_S = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
 
 FURTHER_RUNS = 2
-"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
+"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
 
 _backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
 
@@ -66,10 +66,10 @@ class StopRun:
 Decision = RetryAfter | FailTask | StopRun
 
 
-def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decision:
+def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float) -> Decision:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
-    `spread` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
+    `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
     back before the time a server asked for.
     """
     match fault.kind:
@@ -82,9 +82,9 @@ def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decisio
             if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
             delay = _delay(fault, attempt)
-            if delay > MAX_RETRY_DELAY_S:  # in a lane everyone would be told the same
+            if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE else FailTask()
-            return RetryAfter(delay + spread * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+            return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
 
 
 def _most(fault: Fault) -> int:

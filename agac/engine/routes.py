@@ -132,8 +132,8 @@ class ModelConnection(Route):
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
         The call counts against the exposure until its attempt is durable; when none comes of it, it is taken off here.
-        `cut_off` is told when the call was sent and its answer is not waited for. Raises RunStopped when the run stops
-        before it is sent, RowDeadlineExceeded when the row's time is over before it is sent.
+        `cut_off` is called when the call was sent and its answer is no longer awaited. Raises RunStopped when the run
+        stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
         """
         if self.slots and not self.slots.take_now():
             await deadline.wait(self.slots.take())

@@ -68,7 +68,7 @@ class StopSignal:
 
     @property
     def why(self) -> str:
-        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is told with it."""
+        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is added."""
         if self.fault is None or self.stop is StopReason.FATAL:
             return self.fault.message if self.fault else self.reason
         return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""

@@ -89,7 +89,7 @@ class Lookup:
 T = TypeVar("T")
 
 Ask = Callable[[], Awaitable["Answer | RowError | Parked"]]
-"""Brings a task's answer, which nobody has yet; or has it wait in a batch."""
+"""Brings a task's answer, which is not there yet, or enrols it in a batch."""
 
 Wait = Callable[[], None]
 """Has a row wait for an equal task that is in a batch."""
@@ -134,7 +134,7 @@ class Tasks:
         wait: Wait | None = None,
     ) -> Answer | RowError | Parked:
         """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings. `replica`, from 1: it
-        is one of several of which the task's answer will be made. `wait`: it is told when an equal task has just been
+        is one of several of which the task's answer will be made. `wait`: called when an equal task has just been
         enrolled in a batch."""
         left = self.left(active, stage, fingerprint)
         if left is not None:
@@ -274,7 +274,7 @@ def value_of(answer: Answer) -> JSONValue:
 
 
 class _Unparsed:
-    """Stands for a value that nobody needed as a value yet."""
+    """Stands for a value that was not parsed yet."""
 
 
 UNPARSED: Any = _Unparsed()

@@ -345,7 +345,7 @@ class Batches:
             if not await self._anything_to_wait_for():
                 return
             wait = min(max(SHORTEST_POLL, wait * 1.5), LONGEST_POLL) if self._poll is None else self._poll
-            await self._scene.stop_signal.sleep(wait * (1 + 0.1 * self._scene.clocks.spread()))
+            await self._scene.stop_signal.sleep(wait * (1 + 0.1 * self._scene.clocks.jitter()))
 
     async def _anything_to_wait_for(self) -> bool:
         """Whether batches are open of which this run, or a row of it, waits for something."""

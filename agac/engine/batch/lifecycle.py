@@ -436,7 +436,7 @@ class BatchContext:
         does here for a fault that every further request would meet."""
         if fault.kind is FaultKind.PAUSE and (fault.delay or 0.0) > MAX_RETRY_DELAY_S:  # another command may come then
             return False
-        match decide(fault, attempt, 0, self.clocks.spread()):
+        match decide(fault, attempt, 0, self.clocks.jitter()):
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.stays:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
