@@ -277,16 +277,16 @@ async def _budgets(
         return []
     counts = await runs.counters(database, run) if database and run else []
     lost = await runs.lost_calls(database, run) if database and run else 0
-    whole, own = budgets.pots(counts, lost)
+    whole, own = budgets.balances(counts, lost)
     for batch in await batches_of_run(database, run) if database and run else []:
         if batch.state not in CLOSED:
             for pot in (*whole, *([own[batch.stage]] if batch.stage in own else [])):
-                pot.hold(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
+                pot.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
     found = []
     for pot in [*whole, *own.values()]:
         need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
         (told,) = budget_facts([pot])
-        found.append({**told, "enough": not pot.lacks(need)})
+        found.append({**told, "enough": not pot.would_exceed(need)})
     return found
 
 

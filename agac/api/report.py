@@ -182,7 +182,7 @@ async def report_of(
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
     exported = Exported(files_of(record, root, rows))
-    stop = invocation.control.stop if not invocation.complete else None
+    stop = invocation.stop_signal.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.
     replaced = invocation.complete or stop is StopReason.LIMIT
@@ -204,7 +204,7 @@ async def report_of(
         _facts(invocation) | about,
         code,
         exported.files if replaced else [],
-        invocation.control.why or None if stop else None,
+        invocation.stop_signal.why or None if stop else None,
         warnings,
         stop.value if stop else None,
         await _finishing(plan, retry, summary, invocation, tasks_left) if stop is StopReason.LIMIT else None,
@@ -255,7 +255,7 @@ async def _finishing(
     else:
         chosen = sum(count for _, _, count in invocation.chosen)
         rows = max(chosen - totals.rows_done - totals.rows_failed, 0)
-    return finishing(plan, left, rows, invocation.purse, totals.rows_failed)
+    return finishing(plan, left, rows, invocation.budgets, totals.rows_failed)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:
@@ -282,9 +282,9 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "waiting_for": {"type": again.type, "message": again.message} if (again := totals.waiting_for) else None,
         "calls_given_up": totals.given_up,
         "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
-        "stopped_at_limit": invocation.control.stop is StopReason.LIMIT and not invocation.ended,
+        "stopped_at_limit": invocation.stop_signal.stop is StopReason.LIMIT and not invocation.ended,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
-        "budgets": budget_facts(invocation.purse.pots) if invocation.purse else [],
+        "budgets": budget_facts(invocation.budgets.balances) if invocation.budgets else [],
     }
 
 
@@ -424,7 +424,7 @@ class WatchedRun:
             totals.settled,
             totals.unusable,
             totals.last_error,
-            stopping=self.invocation.control.stop is not None,
+            stopping=self.invocation.stop_signal.stop is not None,
             waiting_for=totals.waiting_for,
             batches=batches,
         )

@@ -225,7 +225,7 @@ def batch_wait(
     pause = 0.0
     while left := [line for line in report.batches if line.step == BatchStep.SUBMITTED and not line.ready]:
         pause = min(max(SHORTEST_POLL, pause * 1.5), LONGEST_POLL) if poll is None else poll
-        pause *= 1 + 0.1 * Clocks().spread()
+        pause *= 1 + 0.1 * Clocks().jitter()
         if ends is not None:
             remaining = ends - time.monotonic()
             if remaining <= 0:

@@ -371,7 +371,7 @@ def interruptible(invocation: Invocation) -> Iterator[None]:
     """SIGINT and SIGTERM ask the run to stop in good order; the second one at once."""
     loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, invocation.control.interrupt)
+        loop.add_signal_handler(number, invocation.stop_signal.interrupt)
     try:
         yield
     finally:

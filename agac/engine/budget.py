@@ -18,8 +18,6 @@ from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
 
-# Budgets, kept by reservation: before a call its worst case is set aside, afterwards corrected to what it cost.
-#
 # A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when
 # nothing that is under way could make room for it, the run stops at its limit.
 
@@ -51,25 +49,25 @@ class RowBudgetExceeded(Exception):
 class BudgetBalance:
     """A budget under its name, what of it is spent, and what is set aside for calls under way.
 
-    `unsure` is the part of `spent` that nobody knows to be spent: calls may have been billed and left no answer.
-    `unpriced` calls of them were lost before any call told what one costs: the first that does counts for them too.
-    `stage`: the one that it bounds, None for the run's. Of the `holds`, `batches` are those of batches: nobody waits
-    for them.
+    `unconfirmed` is the part of `spent` that may not be spent: calls that left no answer may have been billed.
+    `unpriced` calls of them were lost before the cost of any call was known: the first known cost counts for them too.
+    `stage`: the one that it bounds, None for the run's. `batches`: how many of the `reservations` are those of batches,
+    for which nothing waits.
     """
 
     name: str
     budget: Budget
     stage: str | None = None
     spent: Amount = NOTHING
-    unsure: Amount = NOTHING
+    unconfirmed: Amount = NOTHING
     unpriced: int = 0
-    held: Amount = NOTHING
-    holds: int = 0
+    reserved: Amount = NOTHING
+    reservations: int = 0
     batches: int = 0
 
-    def lacks(self, worst: Amount, *, held: bool = True) -> bool:
-        """Whether so much more does not fit, beside what is set aside (`held`) or if all of that came back."""
-        taken = self.spent.plus(self.held) if held else self.spent
+    def would_exceed(self, worst: Amount, *, reserved: bool = True) -> bool:
+        """Whether so much more does not fit, beside what is set aside (`reserved`) or if all of that came back."""
+        taken = self.spent.plus(self.reserved) if reserved else self.spent
         need = taken.plus(worst)
         cap = self.budget
         return (
@@ -78,34 +76,34 @@ class BudgetBalance:
             or (cap.calls is not None and need.calls > cap.calls)
         )
 
-    def hold(self, worst: Amount) -> None:
+    def reserve(self, worst: Amount) -> None:
         """Sets an amount aside."""
-        self.held, self.holds = self.held.plus(worst), self.holds + 1
+        self.reserved, self.reservations = self.reserved.plus(worst), self.reservations + 1
 
-    def settle(self, worst: Amount, real: Amount, unsure: Amount = NOTHING) -> None:
-        """Replaces what was set aside by what it came to; `unsure` is the part of it that nobody knows."""
-        self.holds -= 1
+    def settle(self, worst: Amount, real: Amount, unconfirmed: Amount = NOTHING) -> None:
+        """Replaces what was set aside by what it came to; `unconfirmed` is the unknown part of it."""
+        self.reservations -= 1
         # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
-        self.held = self.held.plus(worst, -1) if self.holds else Amount()
+        self.reserved = self.reserved.plus(worst, -1) if self.reservations else Amount()
         self.spent = self.spent.plus(real)
-        if unsure is not NOTHING:
-            self.unsure = self.unsure.plus(unsure)
+        if unconfirmed is not NOTHING:
+            self.unconfirmed = self.unconfirmed.plus(unconfirmed)
         if self.unpriced and (real.usd or real.tokens):
             lost = Amount(real.usd * self.unpriced, real.tokens * self.unpriced)
-            self.spent, self.unsure, self.unpriced = self.spent.plus(lost), self.unsure.plus(lost), 0
+            self.spent, self.unconfirmed, self.unpriced = self.spent.plus(lost), self.unconfirmed.plus(lost), 0
 
 
 class Reservation(NamedTuple):
     """What is set aside for one call, and where."""
 
     worst: Amount
-    pots: tuple[BudgetBalance, ...]
+    balances: tuple[BudgetBalance, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     worst: Amount
-    pots: tuple[BudgetBalance, ...]
+    balances: tuple[BudgetBalance, ...]
     place: asyncio.Future[None]
 
 
@@ -117,19 +115,19 @@ class BudgetLimiter:
 
     def __init__(
         self,
-        control: StopSignal,
+        stop_signal: StopSignal,
         *,
         run: Iterable[BudgetBalance],
         stages: Mapping[int, BudgetBalance],
         row: Budget | None,
     ) -> None:
-        self._control = control
+        self._stop_signal = stop_signal
         self._run, self._stages, self._row = tuple(run), dict(stages), row
         self._waiting: deque[_Waiter] = deque()
         self._batches: dict[int, Reservation] = {}
         self.reached: BudgetBalance | None = None
         self.missed = NOTHING
-        control.when_stopped(self._halt)
+        stop_signal.when_stopped(self._halt)
 
     @property
     def of_run(self) -> tuple[BudgetBalance, ...]:
@@ -137,129 +135,134 @@ class BudgetLimiter:
         return self._run
 
     @property
-    def pots(self) -> tuple[BudgetBalance, ...]:
+    def balances(self) -> tuple[BudgetBalance, ...]:
         """The budgets of the run and of its stages."""
         return (*self._run, *self._stages.values())
 
-    def row_pot(self) -> BudgetBalance | None:
+    def row_balance(self) -> BudgetBalance | None:
         """What one row may spend, for a row that begins."""
         return None if self._row is None else BudgetBalance("row", self._row)
 
     async def reserve(self, stage: int, row: BudgetBalance | None, worst: Amount) -> Reservation:
         """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
 
-        Who waits here holds no slot of any lane, so that whoever can make room goes on. Raises RowBudgetExceeded,
-        HeldBack when only open batches can make room, and Halted when the run stops, which it does here when the amount
-        can never fit.
+        A caller that waits here holds no slot of any lane, so that calls that can make room continue. Raises
+        RowBudgetExceeded, BlockedByBatches when only open batches can make room, and RunStopped when the run stops,
+        which it does here when the amount can never fit.
         """
-        self._control.check()
-        if row is not None and row.lacks(worst):  # a row makes one call at a time: nothing of it comes back
+        self._stop_signal.check()
+        if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
-        pots = self._pots_of(stage)
-        everything = (*pots, row) if row else pots
-        if self._waiting or any(pot.lacks(worst) for pot in pots):
-            await self._wait(worst, pots)
+        balances = self._balances_of(stage)
+        everything = (*balances, row) if row else balances
+        if self._waiting or any(balance.would_exceed(worst) for balance in balances):
+            await self._wait(worst, balances)
         else:
-            _hold(worst, pots)
+            _reserve(worst, balances)
         if row is not None:
-            row.hold(worst)
+            row.reserve(worst)
         return Reservation(worst, everything)
 
-    async def _wait(self, worst: Amount, pots: tuple[BudgetBalance, ...]) -> None:
+    async def _wait(self, worst: Amount, balances: tuple[BudgetBalance, ...]) -> None:
         """Waits until its turn came and the amount was set aside by whoever made room."""
-        waiter = _Waiter(worst, pots, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(worst, balances, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()
         try:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.settle(Reservation(worst, pots), NOTHING)  # it was served just then
+                self.settle(Reservation(worst, balances), NOTHING)  # it was served just then
             elif waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._serve()
             raise
 
-    def settle(self, hold: Reservation, real: Amount, unsure: Amount = NOTHING) -> None:
-        """A call ended: what was set aside for it becomes what it cost, or may have cost (`unsure`)."""
-        for pot in hold.pots:
-            pot.settle(hold.worst, real, unsure)
+    def settle(self, reservation: Reservation, real: Amount, unconfirmed: Amount = NOTHING) -> None:
+        """A call ended: what was set aside for it becomes what it cost, or may have cost (`unconfirmed`)."""
+        for balance in reservation.balances:
+            balance.settle(reservation.worst, real, unconfirmed)
         self._serve()
 
-    def set_aside(self, batch: int, stage: int, worst: Amount) -> bool:
+    def reserve_for_batch(self, batch: int, stage: int, worst: Amount) -> bool:
         """Sets the worst case of a task in a batch aside until that is ingested, if it fits. Nobody waits for it: what
         does not fit is enrolled once other batches have shown what they really cost."""
         if not self.has_room(batch, stage, worst):
             self.note_missed(stage, worst)
             return False
-        held = self._batches.get(batch)
-        self._grow(batch, held.pots if held is not None else self._pots_of(stage), worst)
+        reservation = self._batches.get(batch)
+        self._grow(batch, reservation.balances if reservation is not None else self._balances_of(stage), worst)
         return True
 
     def note_missed(self, stage: int, worst: Amount) -> None:
         """Remembers for what there was no room, should the run end for it."""
-        self.note_missed_in(self._pots_of(stage), worst)
+        self.note_missed_in(self._balances_of(stage), worst)
 
-    def note_missed_in(self, pots: Iterable[BudgetBalance], worst: Amount) -> None:
+    def note_missed_in(self, balances: Iterable[BudgetBalance], worst: Amount) -> None:
         """The same, by the budgets that it belongs to."""
         self.missed = worst
-        self.reached = next((pot for pot in pots if pot.lacks(worst)), self.reached)
+        self.reached = next((balance for balance in balances if balance.would_exceed(worst)), self.reached)
 
     def has_room(self, batch: int | None, stage: int, worst: Amount) -> bool:
         """Whether the worst case of a task would fit, in a batch that is open or (None) in a new one."""
-        held = self._batches.get(batch) if batch is not None else None
-        pots = held.pots if held is not None else self._pots_of(stage)
-        return not self._waiting and not any(pot.lacks(worst) for pot in pots)
+        reservation = self._batches.get(batch) if batch is not None else None
+        balances = reservation.balances if reservation is not None else self._balances_of(stage)
+        return not self._waiting and not any(balance.would_exceed(worst) for balance in balances)
 
     def load(self, batch: int, stage: int, worst: Amount) -> None:
         """What an earlier invocation set aside for a batch that is still open."""
-        self._grow(batch, self._pots_of(stage), worst)
+        self._grow(batch, self._balances_of(stage), worst)
 
-    def _grow(self, batch: int, pots: tuple[BudgetBalance, ...], worst: Amount) -> None:
-        held = self._batches.get(batch)
-        for pot in pots:
-            pot.held, pot.holds = pot.held.plus(worst), pot.holds + (held is None)
-            pot.batches += held is None
-        self._batches[batch] = Reservation(worst if held is None else held.worst.plus(worst), pots)
+    def _grow(self, batch: int, balances: tuple[BudgetBalance, ...], worst: Amount) -> None:
+        reservation = self._batches.get(batch)
+        for balance in balances:
+            balance.reserved, balance.reservations = (
+                balance.reserved.plus(worst),
+                balance.reservations + (reservation is None),
+            )
+            balance.batches += reservation is None
+        self._batches[batch] = Reservation(worst if reservation is None else reservation.worst.plus(worst), balances)
 
-    def _pots_of(self, stage: int) -> tuple[BudgetBalance, ...]:
+    def _balances_of(self, stage: int) -> tuple[BudgetBalance, ...]:
         own = self._stages.get(stage)
         return (*self._run, own) if own else self._run
 
     def ingested(self, batch: int, real: Amount) -> None:
         """A batch ended: what was set aside for it becomes what it cost."""
-        held = self._batches.pop(batch, None)
-        if held is not None:
-            for pot in held.pots:
-                pot.batches -= 1
-            self.settle(held, real)
+        reservation = self._batches.pop(batch, None)
+        if reservation is not None:
+            for balance in reservation.balances:
+                balance.batches -= 1
+            self.settle(reservation, real)
 
-    def use_up(self) -> None:
+    def stop_at_limit(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
         name = self.reached.name if self.reached is not None else "budget"
-        self._control.reach_limit(f"the {name} is used up: the next batch might exceed it")
+        self._stop_signal.reach_limit(f"the {name} is used up: the next batch might exceed it")
 
     def _serve(self) -> None:
-        """Serves those who wait, in the order in which they came: a large amount is not overtaken for ever."""
+        """Serves those who wait, in the order in which they came: a large amount is not overtaken forever."""
         while self._waiting:
             first = self._waiting[0]
             if first.place.done():  # cancelled, and about to learn of it
                 self._waiting.popleft()
                 continue
-            if not any(pot.lacks(first.worst) for pot in first.pots):
+            if not any(balance.would_exceed(first.worst) for balance in first.balances):
                 self._waiting.popleft()
-                _hold(first.worst, first.pots)
+                _reserve(first.worst, first.balances)
                 first.place.set_result(None)
                 continue
-            if any(p.batches and p.holds == p.batches and p.lacks(first.worst) for p in first.pots):
+            if any(p.batches and p.reservations == p.batches and p.would_exceed(first.worst) for p in first.balances):
                 self._waiting.popleft()
-                self.note_missed_in(first.pots, first.worst)
+                self.note_missed_in(first.balances, first.worst)
                 first.place.set_exception(BlockedByBatches())
                 continue
-            hopeless = next((p for p in first.pots if p.lacks(first.worst, held=False) and not p.holds), None)
+            hopeless = next(
+                (p for p in first.balances if p.would_exceed(first.worst, reserved=False) and not p.reservations), None
+            )
             if hopeless is not None:
                 self.reached, self.missed = hopeless, first.worst
-                self._control.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
+                self._stop_signal.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
             return
 
     def _halt(self) -> None:
@@ -269,23 +272,23 @@ class BudgetLimiter:
                 waiter.place.set_exception(RunStopped())
 
 
-def _hold(worst: Amount, pots: Iterable[BudgetBalance]) -> None:
-    for pot in pots:
-        pot.hold(worst)
+def _reserve(worst: Amount, balances: Iterable[BudgetBalance]) -> None:
+    for balance in balances:
+        balance.reserve(worst)
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
-    """What a call that ended is counted as, and the part of it that nobody knows: its usage as far as it was told, the
-    worst case for the rest; nothing where nothing was done."""
+    """What a call that ended is counted as, and the unknown part of it: its reported usage, the worst case for the
+    rest; nothing where nothing was done."""
     if call.free:
         return Amount(0.0, 0, 1), NOTHING
     usd = worst.usd if call.cost is None else call.cost
     used = (call.usage.input_tokens, call.usage.output_tokens)
-    told = sum(n or 0 for n in used)
-    tokens = max(told, worst.tokens) if None in used else told
-    if tokens == told and call.cost is not None:
+    reported = sum(n or 0 for n in used)
+    tokens = max(reported, worst.tokens) if None in used else reported
+    if tokens == reported and call.cost is not None:
         return Amount(usd, tokens, 1), NOTHING
-    return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - told)
+    return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - reported)
 
 
 class WorstCase:
@@ -337,12 +340,10 @@ def _prices(model: PlannedModel, *, batch: bool) -> tuple[Price, ...]:
     return tuple(price for price in found if price is not None)
 
 
-# The budgets of a plan, and what of them this run has spent before: budgets count over all invocations of a run.
-
-
 @dataclass(frozen=True, slots=True)
 class RunBudgets:
-    """Every budget that a plan has: named ones of the run, one a stage by its index and name, one for each row."""
+    """Every budget of a plan: named ones of the run, one per stage by its index and name, one for each row. They count
+    over all invocations of a run."""
 
     run: tuple[tuple[str, Budget], ...]
     stages: tuple[tuple[int, str, Budget], ...]
@@ -363,16 +364,18 @@ class RunBudgets:
         budgets = [*(b for _, b in self.run), *(b for _, _, b in self.stages), *([self.row] if self.row else [])]
         return any(budget.usd is not None for budget in budgets)
 
-    def purse(self, control: StopSignal, counts: Iterable[Count], lost_calls: int) -> BudgetLimiter:
-        """The purse of an invocation. `lost_calls`: calls of earlier ones that may have been billed and left nothing.
+    def limiter(self, stop_signal: StopSignal, counts: Iterable[Count], lost_calls: int) -> BudgetLimiter:
+        """The budgets of an invocation. `lost_calls`: calls of earlier ones that may have been billed and left nothing.
 
         Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
         every budget that it may belong to.
         """
-        run, stages = self.pots(counts, lost_calls)
-        return BudgetLimiter(control, run=run, stages=stages, row=self.row)
+        run, stages = self.balances(counts, lost_calls)
+        return BudgetLimiter(stop_signal, run=run, stages=stages, row=self.row)
 
-    def pots(self, counts: Iterable[Count], lost_calls: int) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
+    def balances(
+        self, counts: Iterable[Count], lost_calls: int
+    ) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
         """The run's pots, and the stages' by index, each with what was spent of it before."""
         counts = [count for count in counts if count.outcome == "call"]
         run = [_loaded(BudgetBalance(name, budget), counts, lost_calls) for name, budget in self.run]
@@ -383,19 +386,19 @@ class RunBudgets:
         return run, stages
 
 
-def _loaded(pot: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> BudgetBalance:
-    """The pot with what was spent before."""
-    known = unsure = priced = Amount()
+def _loaded(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> BudgetBalance:
+    """The balance with what was spent before."""
+    known = unconfirmed = priced = Amount()
     for c in counts:
         one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
         known, held = known.plus(one), Amount(c.held_cost, c.held_tokens)
-        unsure = unsure.plus(held)
+        unconfirmed = unconfirmed.plus(held)
         if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
             priced = priced.plus(one).plus(held)
-    unsure = unsure.plus(_lost(priced, lost_calls))
-    pot.spent, pot.unsure = known.plus(unsure), unsure
-    pot.unpriced = 0 if priced.calls else lost_calls
-    return pot
+    unconfirmed = unconfirmed.plus(_lost(priced, lost_calls))
+    balance.spent, balance.unconfirmed = known.plus(unconfirmed), unconfirmed
+    balance.unpriced = 0 if priced.calls else lost_calls
+    return balance
 
 
 def _lost(priced: Amount, calls: int) -> Amount:
@@ -406,16 +409,20 @@ def _lost(priced: Amount, calls: int) -> Amount:
     return Amount(priced.usd * share, math.ceil(priced.tokens * share), calls)
 
 
-def facts(pots: Iterable[BudgetBalance]) -> list[dict[str, object]]:
+def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
     """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no answer."""
-    return [_facts(pot) for pot in pots]
+    return [_facts(balance) for balance in balances]
 
 
-def _facts(pot: BudgetBalance) -> dict[str, object]:
-    caps: Mapping[str, float | None] = {"usd": pot.budget.usd, "tokens": pot.budget.tokens, "calls": pot.budget.calls}
-    known, unsure = pot.spent.plus(pot.unsure, -1)._asdict(), pot.unsure._asdict()
-    return {"name": pot.name} | {
-        unit: {"limit": cap, "spent": round(known[unit], 6), "held": round(unsure[unit], 6)}
+def _facts(balance: BudgetBalance) -> dict[str, object]:
+    caps: Mapping[str, float | None] = {
+        "usd": balance.budget.usd,
+        "tokens": balance.budget.tokens,
+        "calls": balance.budget.calls,
+    }
+    known, unconfirmed = balance.spent.plus(balance.unconfirmed, -1)._asdict(), balance.unconfirmed._asdict()
+    return {"name": balance.name} | {
+        unit: {"limit": cap, "spent": round(known[unit], 6), "held": round(unconfirmed[unit], 6)}
         for unit, cap in caps.items()
         if cap is not None
     }

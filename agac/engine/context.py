@@ -49,22 +49,22 @@ class InvocationContext:
 
     `views` puts together what stored rows show of themselves. `cutoffs`: from when on results are taken, for the stages
     that say so, by position. `again_from`: the position of the stage from which on a retry runs everything again;
-    `opened`: how to go on with rows that a retry opened and left. `standing` says which rows wait for batches.
+    `opened`: how to go on with rows that a retry opened and left. `batch_waits` says which rows wait for batches.
     """
 
     work: Work
     places: InvocationRef
     ledger: Ledger
-    control: StopSignal
+    stop_signal: StopSignal
     totals: Totals
     stops: StopRules
     settler: Settler
-    purse: BudgetLimiter | None
+    budgets: BudgetLimiter | None
     views: RowViews
     cutoffs: Mapping[int, float]
     again_from: int | None
     opened: ReopenedRows | None
-    standing: BatchWaits
+    batch_waits: BatchWaits
 
     @property
     def plan(self) -> Plan:
@@ -89,4 +89,4 @@ class InvocationContext:
 
     async def ready(self, keys: Sequence[int]) -> dict[int, Ready]:
         """What batches brought for these rows since they were last walked."""
-        return await self.standing.ready(keys)
+        return await self.batch_waits.ready(keys)

@@ -37,7 +37,7 @@ class CountedOutcomes:
 
     def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
         """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""
-        unknown = row.sight.unknown
+        unknown = row.view.unknown
         return row.guessed or bool(unknown and any(name in unknown for name in self._functions[stage.index]))
 
     def done(self, row: ForecastRow, stage: LocalStage) -> None:
@@ -64,7 +64,7 @@ class CountedOutcomes:
 
     def may_ask(self, stage: AnyStage, row: ForecastRow) -> bool:
         """Whether the row's task may be run; else it is blocked."""
-        if self._scope.may_ask(stage.name) and (row.chosen or row.sight.unknown):  # what changes upstream changes it
+        if self._scope.may_ask(stage.name) and (row.chosen or row.view.unknown):  # what changes upstream changes it
             return True
         self.block(stage, row, why.NOT_IN_SCOPE)
         return False
@@ -92,17 +92,17 @@ class Prompts:
     def __init__(self, preparer: Preparer, found: Forecast, show: int) -> None:
         self._preparer, self._found, self._show = preparer, found, show
 
-    def known(self, stage: PlannedStage, sight: RowView, row_id: RowId) -> Prepared | None:
+    def known(self, stage: PlannedStage, view: RowView, row_id: RowId) -> Prepared | None:
         """The task of a row that sees this; None when its prompt cannot be rendered."""
-        prepared = self._preparer.prepare(stage, sight, row_id)
+        prepared = self._preparer.prepare(stage, view, row_id)
         return None if isinstance(prepared, RowError) else prepared
 
-    def measure(self, stage: PlannedStage, sight: RowView, row_id: RowId, further: int = 0) -> None:
+    def measure(self, stage: PlannedStage, view: RowView, row_id: RowId, further: int = 0) -> None:
         """Takes a prompt into the sample, with so many characters that are not there yet."""
         found = self._found.stages[stage.index]
         if found.sampled >= SAMPLE:
             return
-        prepared = self._preparer.prepare(stage, sight, row_id)
+        prepared = self._preparer.prepare(stage, view, row_id)
         if isinstance(prepared, RowError):  # it names fields that are not there yet
             blank = len(stage.system or "") + len(stage.prompt.text) + len(TEXT) * len(stage.prompt.placeholders)
             found.sampled += 1
@@ -182,14 +182,14 @@ class StoredAnswers:
             return self._baseline.left(stage, row, task.fingerprint)
         if not self._outcomes.may_ask(stage, row):
             return PARKED
-        found, reason = self._outcomes.of(stage), row.sight.unknown[task.need]
+        found, reason = self._outcomes.of(stage), row.view.unknown[task.need]
         if task.need == ROWS_JSON and row.group is not None:
             assert isinstance(stage, PlannedStage)
             found.asked(reason, row.id, stage.replicas + row.group.parts, row.times)
             found.parts += row.group.parts * row.times
             found.in_flight += row.group.in_batch * row.times
-            self.prompts.measure(stage, row.sight, row.id, row.group.characters)
-            del row.sight.unknown[ROWS_JSON]
+            self.prompts.measure(stage, row.view, row.id, row.group.characters)
+            del row.view.unknown[ROWS_JSON]
         else:
             first = self._baseline.passed_on(stage, row, task.need, reason)
             found.asked(first, row.id, stage.replicas, row.times)
@@ -234,7 +234,7 @@ class StoredAnswers:
 
     def _not_called(self, stage: AnyStage, row: ForecastRow) -> None:
         """A function is taken to leave the row as it is, unless it gave lists before."""
-        row.sight.become(stage, row.sight.data(stage))
+        row.view.set_fields(stage, row.view.data(stage))
         if stage.index in self._listing:
             row.lists[stage.index] = None
         elif stage.makes == "rows":
@@ -248,9 +248,9 @@ class StoredAnswers:
         if self._outcomes.of(stage).sampled >= SAMPLE:
             return
         for name in stage.ancestors:
-            if name not in row.sight.results:
-                row.sight.results[name] = dummy_answer(self._by_name[name])
-        self.prompts.measure(stage, row.sight, row.id)
+            if name not in row.view.results:
+                row.view.results[name] = dummy_answer(self._by_name[name])
+        self.prompts.measure(stage, row.view, row.id)
 
 
 def _prints(task: Task) -> tuple[bytes, ...]:

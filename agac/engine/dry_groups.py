@@ -65,12 +65,12 @@ class ForecastDeriver:
         """What is made of a row, as far as it is known, or what would have been made of a lost one."""
         if row.making is None:
             known = {index: rows for index, rows in row.lists.items() if rows is not None}
-            unknown = {one.index for one in row.level.makers if self._makers.waits_for(one, row.sight) is not None}
+            unknown = {one.index for one in row.level.makers if self._makers.waits_for(one, row.view) is not None}
             unknown.update(*(self._fed[index] for index in row.lists))
             while row.making is None:
                 try:
-                    level, sight = row.level, row.sight
-                    row.making = self._makers.made(level, sight, row.new, known, State.DONE, unknown=unknown)
+                    level, view = row.level, row.view
+                    row.making = self._makers.made(level, view, row.new, known, State.DONE, unknown=unknown)
                 except DerivationFailed as fault:
                     if not row.lost:
                         row.unmade = fault.stage
@@ -83,7 +83,7 @@ class ForecastDeriver:
         """The group of the stage that the row comes to, or that lacks it; None where that is not known."""
         made = None if row.lost else self.made(row)
         if made is None or row.lost:  # it may have become lost just now
-            made = self._makers.lacking(row.level, row.sight, row.new)
+            made = self._makers.lacking(row.level, row.view, row.new)
         return made.groups.get(maker.index)
 
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
@@ -91,9 +91,9 @@ class ForecastDeriver:
         made = self.made(row)
         if maker.index in made.broods:
             for child in made.broods[maker.index]:
-                yield self._child(maker, row, child, descended(row.sight, maker, json.loads(child.data)))
+                yield self._child(maker, row, child, descended(row.view, maker, json.loads(child.data)))
         elif row.unmade is not maker:
-            yield from self._guessed(maker, row, descended(row.sight, maker, {ITEM: self._item(maker), INDEX: 0}))
+            yield from self._guessed(maker, row, descended(row.view, maker, {ITEM: self._item(maker), INDEX: 0}))
 
     def listed(self, row: ForecastRow) -> Iterator[ForecastRow]:
         """The rows that functions gave in the place of this one."""
@@ -101,52 +101,52 @@ class ForecastDeriver:
         for index, rows in row.lists.items():
             maker = self._levels.stages[index]
             if rows is None:
-                yield from self._guessed(maker, row, row.sight.child({}))
+                yield from self._guessed(maker, row, row.view.child({}))
             elif index in made.broods:
                 for child, fields in zip(made.broods[index], rows, strict=True):
-                    yield self._child(maker, row, child, descended(row.sight, maker, fields))
+                    yield self._child(maker, row, child, descended(row.view, maker, fields))
 
     def kept(self, maker: AnyStage, row: ForecastRow, content: bytes, times: int = 1) -> ForecastRow:
         """The row as it goes on after a stage that keeps the first of equal ones; or as many of which it is not known
         which they are."""
-        made = self._child(maker, row, Child(row.id, content, "{}"), descended(row.sight, maker, {}))
+        made = self._child(maker, row, Child(row.id, content, "{}"), descended(row.view, maker, {}))
         made.times = times
         made.guessed = made.guessed or not content
-        need = next((need for need in maker.needs if need in row.sight.unknown), None)
+        need = next((need for need in maker.needs if need in row.view.unknown), None)
         if need is not None:
-            made.sight.unknown[maker.name] = row.sight.unknown[need]
+            made.view.unknown[maker.name] = row.view.unknown[need]
         return made
 
-    def _child(self, maker: AnyStage, row: ForecastRow, child: Child, sight: RowView) -> ForecastRow:
+    def _child(self, maker: AnyStage, row: ForecastRow, child: Child, view: RowView) -> ForecastRow:
         new = NewRow(Row(child.id, 0, {}), 0, child.hash, child.data, State.PENDING, origin=maker.index)
-        made = ForecastRow(child.id, sight, new=new, level=self._levels.by_origin[maker.index])
+        made = ForecastRow(child.id, view, new=new, level=self._levels.by_origin[maker.index])
         made.blocked = set(row.blocked)
         made.times, made.guessed, made.failed, made.parked = row.times, row.guessed, row.failed, row.parked
         made.absent = row.failed is not None or row.absent
         if row.lost:
             made.blocked.add(maker.name)
             made.group = GroupTask(refused=why.upstream_blocked(next(iter(row.blocked), maker.name)))
-        if maker.makes == "items" and made.sight.unknown:
-            made.sight.unknown.pop(ITEM, None)
-            made.sight.unknown.pop(INDEX, None)
+        if maker.makes == "items" and made.view.unknown:
+            made.view.unknown.pop(ITEM, None)
+            made.view.unknown.pop(INDEX, None)
         return made
 
-    def _guessed(self, maker: AnyStage, row: ForecastRow, sight: RowView) -> Iterator[ForecastRow]:
+    def _guessed(self, maker: AnyStage, row: ForecastRow, view: RowView) -> Iterator[ForecastRow]:
         """One row that stands for those that will be made, as many as the last run made of each."""
         times = self.times(maker, row)
         if times:
             place = f"{row.id}/0" if maker.makes != "kept" else row.id
-            made = self._child(maker, row, Child(place, b"", "{}"), sight)
+            made = self._child(maker, row, Child(place, b"", "{}"), view)
             made.times, made.guessed = times, True
             if maker.makes == "items":
-                reason = next(iter(row.sight.unknown.values()), PARENT)
-                made.sight.unknown[ITEM] = made.sight.unknown[INDEX] = reason
+                reason = next(iter(row.view.unknown.values()), PARENT)
+                made.view.unknown[ITEM] = made.view.unknown[INDEX] = reason
             yield made
 
     def times(self, maker: AnyStage, row: ForecastRow) -> int:
         """For how many rows a guess stands: fractions are passed on to the next row."""
         each = self._counts.each.get(maker.name)
-        source = maker.name if maker.makes == "rows" else self._makers.waits_for(maker, row.sight)
+        source = maker.name if maker.makes == "rows" else self._makers.waits_for(maker, row.view)
         guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, 1.0, None)
         if each is not None:
             guess = guess._replace(number=each, run=self._counts.run)
@@ -172,15 +172,15 @@ class ForecastDeriver:
 
 def is_known(row: ForecastRow, member: MemberView) -> bool:
     """Whether all is known of a row that the request of its group is made of."""
-    unknown = row.sight.unknown
+    unknown = row.view.unknown
     return not row.guessed and not any(name in unknown for name in (*member.answers, member.rows_of))
 
 
 def text_of(member: MemberView, row: ForecastRow, stages: Mapping[str, AnyStage]) -> tuple[str, int]:
     """A member of a group as its prompt has it, and how many characters it lacks of what is not there yet."""
-    sight = row.sight
-    lacking = (stages[name] for name in member.answers if name in sight.unknown and name not in sight.results)
-    return member.text(sight), sum(len(json.dumps(dummy_answer(stage))) for stage in lacking)
+    view = row.view
+    lacking = (stages[name] for name in member.answers if name in view.unknown and name not in view.results)
+    return member.text(view), sum(len(json.dumps(dummy_answer(stage))) for stage in lacking)
 
 
 # Groups in a dry run: who comes to them, and, once all have come, what is known of their tasks and of their parts.
@@ -248,7 +248,7 @@ class GroupForecaster:
             self._add_unassigned(stage, row)
 
     def _put(self, stage: PlannedStage, row: ForecastRow, one: Membership) -> None:
-        member, unknown = self._made.members[stage.index], row.sight.unknown
+        member, unknown = self._made.members[stage.index], row.view.unknown
         need = reason = text = None
         characters, tokens = 0, one.size
         if not row.lost:
@@ -272,7 +272,7 @@ class GroupForecaster:
             self._scratch.hold(stage.index, one.group, held)
 
     def _add_unassigned(self, stage: PlannedStage, row: ForecastRow) -> None:
-        unknown = row.sight.unknown
+        unknown = row.view.unknown
         need = next((name for name in stage.needs if name in unknown), stage.name)
         first = _UnassignedRows(need, unknown.get(need, why.NOT_YET), row.id)
         unassigned = self._unassigned.setdefault(stage.index, first)
@@ -301,8 +301,8 @@ class GroupForecaster:
 
     def _row(self, stage: PlannedStage, group: RowId, fields: str) -> ForecastRow:
         new = NewRow(Row(group, 0, {}), 0, b"", fields, State.PENDING, origin=stage.index)
-        sight, level = RowView(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
-        return ForecastRow(group, sight, new=new, level=level, group=GroupTask())
+        view, level = RowView(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
+        return ForecastRow(group, view, new=new, level=level, group=GroupTask())
 
     async def _ready(self, stage: PlannedStage, some: Sequence[tuple[ForecastRow, ForecastGroup]]) -> list[ForecastRow]:
         """The groups with all that is known of their tasks."""
@@ -313,21 +313,21 @@ class GroupForecaster:
             assert row.group is not None
             assert stage.group is not None
             row.guessed, row.parked = bool(group.guessed), stage if group.parked else None
-            row.sight.own |= {ROWS_COUNT: group.rows, ROWS_FAILED: group.failed, ROWS_JSON: ""}
+            row.view.own |= {ROWS_COUNT: group.rows, ROWS_FAILED: group.failed, ROWS_JSON: ""}
             row.group.refused = _refused(stage, group)
             if row.group.refused is not None:
                 continue
             if group.need is not None:
                 reason = self._baseline.passed_on(stage, row, group.need, group.reason or why.NOT_YET)
-                row.sight.unknown[ROWS_JSON] = reason
+                row.view.unknown[ROWS_JSON] = reason
                 row.group.characters = group.characters
             if not stage.group.fits(group.rows, group.tokens):
-                if self._does[stage.index].lets_in(row.sight, stage):
+                if self._does[stage.index].lets_in(row.view, stage):
                     large.append(row)
             elif group.need is None:
                 held = self._scratch.members(stage.index, group.id)
                 texts = sorted((id_order(one.id), one.text or "") for one in held)
-                row.sight.own[ROWS_JSON] = array([text for _, text in texts])
+                row.view.own[ROWS_JSON] = array([text for _, text in texts])
         if large:
             parts = PartForecaster(stage, self._answers, self._baseline, self._scratch, self._learn, self._vars)
             kept = await parts.cut(large)
@@ -348,8 +348,8 @@ class GroupForecaster:
             return []
         row = self._row(stage, unassigned.example, snapshot({}))
         row.times, row.guessed, rows = further, True, max(unassigned.rows // further, 1)
-        row.sight.own |= {ROWS_COUNT: rows, ROWS_FAILED: 0, ROWS_JSON: ""}
-        row.sight.unknown[ROWS_JSON] = reason
+        row.view.own |= {ROWS_COUNT: rows, ROWS_FAILED: 0, ROWS_JSON: ""}
+        row.view.unknown[ROWS_JSON] = reason
         characters = unassigned.characters // further
         parts = parts_of(stage, rows, characters // CHARACTERS_A_TOKEN)
         row.parked = stage if unassigned.parked else None
@@ -407,11 +407,11 @@ class PartForecaster:
             values = self.scratch.values(number, tops[number].children)
             texts = [value for value in values if value is not None]
             if len(texts) == len(values):
-                group.sight.own[ROWS_JSON] = array(texts)
+                group.view.own[ROWS_JSON] = array(texts)
             else:
                 group.group.characters = self._result * len(values)
                 reason = self.baseline.reason(self.stage, group, b"")
-                group.sight.unknown.setdefault(ROWS_JSON, reason)
+                group.view.unknown.setdefault(ROWS_JSON, reason)
         tasks = [group.group for group in groups if group.group is not None]
         return self.scratch.forget_parts() - sum(task.parts + task.in_batch for task in tasks)
 
@@ -441,11 +441,11 @@ class PartForecaster:
             row = self._row(part, group)
             if texts is None:
                 self._lacks(group)
-                row.sight.own[ROWS_JSON] = ""
-                self.answers.prompts.measure(self.stage, row.sight, row.id, characters)
+                row.view.own[ROWS_JSON] = ""
+                self.answers.prompts.measure(self.stage, row.view, row.id, characters)
             else:
-                row.sight.own[ROWS_JSON] = array(texts)
-                task = self.answers.prompts.known(self.stage, row.sight, row.id)
+                row.view.own[ROWS_JSON] = array(texts)
+                task = self.answers.prompts.known(self.stage, row.view, row.id)
                 if task is not None:
                     wanted.append(_LookedFor(part, row, task))
                 elif group.group is not None:
@@ -478,9 +478,9 @@ class PartForecaster:
         """The part as a row."""
         node = NodeId(part.height, part.low, part.high, part.after)
         new = NewRow(Row(part_id(group.id, node), 0, {}), 0, b"", "", State.PENDING, origin=self.stage.index)
-        sight = RowView(group.sight.forms[None], self.variables)
-        sight.own |= {ROWS_COUNT: len(part.children) or part.rows, ROWS_FAILED: 0}
-        return ForecastRow(new.row.id, sight, new=new, level=group.level)
+        view = RowView(group.view.forms[None], self.variables)
+        view.own |= {ROWS_COUNT: len(part.children) or part.rows, ROWS_FAILED: 0}
+        return ForecastRow(new.row.id, view, new=new, level=group.level)
 
     def _contents(self, part: ScratchPart, group: ForecastRow) -> tuple[list[str] | None, int]:
         """The texts that a part is about, None where they are not there yet; and their characters."""

@@ -127,7 +127,7 @@ class DryRun:
     def _stored_row(self, one: ChosenRow) -> ForecastRow:
         read = Row(one.id, one.ordinal, json.loads(one.data))
         new = NewRow(read, one.occurrence, one.hash, one.data, State.PENDING)
-        row = ForecastRow(one.id, self._preparer.sight(new.row.data), new=new, level=self._first, old=one.stored)
+        row = ForecastRow(one.id, self._preparer.view(new.row.data), new=new, level=self._first, old=one.stored)
         row.chosen = one.chosen or self._retry is None
         return row
 
@@ -146,8 +146,8 @@ class DryRun:
                 for stage in self._found.stages:
                     stage.reuse += 1
                 continue
-            sight = self._preparer.sight(new.row.data)
-            rows.append(ForecastRow(new.row.id, sight, new=new, level=self._first, old=old))
+            view = self._preparer.view(new.row.data)
+            rows.append(ForecastRow(new.row.id, view, new=new, level=self._first, old=old))
         return rows
 
     async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:

@@ -19,32 +19,30 @@ from agac.store.batches import Ready
 from agac.store.records import NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
-# A row at work: what is known of it before its stages, and how it had ended before.
-
 NO_DEADLINE = RowDeadline(None, float)
 """Without `row_timeout` all rows share one."""
 
 
 @dataclass(slots=True)
 class ActiveRow:
-    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `purse` what it may
+    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
     spend in this invocation, from its first call on.
 
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`.
-    `sight` is what a row that a stage made sees before its own stages; a `part` of a large group is a call of the
+    `view` is what a row that a stage made sees before its own stages; a `part` of a large group is a call of the
     group's stage, and no row of it.
     """
 
     new: NewRow
     prior: dict[int, PriorTask] = field(default_factory=dict)
-    patience: RowDeadline = NO_DEADLINE
-    purse: BudgetBalance | None = None
+    deadline: RowDeadline = NO_DEADLINE
+    budget: BudgetBalance | None = None
     known: bool = False
     forced: bool = False
     again_from: int | None = None
     since: float = 0.0
-    sight: RowView | None = None
+    view: RowView | None = None
     part: bool = False
     resumed: bool = False
     """Walked on from where it waited: what failed meanwhile is not asked again."""
@@ -115,7 +113,7 @@ class RowProgress:
     """
 
     id: RowId
-    sight: RowView
+    view: RowView
     settled: set[int] = field(default_factory=set)
     reached: bool = False
     written: Result | None = None
@@ -141,9 +139,9 @@ class RowProgress:
         """The stage's guard said no: the row goes on without a result of the stage. What stood for an answer that is
         not there yet stands for it further on."""
         self.settled.add(stage.index)
-        self.sight.pass_over(stage)
-        if (need := self.sight.unknown_need(stage)) is not None:
-            self.sight.unknown[stage.name] = self.sight.unknown[need]
+        self.view.mark_skipped(stage)
+        if (need := self.view.unknown_need(stage)) is not None:
+            self.view.unknown[stage.name] = self.view.unknown[need]
 
     def park(self, stage: AnyStage, *, enrolled: bool) -> None:
         """The stage has no answer in this invocation; `enrolled`: its task is in a batch, or waits for one."""
@@ -155,35 +153,35 @@ class RowProgress:
     def await_answer(self, stage: AnyStage, reason: str) -> None:
         """The stage's answer would have to be asked for, for this reason; what follows it does not know it."""
         self.settled.add(stage.index)
-        self.sight.unknown[stage.name] = reason
+        self.view.unknown[stage.name] = reason
 
     def list_rows(self, stage: AnyStage, rows: Rows | None) -> None:
         """A function gave these rows in the place of this one: what follows the function is done for each of them."""
-        self.sight.results.pop(stage.name, None)
+        self.view.results.pop(stage.name, None)
         self.lists[stage.index] = rows
 
 
-def replay(sight: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
+def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
     """Does to a row's view what the stage did when the row came through it, by the stage's stored result. Answers are
     read where the stage is one of those `followed`."""
-    if stage.rows_of not in sight.forms:
+    if stage.rows_of not in view.forms:
         return
     if result.skipped:
-        sight.pass_over(stage)
+        view.mark_skipped(stage)
     elif stage.asks:
         if result.value is not None and stage.name in followed:
-            sight.results[stage.name] = json.loads(result.value)
-    elif stage.changes_rows and (form := stage.form(sight.data(stage), result.value)) is not None:
-        sight.become(stage, form)
+            view.results[stage.name] = json.loads(result.value)
+    elif stage.changes_rows and (form := stage.form(view.data(stage), result.value)) is not None:
+        view.set_fields(stage, form)
 
 
 def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
     """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
     if maker.makes != "rows":
         return parent.child(fields, without=_exploded_field(maker))
-    sight = parent.child({})
-    sight.become(maker, dict(fields))
-    return sight
+    view = parent.child({})
+    view.set_fields(maker, dict(fields))
+    return view
 
 
 def _exploded_field(maker: Stage) -> str | None:

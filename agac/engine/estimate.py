@@ -212,6 +212,3 @@ def cuts(stage: PlannedStage, requests: int, characters: float | None) -> Cuts:
     fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
     return Cuts(ceil(requests / most), min(most, requests))
-
-
-# How many tasks a retry asks at most: of the rows that it takes up again, and of what is made of those.

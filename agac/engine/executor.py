@@ -243,7 +243,7 @@ class LevelStages(Generic[R]):
     def settle(self, row: R, stage: AnyStage) -> bool | None:
         """Settles a stage of a row where that takes no answer: whether those that need it may follow; None: its task is
         needed."""
-        if stage.rows_of is not None and stage.rows_of not in row.sight.forms:
+        if stage.rows_of is not None and stage.rows_of not in row.view.forms:
             text = f"stage {stage.name!r}: the function of {stage.rows_of!r} gave a list, this row has none of it"
             return self._fail(row, stage, None, RowError(ErrorType.INVALID_ROW, text), why.UNFIT)
         if stage.guard is not None and (verdict := self._judge(row, stage)) is not None:
@@ -254,12 +254,12 @@ class LevelStages(Generic[R]):
 
     def task(self, row: R, stage: AnyStage) -> Task | None:
         """The task of a stage that `settle` did not settle; None: the stage failed, as none can be made."""
-        if row.sight.unknown and (need := row.sight.unknown_need(stage)) is not None:
+        if row.view.unknown and (need := row.view.unknown_need(stage)) is not None:
             return NotReady(need)
         if isinstance(stage, LocalStage):
-            given = row.sight.given(stage)
+            given = row.view.function_input(stage)
             return LocalCall(local_fingerprint(stage.prints, given), given)
-        prepared = self._preparer.prepare(stage, row.sight, row.id)
+        prepared = self._preparer.prepare(stage, row.view, row.id)
         if isinstance(prepared, RowError):
             self._fail(row, stage, None, prepared, why.MISSING_FIELD)
             return None
@@ -281,7 +281,7 @@ class LevelStages(Generic[R]):
         """Whether the stage's guard would let the row in. One that cannot be told is settled on the way."""
         guard = self._guards.get(stage.index)
         try:
-            return guard is None or guard.test(sight.judged(stage))
+            return guard is None or guard.test(sight.guard_values(stage))
         except GuardFailed:
             return False
 
@@ -293,7 +293,7 @@ class LevelStages(Generic[R]):
         if stage.asks:
             self._reach(row, stage, answer)
             if stage.name in self._followed:
-                row.sight.results[stage.name] = value_of(answer)
+                row.view.results[stage.name] = value_of(answer)
             return True
         if is_leave(stage, answer.result.value):
             row.leave(stage)
@@ -303,7 +303,7 @@ class LevelStages(Generic[R]):
         if isinstance(value, list):
             row.list_rows(stage, value)
             return False
-        row.sight.become(stage, value)
+        row.view.set_fields(stage, value)
         return True
 
     def _reach(self, row: R, stage: AnyStage, answer: Answer) -> None:
@@ -313,17 +313,17 @@ class LevelStages(Generic[R]):
 
     def _change(self, row: R, stage: LocalStage) -> bool | None:
         """A stage that only looks at the row, or changes its fields. None: it looks at what is not known yet."""
-        does, sight = stage.operation, row.sight
+        does, sight = stage.operation, row.view
         names = does.guard.names if isinstance(does, Filter) else ()
         if not sight.is_decided(stage, names):
             return None
         try:
             if isinstance(does, Filter):
-                guard, seen = self._filters[stage.index], sight.judged(stage)
+                guard, seen = self._filters[stage.index], sight.guard_values(stage)
                 if not guard.test(seen):
                     return self._leave(row, stage, GuardNote(does.guard.text, guard, seen))
             elif isinstance(does, Select | Rename):
-                sight.become(stage, does.apply(sight.data(stage)))
+                sight.set_fields(stage, does.apply(sight.data(stage)))
         except GuardFailed as failure:
             error = RowError(ErrorType.GUARD_ERROR, f"stage {stage.name!r}: {failure}")
             return self._fail(row, stage, None, error, why.UNFIT)
@@ -339,12 +339,12 @@ class LevelStages(Generic[R]):
 
     def _judge(self, row: R, stage: AnyStage) -> bool | None:
         """What the stage's guard says: None lets the row in; else whether stages that need this one may follow."""
-        guard, sight = self._guards[stage.index], row.sight
+        guard, sight = self._guards[stage.index], row.view
         text = stage.guard.text if stage.guard else ""
         if sight.unknown and stage.guard and not sight.is_decided(stage, stage.guard.names):
             self._outcomes.undecided(row, stage)
             return None
-        seen = sight.judged(stage)
+        seen = sight.guard_values(stage)
         try:
             if guard.test(seen):
                 return None
@@ -436,12 +436,12 @@ class Executor:
         self._replicas = Replicas(tasks, asker, settler)
 
     async def walk(self, flight: ActiveRow) -> None:
-        """Takes a row through all stages and settles it. Raises Halted when the run stops on the way."""
-        sight = flight.sight or self._preparer.sight(flight.new.row.data)
+        """Takes a row through all stages and settles it. Raises RunStopped when the run stops on the way."""
+        sight = flight.view or self._preparer.view(flight.new.row.data)
         known = flight.known or flight.made
         row = WorkedRow(flight.new.row.id, sight, flight=flight, known=known, reached=not self.does.ends)
         if self._row_timeout is not None:
-            flight.patience = RowDeadline(self._row_timeout, self._clock)
+            flight.deadline = RowDeadline(self._row_timeout, self._clock)
         if self.does.in_turn:
             for stage in self.does.stages:
                 goes_on = self.does.settle(row, stage)
@@ -478,7 +478,7 @@ class Executor:
         """What became of the row: of a failure in one branch and a guard in another that makes it leave, it leaves."""
         flight, settler = row.flight, self._settler
         if flight.ready:
-            settler.told(flight, row.held)
+            settler.mark_batch_answers_used(flight, row.held)
         whole = not (row.dropped or row.failed or row.parked)
         made = self._made(row) if self._makes and whole else None
         if row.waits and row.parked is not None:
@@ -513,7 +513,7 @@ class Executor:
         """What is made of a row that went through; None: it fails for that."""
         try:
             state = State.DONE if self._reached(row) else State.SKIPPED
-            return self._makers.made(self._level, row.sight, row.flight.new, dict(_known_lists(row)), state)
+            return self._makers.made(self._level, row.view, row.flight.new, dict(_known_lists(row)), state)
         except DerivationFailed as fault:
             self.does.fail(row, fault.stage, fault.error, why.NOT_MADE)
             return None
@@ -523,9 +523,9 @@ class Executor:
         new = row.flight.new
         if made is None:
             lacking = row.failed is not None and not row.dropped
-            made = self._makers.lacking(self._level, row.sight, new) if lacking else DerivedRows(new)
+            made = self._makers.lacking(self._level, row.view, new) if lacking else DerivedRows(new)
         if made.broods or made.groups or made.alike or row.known:
-            self._settler.making(made)
+            self._settler.derive_rows(made)
             if self._on_made is not None:
                 self._on_made(made)
 
@@ -544,7 +544,7 @@ comes on top (`intake.CHUNK_ROWS`)."""
 
 
 class RowWorker(Protocol):
-    """Takes rows to their end, as `Segment` does. Raises Halted when the run stops on the way."""
+    """Takes rows to their end, as `Segment` does. Raises RunStopped when the run stops on the way."""
 
     async def walk(self, flight: ActiveRow) -> None: ...
 

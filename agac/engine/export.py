@@ -64,19 +64,17 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
 async def _write(
     database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: RowViews | None, sink: Sink
 ) -> None:
-    """Some rows that left; without `lineage` their fields are not told. Of a row that a stage made they are those with
+    """Some rows that left; without `lineage` their fields are left out. Of a row that a stage made they are those with
     which it left."""
     why = await why_filtered(database, [row.key for row in rows])
-    sights = await lineage.ended([row.key for row in rows if row.made]) if lineage is not None else {}
+    row_views = await lineage.ended([row.key for row in rows if row.made]) if lineage is not None else {}
     for row in rows:
         position, note = why[row.key]
         about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
-        data = snapshot(sights[row.key].data(stages[position])) if row.key in sights else row.data
+        data = snapshot(row_views[row.key].data(stages[position])) if row.key in row_views else row.data
         tail = f',"input":{data}' if lineage is not None else ""
         sink.write_text(f"{encode(about)[:-1]}{tail}}}")
 
-
-# What a run writes beside the JSON files: which formats, into which table, under which names; what it left there.
 
 TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
@@ -350,7 +348,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
 def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> tuple[int | None, tuple[Path, ...]]:
     """The run whose results are about to be replaced, where it is another, and files that are not as any run left them.
 
-    After an export that was killed nobody can tell whose files are there, or who changed them.
+    After an export that was killed it is not known whose files are there, or who changed them.
     """
     shown = [one for one in written if one.shown]
     if not shown or not (outputs.folder / "results.jsonl").exists():

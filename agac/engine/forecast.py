@@ -274,7 +274,7 @@ class Baseline:
     def chooses(self, row: ForecastRow) -> bool:
         """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
         retry, old = self.retry, row.old
-        if retry is None or old is None or row.sight.unknown or old.state == State.PENDING:
+        if retry is None or old is None or row.view.unknown or old.state == State.PENDING:
             return True
         if old.hash != row.new.hash and row.group is None:
             return True

@@ -37,9 +37,6 @@ from agac.store.rows import (
     rows_of_keys,
 )
 
-# What a call over many rows is given: the texts of a group's members, or of what its parts came to.
-
-
 # Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first.
 
 RESULT_TOKENS = 500
@@ -130,10 +127,10 @@ class Parts:
     async def ask(self, height: int) -> None:
         """Asks all open parts of a height."""
         await self._context.ledger.durable()
-        if self._context.control.stop is None:
-            await run_workers(self._flights(height), self, self._context.control, self._context.workers)
+        if self._context.stop_signal.stop is None:
+            await run_workers(self._active_rows(height), self, self._context.stop_signal, self._context.workers)
 
-    async def _flights(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
+    async def _active_rows(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
         (database, run, _), after = self._context.places, 0
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
@@ -141,15 +138,15 @@ class Parts:
             prior, ready = await prior_tasks(database, keys), await self._context.ready(keys)
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
-                sight = self._context.views.begun(groups[part.group].data, None, None)
+                view = self._context.views.begun(groups[part.group].data, None, None)
                 texts = await self._contents.of_part(part.group, part.data)
                 if texts is not None:
-                    sight.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
+                    view.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
                 new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
                 again, since = self._again()
                 yield [
                     ActiveRow(
-                        new, prior.get(part.key, {}), sight=sight, part=True, forced=self._context.retry is not None,
+                        new, prior.get(part.key, {}), view=view, part=True, forced=self._context.retry is not None,
                         again_from=again, since=since, ready=ready.get(part.key, {}),
                     )
                 ]  # fmt: skip
@@ -161,34 +158,32 @@ class Parts:
             return self._context.again_from, retry.since
         return (None, 0.0) if opened is None else (opened.again_from, opened.since)
 
-    async def walk(self, flight: ActiveRow) -> None:
+    async def walk(self, active: ActiveRow) -> None:
         """Asks one part."""
-        assert flight.sight is not None
-        if not flight.sight.own:
-            below = json.loads(flight.new.data)["parts"]
+        assert active.view is not None
+        if not active.view.own:
+            below = json.loads(active.new.data)["parts"]
             if below and await self._contents.waits(below):
                 return None
-            return self._fail(flight, None, unfit(self._stage, "a part of it has no result"))
-        prepared = self._preparer.prepare(self._stage, flight.sight, flight.new.row.id)
+            return self._fail(active, None, unfit(self._stage, "a part of it has no result"))
+        prepared = self._preparer.prepare(self._stage, active.view, active.new.row.id)
         if isinstance(prepared, RowError):
-            return self._fail(flight, None, prepared)
-        asked = partial(self._asker.ask, flight, self._stage, prepared.fingerprint, prepared.request)
-        wait = partial(self._asker.wait, flight, self._stage, prepared.fingerprint)
-        answer = await self._tasks.answer(flight, self._stage, prepared.fingerprint, asked, wait=wait)
-        if flight.ready and answer is not Parked.PARKED:
-            self._settler.told(flight)
+            return self._fail(active, None, prepared)
+        asked = partial(self._asker.ask, active, self._stage, prepared.fingerprint, prepared.request)
+        wait = partial(self._asker.wait, active, self._stage, prepared.fingerprint)
+        answer = await self._tasks.answer(active, self._stage, prepared.fingerprint, asked, wait=wait)
+        if active.ready and answer is not Parked.PARKED:
+            self._settler.mark_batch_answers_used(active)
         if isinstance(answer, Answer):
-            self._settler.row_done(flight, answer.result)
+            self._settler.row_done(active, answer.result)
         elif isinstance(answer, RowError):
-            self._fail(flight, prepared.fingerprint, answer)
+            self._fail(active, prepared.fingerprint, answer)
         return None
 
-    def _fail(self, flight: ActiveRow, fingerprint: bytes | None, error: RowError) -> None:
-        self._settler.task_failed(flight, self._stage, fingerprint, error)
-        self._settler.row_failed(flight, self._stage, error, {self._stage.index})
+    def _fail(self, active: ActiveRow, fingerprint: bytes | None, error: RowError) -> None:
+        self._settler.task_failed(active, self._stage, fingerprint, error)
+        self._settler.row_failed(active, self._stage, error, {self._stage.index})
 
-
-# Groups of rows are asked (`group_by`): each once all of its members are there, large ones in parts.
 
 MAX_ROWS = 100_000
 """Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
@@ -254,27 +249,29 @@ class Groups:
         for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
             await self._parts.ask(height)
         await self._context.ledger.durable()
-        if self._context.control.stop is None:
-            await run_workers(self._flights(ready), self._executor, self._context.control, self._context.workers)
+        if self._context.stop_signal.stop is None:
+            await run_workers(
+                self._active_rows(ready), self._executor, self._context.stop_signal, self._context.workers
+            )
 
     async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
         """The group as it is asked; None where it cannot be."""
-        sight, error = self._sight(row, size), self._error(size)
+        view, error = self._view(row, size), self._error(size)
         if error is not None:
-            self._fail(self._rows.flight(row, prior, sight), error)
+            self._fail(self._rows.flight(row, prior, view), error)
             return None
         may_ask = self._context.scope.may_ask(self._stage.name)
         if self._fits(size) and self._group.reduces:  # it may have been larger
             self._context.ledger.batch.cut.append(row.key)
-        if self._fits(size) or not may_ask or not self._executor.does.lets_in(sight, self._stage):
+        if self._fits(size) or not may_ask or not self._executor.does.lets_in(view, self._stage):
             return Ready(row, prior, size, None)
         return Ready(row, prior, size, await self._parts.cut(row))
 
-    def _sight(self, row: MadeRow, size: GroupSize) -> RowView:
+    def _view(self, row: MadeRow, size: GroupSize) -> RowView:
         """What a group sees, but for its rows."""
-        sight = self._context.views.begun(row.data, None, None)
-        sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
-        return sight
+        view = self._context.views.begun(row.data, None, None)
+        view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
+        return view
 
     def _error(self, size: GroupSize) -> RowError | None:
         """Why the group cannot be asked."""
@@ -293,30 +290,30 @@ class Groups:
         """Whether one call holds all of the group."""
         return self._group.fits(size.rows, size.tokens)
 
-    def _fail(self, flight: ActiveRow, error: RowError) -> None:
-        self._settler.task_failed(flight, self._stage, None, error)
-        self._settler.row_failed(flight, self._stage, error, {self._stage.index})
+    def _fail(self, active: ActiveRow, error: RowError) -> None:
+        self._settler.task_failed(active, self._stage, None, error)
+        self._settler.row_failed(active, self._stage, error, {self._stage.index})
 
-    async def _flights(self, ready: Sequence[Ready]) -> AsyncGenerator[list[ActiveRow], None]:
-        standing = await self._context.ready([one.row.key for one in ready])
+    async def _active_rows(self, ready: Sequence[Ready]) -> AsyncGenerator[list[ActiveRow], None]:
+        ready_tasks = await self._context.ready([one.row.key for one in ready])
         for row, prior, size, top in ready:
-            sight = self._sight(row, size)
-            flight = self._rows.flight(row, prior, sight)
-            flight.ready = standing.get(row.key, {})
+            view = self._view(row, size)
+            active = self._rows.flight(row, prior, view)
+            active.ready = ready_tasks.get(row.key, {})
             texts: list[str] | None = []  # of a group that is too large and not asked
             if top is not None:
                 parts = [self._parts.name(row, child) for child in top.children]
                 texts = await self._contents.of_parts(parts)
                 if texts is None and await self._contents.waits(parts):
-                    self._settler.row_parked(flight, self._stage)
+                    self._settler.row_parked(active, self._stage)
                     continue
             elif self._fits(size):
                 texts = await self._contents.of_members(row.key)
             if texts is None:
-                self._fail(flight, await self._failed_part(row))
+                self._fail(active, await self._failed_part(row))
                 continue
-            sight.own[ROWS_JSON] = array(texts)
-            yield [flight]
+            view.own[ROWS_JSON] = array(texts)
+            yield [active]
 
     async def _failed_part(self, row: MadeRow) -> RowError:
         failed = await failed_part(self._context.places.database, row.key)

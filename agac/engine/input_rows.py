@@ -33,9 +33,6 @@ from agac.store.rows import (
     scan_positions,
 )
 
-# How stored rows stand to batches: which wait for one, and for which something came.
-
-
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
 #
 # Repetitions are counted in the order of the input. What is stored of a pass that is under way is what this pass placed
@@ -190,35 +187,35 @@ NEVER = 1 << 62
 
 
 class InputRows:
-    """One pass over the input. Iterate `flights`, then call `finish` when all of it was read."""
+    """One pass over the input. Iterate `active_rows`, then call `finish` when all of it was read."""
 
     def __init__(self, context: InvocationContext) -> None:
-        self._standing, self._stages, self._opened = context.standing, context.plan.stages, context.opened
+        self._batch_waits, self._stages, self._opened = context.batch_waits, context.plan.stages, context.opened
         self._scope, self._cutoffs, self._stops = context.scope, context.cutoffs, context.stops
         self._db, self._run, self._event = context.places
         self._ledger, self._settler = context.ledger, context.settler
-        self._control, self._totals = context.control, context.totals
+        self._stop_signal, self._totals = context.stop_signal, context.totals
         self._numbered = context.plan.input.id_field is None  # ids are positions, so that none can come twice
         self._on_duplicate = "error" if self._numbered else context.plan.input.on_duplicate_id
         self._repeats = RowMatcher(context.places, self._on_duplicate, context.work.place)
         self._last = 0
         self._stored_last = 0
 
-    async def flights(self, rows: Iterator[Row]) -> AsyncGenerator[list[ActiveRow], None]:
+    async def active_rows(self, rows: Iterator[Row]) -> AsyncGenerator[list[ActiveRow], None]:
         """The rows that need work, some hundred at a time, each stored before it is given out."""
         if self._numbered:
             self._stored_last = await last_number(self._db, self._run)
-        while self._control.stop is None:
+        while self._stop_signal.stop is None:
             chunk = await asyncio.to_thread(read_chunk, rows)
             if not chunk:
                 self._totals.all_read = True
                 return
             first, self._last = self._last + 1, chunk[-1].row.ordinal
-            flights = await self._place(chunk, first)
+            active_rows = await self._place(chunk, first)
             self._totals.seen += len(chunk)
             await self._ledger.durable()  # the next chunk is compared with what is committed
-            if flights:
-                yield flights
+            if active_rows:
+                yield active_rows
 
     async def finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
@@ -234,14 +231,14 @@ class InputRows:
                 self._ledger.batch.leaving.append(key)
                 self._uncount(State(state), error_type)
                 self._count_present(-1)
-                self._settler.leave(tasks.get(key, {}))
+                self._settler.uncount_tasks(tasks.get(key, {}))
             await self._ledger.durable()
 
     async def _place(self, chunk: list[NewRow], first: int) -> list[ActiveRow]:
         """`first` is the position after the last chunk's: a sample leaves positions out, where rows may have stood."""
         if self._repeats.moved_from is None:
             if self._numbered and first > self._stored_last:
-                return [flight for new in chunk for flight in self._insert(new)]
+                return [active for new in chunk for active in self._insert(new)]
             stored = await rows_at(self._db, self._run, first, self._last)
             if await self._stands(chunk, stored):
                 return await self._compare(list(zip(chunk, stored, strict=True)))
@@ -296,30 +293,30 @@ class InputRows:
         if not pairs:
             return []
         keys = [old.key for _, old in pairs]
-        prior, ready = await prior_tasks(self._db, keys), await self._standing.ready(keys)
-        waiting = await self._standing.merely_waiting(keys, ready)
+        prior, ready = await prior_tasks(self._db, keys), await self._batch_waits.ready(keys)
+        waiting = await self._batch_waits.merely_waiting(keys, ready)
         aged = await self._aged([old for _, old in pairs])
-        flights = []
+        active_rows = []
         for new, old in pairs:
             new.key, tasks = old.key, prior.get(old.key, {})
             if old.ordinal is None:
-                self._settler.come_back(tasks)
+                self._settler.recount_tasks(tasks)
             if old.key not in aged and self._left_as_it_is(new, old, tasks):
                 self._totals.unchanged += 1
                 continue
             self._change(new, old)
             if new.state is State.PENDING:
-                flight = ActiveRow(new, tasks, known=True, ready=ready.get(old.key, {}))
+                active = ActiveRow(new, tasks, known=True, ready=ready.get(old.key, {}))
                 if new.hash == old.hash and old.state == State.PENDING and old.key in waiting:
-                    self._settler.row_parked(flight, self._stages[waiting[old.key]])
+                    self._settler.row_parked(active, self._stages[waiting[old.key]])
                     continue
                 if self._opened is not None and old.state == State.PENDING and old.seen >= self._opened.first:
-                    flight.forced, flight.again_from = True, self._opened.again_from
-                    flight.since = self._opened.since
-                flights.append(flight)
+                    active.forced, active.again_from = True, self._opened.again_from
+                    active.since = self._opened.since
+                active_rows.append(active)
                 if new.hash == old.hash:
-                    self._settler.take_up(flight, old)
-        return flights
+                    self._settler.reopen_row(active, old)
+        return active_rows
 
     def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: dict[int, PriorTask]) -> bool:
         """Whether an unchanged row is not tried again: done, unusable as before, or refused often enough."""
@@ -348,17 +345,17 @@ class InputRows:
     async def _by_id(self, chunk: list[NewRow]) -> list[ActiveRow]:
         """Rows wherever they stood before."""
         await self._repeats.look_up(chunk)
-        flights: list[ActiveRow] = []
+        active_rows: list[ActiveRow] = []
         reopened: list[tuple[NewRow, StoredRow]] = []
         for new in chunk:
             old = await self._repeats.place(new)
             if old is None:
-                flights += self._insert(new)
+                active_rows += self._insert(new)
             else:
                 self._place_again(new, old)
                 reopened.append((new, old))
         self._repeats.keep()
-        return [*flights, *await self._reopen(reopened)]
+        return [*active_rows, *await self._reopen(reopened)]
 
     def _place_again(self, new: NewRow, old: StoredRow) -> None:
         self._ledger.batch.places.append((new.row.ordinal, old.key))

@@ -19,8 +19,6 @@ from agac.providers.provider import Provider
 from agac.store.batches import BatchRecord
 from agac.store.db import Database
 
-# What one invocation may ask, beyond what the run is: which stages, which rows, and what is asked anew.
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -45,7 +43,7 @@ class Scope:
 class Retry:
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
 
-    `rows`, `stage`, `error` choose among them. With `from_stage` that stage and those after it are asked anew, of done
+    `rows`, `stage`, `error` choose among them. With `from_stage` that stage and those after it are run again, of done
     rows too: only answers made at or after `since`, seconds since 1970, are taken.
     """
 
@@ -80,9 +78,6 @@ class ReopenedRows(NamedTuple):
     since: float
 
 
-# What an invocation is about, and where time and chance come from.
-
-
 class InvocationRef(NamedTuple):
     """Which run and which invocation rows are placed for."""
 
@@ -97,7 +92,7 @@ class Clocks:
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
-    spread: Callable[[], float] = random.random
+    jitter: Callable[[], float] = random.random
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +131,6 @@ class Work:
     clocks: Clocks
     env: Mapping[str, str]
     batching: Batching
-
-
-# What a run has done so far, for whoever shows it. Kept by settle; the lasting counts are the store's.
 
 
 @dataclass(slots=True)

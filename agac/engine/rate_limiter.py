@@ -129,7 +129,7 @@ class Lane:
     """
 
     def __init__(
-        self, most: int, *, rpm: int | None, tpm: int | None, clock: Callable[[], float], control: StopSignal
+        self, most: int, *, rpm: int | None, tpm: int | None, clock: Callable[[], float], stop_signal: StopSignal
     ) -> None:
         self._adaptive = Adaptive(most, clock())
         self._allowance = HeaderQuota()
@@ -139,15 +139,15 @@ class Lane:
         self._next_call = self._next_token = 0.0
         self._paused_until, self._said_at = 0.0, -math.inf
         self._sent = self.in_flight = 0
-        self._clock, self._control = clock, control
+        self._clock, self._stop_signal = clock, stop_signal
         self._waiting: deque[tuple[asyncio.Future[LanePermit | None], int]] = deque()
         self._held, self._held_at = WaitReason.NOTHING, 0.0
         self._timer: asyncio.TimerHandle | None = None
-        control.when_stopped(self._stop)
+        stop_signal.when_stopped(self._stop)
 
     def enter_now(self, tokens: int) -> LanePermit | None:
-        """The turn of a call that may be sent now; None: it has to wait. Raises Halted when the run stops."""
-        self._control.check()
+        """The turn of a call that may be sent now; None: it has to wait. Raises RunStopped when the run stops."""
+        self._stop_signal.check()
         now = self._clock()
         if self._waiting or self._holds(now)[0] is not WaitReason.NOTHING:
             return None
@@ -155,7 +155,7 @@ class Lane:
         return self._start(now, tokens)
 
     async def enter(self, tokens: int) -> LanePermit:
-        """Waits until a call may be sent that is expected to use so many tokens. Raises Halted when the run stops."""
+        """Waits until a call that should use so many tokens may be sent. Raises RunStopped when the run stops."""
         if (turn := self.enter_now(tokens)) is not None:
             return turn
         place: asyncio.Future[LanePermit | None] = asyncio.get_running_loop().create_future()
@@ -170,7 +170,7 @@ class Lane:
             raise
         if given is None:
             raise RunStopped
-        if self._control.stop is not None:
+        if self._stop_signal.stop is not None:
             self.leave()
             raise RunStopped
         return given

@@ -45,8 +45,6 @@ from agac.store.rows import (
 from agac.store.rows import MemberRow as StoredMember
 from agac.store.rows import members as some_members
 
-# What stages saw of rows.
-
 
 class RowViews:
     """Puts sights together, for rows that came to their end, and for those made of them. Of results those are read
@@ -74,10 +72,10 @@ class RowViews:
         found = {}
         for key, row in rows.items():
             parent = parents[row.parent_key] if row.parent_key is not None else None
-            sight = self.begun(row.data, row.origin, parent)
+            view = self.begun(row.data, row.origin, parent)
             for stage, result in sorted(stages.get(key, ())):
-                self.replay(sight, self._stages[stage], result)
-            found[key] = sight
+                self.replay(view, self._stages[stage], result)
+            found[key] = view
         return found
 
     def begun(self, data: str, origin: int | None, parent: RowView | None) -> RowView:
@@ -88,12 +86,9 @@ class RowViews:
             return RowView(fields, self._vars)
         return descended(parent, self._stages[origin], fields)
 
-    def replay(self, sight: RowView, stage: Stage, result: StageResult) -> None:
-        """Does to a sight what the stage did when the row came through it."""
-        replay(sight, stage, result, self._followed)
-
-
-# What a call over many rows is given.
+    def replay(self, view: RowView, stage: Stage, result: StageResult) -> None:
+        """Does to a row view what the stage did when the row came through it."""
+        replay(view, stage, result, self._followed)
 
 
 class GroupContents:
@@ -113,8 +108,8 @@ class GroupContents:
             page, after = page[after:], max(after - len(page), 0)
             if rows is not None:
                 page = page[: rows - len(found)]
-            sights = await self._views.ended([one.key for one in page])
-            found += [(id_order(one.id), self._member.text(sights[one.key])) for one in page]
+            row_views = await self._views.ended([one.key for one in page])
+            found += [(id_order(one.id), self._member.text(row_views[one.key])) for one in page]
             if rows is not None and len(found) >= rows:
                 break
         return [text for _, text in sorted(found)]
@@ -148,9 +143,6 @@ class GroupContents:
 def array(texts: Sequence[str]) -> str:
     """JSON texts as one array."""
     return f"[{','.join(texts)}]"
-
-
-# What a run did for one row.
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +224,11 @@ async def _replay(database: Database, run: int, stages: Sequence[RecordedStage],
             texts = await contents.of_members(row.key)
         else:
             texts = await contents.of_parts(await _highest_parts(database, row.key))
-    sight = views.begun(group.data, None, None)
-    sight.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
+    view = views.begun(group.data, None, None)
+    view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
     if texts is not None:
-        sight.own[ROWS_JSON] = array(texts)
-    return RowReplay(views, sight, own)
+        view.own[ROWS_JSON] = array(texts)
+    return RowReplay(views, view, own)
 
 
 async def _highest_parts(database: Database, group: int) -> list[str]:
@@ -248,19 +240,19 @@ async def _highest_parts(database: Database, group: int) -> list[str]:
 
 
 class RowReplay:
-    """One row, stage after stage: `learn` what became of each before the next is asked about. `sight` is what its first
+    """One row, stage after stage: `learn` what became of each before the next is asked about. `view` is what its first
     stage saw, `own` are the names of the stages that it goes through: of others upstream it was made."""
 
-    def __init__(self, views: RowViews, sight: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
+    def __init__(self, views: RowViews, view: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
         self.is_readable = is_readable
-        self._views, self._sight, self._own = views, sight, own
+        self._views, self._view, self._own = views, view, own
         self._passed: set[str] = set()
 
     def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
         """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
         if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
             self._passed.add(stage.name)
-            self._views.replay(self._sight, stage, StageResult(task.value, task.outcome == Outcome.SKIPPED))
+            self._views.replay(self._view, stage, StageResult(task.value, task.outcome == Outcome.SKIPPED))
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Which of these stages did not let the row through, as far as it is known."""
@@ -272,7 +264,7 @@ class RowReplay:
 
     def messages(self, stage: RecordedStage) -> tuple[Message, ...]:
         """What the stage asks of the row. Raises MissingField."""
-        return stage.messages(self._sight)
+        return stage.messages(self._view)
 
     def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
         """The fingerprint of a stage that was asked with these messages; None of one that has none."""
@@ -280,10 +272,7 @@ class RowReplay:
             return stage.fingerprint(messages, row_id, run)
         if not stage.is_kept:
             return None
-        return local_fingerprint(definition_hash(stage.operation.body()), self._sight.given(stage))
-
-
-# The rows that are written to the output files, in order, and what they came to.
+        return local_fingerprint(definition_hash(stage.operation.body()), self._view.function_input(stage))
 
 
 Results = Mapping[tuple[int, int], StageResult]
@@ -342,37 +331,37 @@ class FinalRows:
             return rows
         keys = [row.key for row in rows]
         results = await results_of_rows(database, keys) if self._joins else {}
-        sights = await views.ended(keys if self._formed or self._made_again else made)
-        return [self._whole(row, results, sights.get(row.key)) for row in rows]
+        row_views = await views.ended(keys if self._formed or self._made_again else made)
+        return [self._whole(row, results, row_views.get(row.key)) for row in rows]
 
-    def _whole(self, row: ExportRow, results: Results, sight: RowView | None) -> ExportRow:
-        value = self._joined(row, results, sight) if self._joins and row.state == State.DONE else row.value
-        if sight is None or not (self._formed or row.made):
+    def _whole(self, row: ExportRow, results: Results, view: RowView | None) -> ExportRow:
+        value = self._joined(row, results, view) if self._joins and row.state == State.DONE else row.value
+        if view is None or not (self._formed or row.made):
             return row._replace(value=value)
-        form = self._nearest(sight, self._last)
+        form = self._nearest(view, self._last)
         shown = row.made and (self._inputs or row.state == State.FAILED)
         return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
 
-    def _joined(self, row: ExportRow, results: Results, sight: RowView | None) -> str:
+    def _joined(self, row: ExportRow, results: Results, view: RowView | None) -> str:
         """The result of one stage, or an object of those of several; one that was skipped is null in it."""
-        texts = [self._text(row, end, results, sight) for end in self._ends]
+        texts = [self._text(row, end, results, view) for end in self._ends]
         if len(texts) == 1:
             return texts[0]
         return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
 
-    def _text(self, row: ExportRow, end: RecordedStage, results: Results, sight: RowView | None) -> str:
+    def _text(self, row: ExportRow, end: RecordedStage, results: Results, view: RowView | None) -> str:
         value, skipped = results.get((row.key, end.index), _NOTHING)
-        if not (end.is_kept or skipped) and sight is not None:
-            return snapshot(self._nearest(sight, end.name if end.changes_rows else end.rows_of))
-        if value is None and not skipped and sight is not None and end.name in sight.results:
-            return snapshot(plain(sight.results[end.name]))  # of the row that this one was made of
+        if not (end.is_kept or skipped) and view is not None:
+            return snapshot(self._nearest(view, end.name if end.changes_rows else end.rows_of))
+        if value is None and not skipped and view is not None and end.name in view.results:
+            return snapshot(plain(view.results[end.name]))  # of the row that this one was made of
         return value if value is not None else "null"
 
-    def _nearest(self, sight: RowView, name: str | None) -> dict[str, JSONValue]:
+    def _nearest(self, view: RowView, name: str | None) -> dict[str, JSONValue]:
         """The row's fields after a stage; as far as it came, of one that did not come that far."""
-        while name is not None and name not in sight.forms:
+        while name is not None and name not in view.forms:
             name = self._rows_of[name]
-        return sight.forms[name]
+        return view.forms[name]
 
 
 MAX_KEYS = 4096

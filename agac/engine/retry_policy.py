@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
@@ -14,8 +14,6 @@ from agac.core.errors import ANSWER_FAILURES
 from agac.core.types import Fault, FaultKind
 from agac.store.rows import PriorTask
 
-# What is done about a fault: one pure function of the fault and the attempt, tested as a table.
-#
 # The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies.
 
 MAX_RETRIES = 5
@@ -31,7 +29,7 @@ MAX_RETRY_DELAY_S = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
 
 FURTHER_RUNS = 2
-"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay for ever."""
+"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
 
 _backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
 
@@ -68,10 +66,10 @@ class StopRun:
 Decision = RetryAfter | FailTask | StopRun
 
 
-def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decision:
+def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float) -> Decision:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
-    `spread` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
+    `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
     back before the time a server asked for.
     """
     match fault.kind:
@@ -84,9 +82,9 @@ def decide(fault: Fault, attempt: int, ambiguous: int, spread: float) -> Decisio
             if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
             delay = _delay(fault, attempt)
-            if delay > MAX_RETRY_DELAY_S:  # in a lane everyone would be told the same
+            if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE else FailTask()
-            return RetryAfter(delay + spread * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+            return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
 
 
 def _most(fault: Fault) -> int:
@@ -129,7 +127,7 @@ class RowDeadline:
         self._ends_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds that the call that is sent now may take; the first one starts the time. Raises OutOfTime."""
+        """Seconds left for a call that is sent now; the first call starts the time. Raises RowDeadlineExceeded."""
         if self._seconds is None:
             return None
         now = self._clock()
@@ -148,8 +146,8 @@ class RowDeadline:
         """Whether anything is left after waiting so many seconds."""
         return self._ends_at is None or self._clock() + delay < self._ends_at
 
-    async def wait(self, turn: Coroutine[Any, Any, Waited]) -> Waited:
-        """Waits for a turn, which takes as long as it takes before the row's first call. Raises OutOfTime."""
+    async def wait(self, turn: Awaitable[Waited]) -> Waited:
+        """Waits for a turn, which takes as long as it takes before the row's first call. Raises RowDeadlineExceeded."""
         if self._ends_at is None:
             return await turn
         try:

@@ -30,8 +30,6 @@ from agac.providers.wire import Dialect, Encoder
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 
-# The way from a stage to its provider and back: everything about it that is fixed for the run.
-
 CHARACTERS_A_TOKEN = 4
 """A rough guess, used only to space calls out under a limit of tokens a minute."""
 
@@ -130,20 +128,20 @@ class ModelConnection(Route):
         body = self.body(request)
         return EncodedRequest(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
 
-    async def send(self, wire: EncodedRequest, patience: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
+    async def send(self, wire: EncodedRequest, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
         The call counts against the exposure until its attempt is durable; when none comes of it, it is taken off here.
-        `cut_off` is told when the call was sent and its answer is not waited for. Raises Halted when the run stops
-        before it is sent, OutOfTime when the row's time is over before it is sent.
+        `cut_off` is called when the call was sent and its answer is no longer awaited. Raises RunStopped when the run
+        stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
         """
         if self.slots and not self.slots.take_now():
-            await patience.wait(self.slots.take())
+            await deadline.wait(self.slots.take())
         try:
             if not self.exposure.enter_now():
-                await patience.wait(self.exposure.enter())
+                await deadline.wait(self.exposure.enter())
             try:
-                return await self._in_lane(wire, patience, cut_off)
+                return await self._in_lane(wire, deadline, cut_off)
             except BaseException:
                 self.exposure.leave(1)
                 raise
@@ -151,22 +149,22 @@ class ModelConnection(Route):
             if self.slots:
                 self.slots.give()
 
-    async def _in_lane(self, wire: EncodedRequest, patience: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
+    async def _in_lane(self, wire: EncodedRequest, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
         turn = self.lane.enter_now(wire.tokens)
         if turn is None:
-            turn = await patience.wait(self.lane.enter(wire.tokens))
+            turn = await deadline.wait(self.lane.enter(wire.tokens))
         at = self.wall()
         try:
-            http = await self.sender.send(wire.body, self.timeout, within=patience.left())
+            http = await self.sender.send(wire.body, self.timeout, within=deadline.left())
         except asyncio.CancelledError:
             cut_off()
             raise
         finally:
             self.lane.leave()
         if isinstance(http, Fault):
-            cut = http.type is ErrorType.TIMEOUT and patience.over
+            cut = http.type is ErrorType.TIMEOUT and deadline.over
             if cut:
-                http = replace(http, message=str(patience))
+                http = replace(http, message=str(deadline))
             return CallResult(http, at, self.wall() - at, turn, cut_by_us=cut)
         if (rates := self.dialect.rates(http.headers)) is not None:
             self.lane.observe(turn, rates)
@@ -189,31 +187,28 @@ class ModelConnection(Route):
         return answer
 
 
-# Every stage's lines to its models: who shares a lane, who shares connections.
-
-
 @asynccontextmanager
-async def open_lines(
-    work: Work, exposure: UncommittedCallLimit, control: StopSignal
+async def open_connections(
+    work: Work, exposure: UncommittedCallLimit, stop_signal: StopSignal
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
-    """Each stage's lines, its model's first, by the stage's index.
+    """Each stage's connections, its model's first, by the stage's index.
 
-    Whoever asks one model shares its lane, stages and fallbacks alike; whoever asks one provider its connections.
+    Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender.
     """
     async with AsyncExitStack() as stack:
         senders: dict[tuple[str, str], Sending] = {}
         lanes: dict[str, Lane] = {}
-        lines: dict[int, tuple[ModelConnection, ...]] = {}
-        budgets = RunBudgets.of(work.plan)
+        connections: dict[int, tuple[ModelConnection, ...]] = {}
+        run_budgets = RunBudgets.of(work.plan)
         for stage in work.plan.asking:
             for model in stage.models:
                 if (carrier := _carrier(model, work.plan)) not in senders:
                     senders[carrier] = _sender(model, carrier[1], work)
                     stack.push_async_callback(senders[carrier].close)
                 if model.lane not in lanes:
-                    lanes[model.lane] = _lane(model, work, control)
+                    lanes[model.lane] = _lane(model, work, stop_signal)
             slots, checker = _own_slots(stage, work.plan), Checker(stage)
-            lines[stage.index] = tuple(
+            connections[stage.index] = tuple(
                 ModelConnection(
                     stage=stage,
                     model=model,
@@ -222,7 +217,7 @@ async def open_lines(
                     timeout=_timeout(model),
                     lane=lanes[model.lane],
                     slots=slots,
-                    most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
+                    most=WorstCase(model, in_dollars=run_budgets.in_dollars) if run_budgets else None,
                     exposure=exposure,
                     checker=checker,
                     price=price_by_tier(model),
@@ -232,7 +227,7 @@ async def open_lines(
                 )
                 for model in stage.models
             )
-        yield lines
+        yield connections
 
 
 def _carrier(model: PlannedModel, plan: Plan) -> tuple[str, str]:
@@ -259,14 +254,14 @@ def _timeout(model: PlannedModel) -> Timeout:
     return replace(model.timeout, first_byte=model.idle_timeout if isfinite(model.idle_timeout) else None)
 
 
-def _lane(model: PlannedModel, work: Work, control: StopSignal) -> Lane:
+def _lane(model: PlannedModel, work: Work, stop_signal: StopSignal) -> Lane:
     limits = model.provider.limits
     return Lane(
         limits.concurrency or work.plan.concurrency,
         rpm=limits.rpm,
         tpm=limits.tpm,
         clock=work.clocks.monotonic,
-        control=control,
+        stop_signal=stop_signal,
     )
 
 

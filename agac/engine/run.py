@@ -28,11 +28,11 @@ from agac.engine.invocation import InvocationRef, ReopenedRows, Retry, StageTota
 from agac.engine.rate_limiter import UncommittedCallLimit
 from agac.engine.replay import GroupContents, RowViews
 from agac.engine.retry_policy import max_billed_calls
-from agac.engine.routes import open_lines
+from agac.engine.routes import open_connections
 from agac.engine.settle import Settler, fields
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.stored_rows import ChildFeeds, LevelPass, OpenRows, RetriedRows, walk_levels
-from agac.engine.tasks import AnswerSource, CallSource, Lookup, Tasks
+from agac.engine.tasks import AnswerSource, Lookup, Tasks
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
 from agac.plan.render import Preparer
@@ -162,7 +162,7 @@ class LevelWorkers:
         feeds, first = ChildFeeds(self.context, self.levels.all), self.levels.all[0]
         sources = [feeds.source(flights, self.executor(first, feeds.add))]
         sources += [feeds.child_source(level, self.executor(level, feeds.add)) for level in feeds.levels]
-        await run_sources(sources, self.context.control, self.context.workers)
+        await run_sources(sources, self.context.stop_signal, self.context.workers)
 
     async def walk_made(self) -> None:
         """Takes all rows that stages made through theirs, once those that they are made of have come to their end."""
@@ -173,7 +173,9 @@ class LevelWorkers:
 
         async def kept(level: Level[AnyStage]) -> None:
             assert level.maker is not None
-            await Deduplicator(context.places, context.ledger, context.settler, context.control, level.maker).decide()
+            await Deduplicator(
+                context.places, context.ledger, context.settler, context.stop_signal, level.maker
+            ).decide()
             await children(level)
 
         async def groups(level: Level[AnyStage]) -> None:
@@ -199,7 +201,7 @@ async def walk_rows(intake: InputRows, crew: LevelWorkers, batches: Batches | No
     """Takes the rows of the input through their stages, or those of the store that a retry chose or for which a batch
     brought something, and then those that stages made of them, level by level."""
     context = crew.context
-    work, plan, places, control = context.work, context.plan, context.places, context.control
+    work, plan, places, control = context.work, context.plan, context.places, context.stop_signal
     if batches is not None:
         await _ended(group.create_task(batches.take_up()), control)
     if control.stop is not None:
@@ -212,7 +214,7 @@ async def walk_rows(intake: InputRows, crew: LevelWorkers, batches: Batches | No
         if plan.input.on_duplicate_id == "last" and plan.input.id_field:
             await scan_ids(places, work.rows())
         await runs.note_reading(places.database, places.run, None)
-        flights = intake.flights(work.rows())
+        flights = intake.active_rows(work.rows())
     await _walk_level(crew, flights, group)
     if not control.stopped.is_set() and work.retry is None:
         await intake.finish()
@@ -230,15 +232,15 @@ async def _walk_open(crew: LevelWorkers, group: asyncio.TaskGroup, *, again: boo
 async def _walk_level(
     crew: LevelWorkers, flights: AsyncGenerator[list[ActiveRow], None], group: asyncio.TaskGroup
 ) -> None:
-    await _ended(group.create_task(crew.walk_fed(flights)), crew.context.control)
+    await _ended(group.create_task(crew.walk_fed(flights)), crew.context.stop_signal)
 
 
 async def _walk_made(crew: LevelWorkers, group: asyncio.TaskGroup) -> None:
     """The rows that stages made: all that are open, whoever looked at them before."""
     context = crew.context
-    if context.control.stop is None and len(crew.levels.all) > 1:
+    if context.stop_signal.stop is None and len(crew.levels.all) > 1:
         context.totals.made_parked = 0
-        await _ended(group.create_task(crew.walk_made()), context.control)
+        await _ended(group.create_task(crew.walk_made()), context.stop_signal)
 
 
 async def go_on(crew: LevelWorkers, batches: Batches, group: asyncio.TaskGroup) -> None:
@@ -251,10 +253,10 @@ async def go_on(crew: LevelWorkers, batches: Batches, group: asyncio.TaskGroup) 
 
     batches.close_all()
     with suppress(RunStopped):
-        await _ended(group.create_task(_unhalted(batches.go_on(walk))), context.control)
+        await _ended(group.create_task(_unhalted(batches.go_on(walk))), context.stop_signal)
     batches.done.any_open = await batches.any_open()
-    if context.control.stop is None and batches.held_back and not batches.done.any_open:
-        batches.use_up()
+    if context.stop_signal.stop is None and batches.held_back and not batches.done.any_open:
+        batches.stop_at_limit()
 
 
 def may_call(stage: PlannedStage) -> bool:
@@ -312,10 +314,10 @@ class Invocation:
     concurrency: int = 0
     billed_a_row: int = 0
     totals: Totals = field(default_factory=Totals)
-    control: StopSignal = field(default_factory=StopSignal)
+    stop_signal: StopSignal = field(default_factory=StopSignal)
     ended: bool = False
     complete: bool = False
-    purse: BudgetLimiter | None = None
+    budgets: BudgetLimiter | None = None
     retry: Retry | None = None
     chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
     batches: BatchActivity = field(default_factory=BatchActivity)
@@ -332,9 +334,9 @@ class Invocation:
         """What the process says when this is all that happened."""
         if self.ended:
             return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
-        if self.control.stop is StopReason.INTERRUPT:
+        if self.stop_signal.stop is StopReason.INTERRUPT:
             return ExitCode.INTERRUPTED
-        return ExitCode.LIMIT if self.control.stop is StopReason.LIMIT else ExitCode.FAILED
+        return ExitCode.LIMIT if self.stop_signal.stop is StopReason.LIMIT else ExitCode.FAILED
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
@@ -362,8 +364,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         await mark_killed(database, killed, now())
         await _work(database, work, invocation, ledger, exposure, event)
         await _end(ledger, invocation, event, now())
-        if invocation.control.error is not None:
-            raise invocation.control.error
+        if invocation.stop_signal.error is not None:
+            raise invocation.stop_signal.error
 
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:
@@ -401,7 +403,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -> None:
     totals, code = invocation.totals, invocation.exit_code
     told = fields(run=invocation.run, rows_done=totals.rows_done, rows_failed=totals.rows_failed)
-    why = f"; {invocation.control.why}" if invocation.control.why else ""
+    why = f"; {invocation.stop_signal.why}" if invocation.stop_signal.why else ""
     counts = (invocation.run, totals.rows_done, totals.rows_failed, why)
     _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=told)
     body = _about(invocation) | {
@@ -425,7 +427,7 @@ async def _end(ledger: Ledger, invocation: Invocation, event: int, now: float) -
 
 
 def _why_stopped(invocation: Invocation) -> dict[str, Any]:
-    control = invocation.control
+    control = invocation.stop_signal
     if invocation.ended or control.stop is None:
         return {}
     again = invocation.totals.waiting_for
@@ -436,7 +438,7 @@ def _why_stopped(invocation: Invocation) -> dict[str, Any]:
 async def _work(
     database: Database, work: Work, invocation: Invocation, ledger: Ledger, exposure: UncommittedCallLimit, event: int
 ) -> None:
-    plan, totals, control = work.plan, invocation.totals, invocation.control
+    plan, totals, control = work.plan, invocation.totals, invocation.stop_signal
     record = await runs.read_run(database, invocation.run)
     assert record is not None
     newest = await newest_result(database)
@@ -447,19 +449,19 @@ async def _work(
         work=work,
         places=InvocationRef(database, invocation.run, event),
         ledger=ledger,
-        control=control,
+        stop_signal=control,
         totals=totals,
         stops=stops,
         settler=settler,
-        purse=invocation.purse,
+        budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
         cutoffs=_cutoffs(work),
         again_from=_position(plan, work.retry),
         opened=await opened_by(database, invocation.run, invocation.retry, _position(plan, invocation.retry)),
-        standing=BatchWaits(database, active=await has_batches(database, plan)),
+        batch_waits=BatchWaits(database, active=await has_batches(database, plan)),
     )
     async with (
-        open_lines(work, exposure, control) as lines,
+        open_connections(work, exposure, control) as lines,
         open_functions(work) as functions,
         batches_of(context) as batches,
         asyncio.TaskGroup() as group,
@@ -467,7 +469,7 @@ async def _work(
         intake = InputRows(context)
         background = [group.create_task(ledger.run()), group.create_task(lookup.run())]
         caller = Caller(context, lines)
-        asker: AnswerSource = CallSource(caller)
+        asker: AnswerSource = caller
         if batches is not None:
             invocation.batches = batches.done
             asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
@@ -478,7 +480,7 @@ async def _work(
             await go_on(crew, batches, group)
             invocation.held_back = batches.held_back
         if control.stop is not None:
-            settler.put_back()
+            settler.restore_outcomes()
         await ledger.drained()
         for task in background:
             task.cancel()
@@ -502,7 +504,7 @@ def _descent(plan: Plan, run: int, event: int) -> DerivedRowWriter:
 async def _bounds(database: Database, work: Work, invocation: Invocation, event: int) -> StopRules:
     """What bounds the invocation: its budgets, filled with what was spent before, and the rules that stop it; and what
     is known beforehand of how much there is to do."""
-    plan, totals, control = work.plan, invocation.totals, invocation.control
+    plan, totals, control = work.plan, invocation.totals, invocation.stop_signal
     counts = await runs.counters(database, invocation.run)
     totals.stages = {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, invocation.run):
@@ -510,7 +512,7 @@ async def _bounds(database: Database, work: Work, invocation: Invocation, event:
     budgets = RunBudgets.of(plan)
     if budgets is not None:
         lost = await runs.lost_calls(database, invocation.run, event)
-        invocation.purse = budgets.purse(control, counts, lost)
+        invocation.budgets = budgets.limiter(control, counts, lost)
     return _stop_rules(control, plan, counts)
 
 

@@ -40,8 +40,6 @@ from agac.store.records import (
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State
 from agac.store.writer import Ledger
 
-# Every call that was made, kept with what it brought, cost and took, and counted.
-
 COMPRESS_FROM = 1024
 """Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
 
@@ -68,10 +66,10 @@ class CallRecorder:
     def __init__(self, ledger: Ledger, totals: Totals, keep_replies: KeepReplies) -> None:
         self._ledger, self._totals, self._keeps_all = ledger, totals, keep_replies == "all"
 
-    def keep(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
+    def keep(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
         """Stores what one call brought and cost, whatever comes of it."""
         batch = self._ledger.batch
-        cost = record_call(batch, flight.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
+        cost = record_call(batch, active.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
         if call.answered:
             _time(batch.timings, stage.name, call)
         self._ledger.count_call()
@@ -118,13 +116,8 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
         return zlib.compress(body, 1)
 
 
-# The one place where an outcome is decided and written: every road, sync or batch, ends here.
-#
-# Nothing here waits: what is settled joins the ledger's next commit, with its counts, in one transaction.
-
-
 class Settler:
-    """Writes outcomes of one run into its ledger, and counts them."""
+    """Writes outcomes of one run into its ledger, and counts them. Nothing here waits: they join the next commit."""
 
     def __init__(
         self,
@@ -138,17 +131,9 @@ class Settler:
     ) -> None:
         self._stops = stops
         self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
-        self._book = CallRecorder(ledger, totals, keep_replies)
+        self.book = CallRecorder(ledger, totals, keep_replies)
+        """Where calls are stored."""
         self._stood: dict[int, RowEnd] = {}
-
-    @property
-    def book(self) -> CallRecorder:
-        """Where calls are kept."""
-        return self._book
-
-    def call(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int = 0) -> None:
-        """Stores what one call brought and cost, whatever comes of it."""
-        self._book.keep(flight, stage, fingerprint, call, replica)
 
     def asked_again(self, error: RowError) -> None:
         """The last call brought no answer, and is made again."""
@@ -159,31 +144,31 @@ class Settler:
         self._totals.given_up += 1
 
     def task_done(
-        self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None = None
+        self, active: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None = None
     ) -> None:
         """A task has its result: `done` when it was asked for it, `reused` when the answer was there. `voted`: it was
         made of the answers of replicas, and is kept already."""
-        batch, prior = self._ledger.batch, flight.prior.get(stage.index)
-        self._count_done(flight, stage, result, outcome, voted)
+        batch, prior = self._ledger.batch, active.prior.get(stage.index)
+        self._count_done(active, stage, result, outcome, voted)
         agreement = voted.agreement if voted else None
         if outcome is Outcome.REUSED and _is_written(prior, result, agreement):
             return
-        self._stood.pop(flight.new.key, None)
-        self._uncount(flight, stage, prior)
+        self._stood.pop(active.new.key, None)
+        self._uncount(active, stage, prior)
         leaves = is_leave(stage, result.value)
-        told = Outcome.DROPPED if leaves else outcome
+        settled_as = Outcome.DROPPED if leaves else outcome
         note = canonical({"python": operation_text(stage), "values": {}}) if leaves else voted.note if voted else None
-        batch.tally((stage.name, PART if flight.part else told.value, "", "")).count += 1
-        if agreement and not flight.part:
+        batch.tally((stage.name, PART if active.part else settled_as.value, "", "")).count += 1
+        if agreement and not active.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
-        task = TaskEnd(flight.new, stage.index, result.fingerprint, told, result, None, 0, self._clock(), note)
+        task = TaskEnd(active.new, stage.index, result.fingerprint, settled_as, result, None, 0, self._clock(), note)
         batch.tasks.append(task)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
-            settled = PriorTask(flight.new.key, stage.index, result.fingerprint, told, result.id, None, 0)
-            flight.prior[stage.index] = settled
+            settled = PriorTask(active.new.key, stage.index, result.fingerprint, settled_as, result.id, None, 0)
+            active.prior[stage.index] = settled
 
     def _count_done(
-        self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None
+        self, active: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, voted: VoteResult | None
     ) -> None:
         """Counts a result for this invocation, and keeps one that was asked for."""
         batch, own = self._ledger.batch, self._totals.stage(stage.name)
@@ -195,26 +180,26 @@ class Settler:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         self._totals.tasks_done += asked
         self._totals.tasks_reused += not asked
-        if not flight.part:
+        if not active.part:
             own.done += asked and not leaves
             own.reused += not (asked or leaves)
             own.dropped += leaves
 
-    def replica_done(self, flight: ActiveRow, stage: AnyStage, replica: int, result: Result, outcome: Outcome) -> None:
+    def replica_done(self, active: ActiveRow, stage: AnyStage, replica: int, result: Result, outcome: Outcome) -> None:
         """One of the answers of which the task's is made, from 1: the task alone is counted, once it is settled."""
         batch = self._ledger.batch
         if outcome is Outcome.DONE:
             batch.results += [] if result.id else [result]
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
-        end = TaskEnd(flight.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
+        end = TaskEnd(active.new, stage.index, result.fingerprint, outcome, result, None, 0, self._clock())
         batch.tasks.append(end._replace(replica=replica))
 
     def replica_failed(
-        self, flight: ActiveRow, stage: AnyStage, replica: int, fingerprint: bytes, error: RowError
+        self, active: ActiveRow, stage: AnyStage, replica: int, fingerprint: bytes, error: RowError
     ) -> None:
         """One of the answers of which the task's would have been made did not come."""
-        end = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, 0, self._clock())
+        end = TaskEnd(active.new, stage.index, fingerprint, Outcome.FAILED, None, error, 0, self._clock())
         self._ledger.batch.tasks.append(end._replace(replica=replica))
 
     def keep_result(self, result: Result, durable: Callable[[], None]) -> None:
@@ -223,101 +208,101 @@ class Settler:
         self._ledger.batch.results.append(result)
         self._ledger.batch.on_durable.append(durable)
 
-    def _forget_replicas(self, flight: ActiveRow, stage: AnyStage) -> None:
+    def _forget_replicas(self, active: ActiveRow, stage: AnyStage) -> None:
         """The stage is not asked this time: what replicas said to an earlier content of the row tells nothing."""
         if stage.replicas > 1:
-            self._ledger.batch.unasked.append((flight.new.key, stage.index))
+            self._ledger.batch.unasked.append((active.new.key, stage.index))
 
-    def task_skipped(self, flight: ActiveRow, stage: AnyStage, note: str) -> None:
+    def task_skipped(self, active: ActiveRow, stage: AnyStage, note: str) -> None:
         """A guard said no: the row goes on without this result. `note` is JSON with the guard and its values."""
-        self._not_asked(flight, stage, Outcome.SKIPPED, note)
+        self._not_asked(active, stage, Outcome.SKIPPED, note)
         self._totals.stage(stage.name).skipped += 1
 
-    def task_dropped(self, flight: ActiveRow, stage: AnyStage, note: str) -> None:
+    def task_dropped(self, active: ActiveRow, stage: AnyStage, note: str) -> None:
         """A guard said no, and the row is to leave."""
-        self._not_asked(flight, stage, Outcome.DROPPED, note)
+        self._not_asked(active, stage, Outcome.DROPPED, note)
         self._totals.stage(stage.name).dropped += 1
 
-    def _not_asked(self, flight: ActiveRow, stage: AnyStage, outcome: Outcome, note: str | None) -> None:
+    def _not_asked(self, active: ActiveRow, stage: AnyStage, outcome: Outcome, note: str | None) -> None:
         batch = self._ledger.batch
-        self._uncount(flight, stage, flight.prior.get(stage.index))
-        self._forget_replicas(flight, stage)
+        self._uncount(active, stage, active.prior.get(stage.index))
+        self._forget_replicas(active, stage)
         batch.tally((stage.name, outcome.value, "", "")).count += 1
-        batch.tasks.append(TaskEnd(flight.new, stage.index, None, outcome, None, None, 0, self._clock(), note))
+        batch.tasks.append(TaskEnd(active.new, stage.index, None, outcome, None, None, 0, self._clock(), note))
 
-    def local_done(self, flight: ActiveRow, stage: AnyStage) -> None:
+    def local_done(self, active: ActiveRow, stage: AnyStage) -> None:
         """A stage that asks nothing and keeps nothing did its work."""
-        self._not_asked(flight, stage, Outcome.DONE, None)
+        self._not_asked(active, stage, Outcome.DONE, None)
         self._totals.stage(stage.name).done += 1
 
-    def task_failed(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> None:
+    def task_failed(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes | None, error: RowError) -> None:
         """A task failed, and so will its row: the stages that follow have nothing to work on."""
         batch = self._ledger.batch
-        prior = flight.prior.get(stage.index)
+        prior = active.prior.get(stage.index)
         if prior is None or error is not prior.error:  # else it was left as it is
-            self._stops.failed(stage.name, error, flight.new.row.id, fingerprint)
+            self._stops.failed(stage.name, error, active.new.row.id, fingerprint)
         failures = prior.failures if prior and prior.fingerprint == fingerprint else 0
         anew = error.type in ANSWER_FAILURES and (prior is None or error is not prior.error)
         failures += anew
-        if not flight.part:
+        if not active.part:
             self._totals.failed_for_good += failures == FURTHER_RUNS + 1 and anew
-        self._uncount(flight, stage, prior)
-        told = (PART, "") if flight.part else (Outcome.FAILED.value, error.type.value)
-        batch.tally((stage.name, *told, "")).count += 1
+        self._uncount(active, stage, prior)
+        counted_as = (PART, "") if active.part else (Outcome.FAILED.value, error.type.value)
+        batch.tally((stage.name, *counted_as, "")).count += 1
         if fingerprint is None:
-            self._forget_replicas(flight, stage)
+            self._forget_replicas(active, stage)
         note = canonical({"traceback": error.detail}) if error.detail else None
-        task = TaskEnd(flight.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock(), note)
+        task = TaskEnd(active.new, stage.index, fingerprint, Outcome.FAILED, None, error, failures, self._clock(), note)
         batch.tasks.append(task)
-        self._stood.pop(flight.new.key, None)
+        self._stood.pop(active.new.key, None)
         own = self._totals.stage(stage.name)
-        own.failed += not flight.part
-        own.last_error = (error, flight.new.row.id)
+        own.failed += not active.part
+        own.last_error = (error, active.new.row.id)
 
-    def row_failed(self, flight: ActiveRow, stage: AnyStage, error: RowError, settled: Collection[int]) -> None:
+    def row_failed(self, active: ActiveRow, stage: AnyStage, error: RowError, settled: Collection[int]) -> None:
         """A row of which a task failed came to its end. `settled` are the stages that have an outcome now."""
-        self._end(flight, RowEnd(flight.new, State.FAILED, None, stage.name, error), settled)
-        self._totals.last_error = (error, flight.new.row.id)
+        self._end(active, RowEnd(active.new, State.FAILED, None, stage.name, error), settled)
+        self._totals.last_error = (error, active.new.row.id)
 
-    def row_filtered(self, flight: ActiveRow, settled: Collection[int]) -> None:
+    def row_filtered(self, active: ActiveRow, settled: Collection[int]) -> None:
         """A row leaves because of a guard."""
-        self._end(flight, RowEnd(flight.new, State.FILTERED, None, None, None), settled)
+        self._end(active, RowEnd(active.new, State.FILTERED, None, None, None), settled)
 
-    def row_done(self, flight: ActiveRow, result: Result | None, settled: Collection[int] | None = None) -> None:
+    def row_done(self, active: ActiveRow, result: Result | None, settled: Collection[int] | None = None) -> None:
         """A row went through all stages. `result` is the one that is written; None: the results of several are, or
         none of its own."""
-        self._end(flight, RowEnd(flight.new, State.DONE, result, None, None), settled)
+        self._end(active, RowEnd(active.new, State.DONE, result, None, None), settled)
 
-    def row_skipped(self, flight: ActiveRow, settled: Collection[int] | None = None) -> None:
+    def row_skipped(self, active: ActiveRow, settled: Collection[int] | None = None) -> None:
         """A row went through all stages, of which those whose results are written were all skipped."""
-        self._end(flight, RowEnd(flight.new, State.SKIPPED, None, None, None), settled)
+        self._end(active, RowEnd(active.new, State.SKIPPED, None, None, None), settled)
 
-    def row_moved(self, flight: ActiveRow, old: int, state: State, result_id: int | None) -> None:
+    def row_moved(self, active: ActiveRow, old: int, state: State, result_id: int | None) -> None:
         """A row that had come to its end is in another state, since other rows came or went; it keeps its result."""
         if old == state:
             return
-        self._ledger.batch.ends.append(RowEnd(flight.new, state, Result(b"", "", id=result_id or 0), None, None))
-        if not flight.made:
+        self._ledger.batch.ends.append(RowEnd(active.new, state, Result(b"", "", id=result_id or 0), None, None))
+        if not active.made:
             for one, change in ((State(old), -1), (state, 1)):
                 self._ledger.batch.tally(("", OUTCOME_OF[one].value, "", "")).count += change
                 self._totals.rows_filtered += change * (one is State.FILTERED)
                 self._totals.rows_done += change * (one is State.DONE)
                 self._totals.rows_skipped += change * (one is State.SKIPPED)
 
-    def making(self, making: DerivedRows) -> None:
+    def derive_rows(self, making: DerivedRows) -> None:
         """What is made of a row that came to its end."""
         self._ledger.batch.makings.append(making)
 
-    def _end(self, flight: ActiveRow, end: RowEnd, settled: Collection[int] | None = None) -> None:
+    def _end(self, active: ActiveRow, end: RowEnd, settled: Collection[int] | None = None) -> None:
         """Writes a row's end; `settled` None: every stage has an outcome."""
         batch = self._ledger.batch
-        self._stood.pop(flight.new.key, None)
+        self._stood.pop(active.new.key, None)
         if settled is not None:  # what an earlier content of the row reached beyond
-            self.forget(flight.new.key, {i: prior for i, prior in flight.prior.items() if i not in settled})
+            self.delete_tasks(active.new.key, {i: prior for i, prior in active.prior.items() if i not in settled})
         batch.ends.append(end)
-        if flight.part:
+        if active.part:
             return
-        if flight.made:  # the store counts those
+        if active.made:  # the store counts those
             self._totals.made[OUTCOME_OF[end.state]] += 1
             return
         self._count_end(end)
@@ -331,38 +316,38 @@ class Settler:
         error = end.error.type.value if end.error else ""
         self._ledger.batch.tally(("", OUTCOME_OF[end.state].value, error, "")).count += 1
 
-    def told(self, flight: ActiveRow, held: Collection[int] = ()) -> None:
+    def mark_batch_answers_used(self, active: ActiveRow, held: Collection[int] = ()) -> None:
         """The row was walked with what came of its tasks in batches; but for those that wait for their user, and those
         at stages that could not be asked (`held`)."""
-        for (stage, replica, _), ready in flight.ready.items():
+        for (stage, replica, _), ready in active.ready.items():
             if ready.then_do != "run" and stage not in held:
-                self._ledger.batch.told.append((flight.new, stage, replica))
+                self._ledger.batch.told.append((active.new, stage, replica))
 
-    def row_parked(self, flight: ActiveRow, stage: AnyStage) -> None:
+    def row_parked(self, active: ActiveRow, stage: AnyStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""
-        self._stood.pop(flight.new.key, None)
-        self._totals.rows_parked += not flight.made
-        self._totals.made_parked += flight.made
+        self._stood.pop(active.new.key, None)
+        self._totals.rows_parked += not active.made
+        self._totals.made_parked += active.made
         self._totals.stage(stage.name).parked += 1
 
-    def take_up(self, flight: ActiveRow, old: StoredOutcome) -> None:
+    def reopen_row(self, active: ActiveRow, old: StoredOutcome) -> None:
         """A row that was settled before goes round again with the content that it had then."""
         state = State(old.state)
         if state in WALKED or (state is State.FAILED and old.error_stage is not None):
             result = Result(b"", "", id=old.result_id) if old.result_id else None
             error = RowError(ErrorType(old.error_type), old.error_message or "") if old.error_type else None
-            self._stood[flight.new.key] = RowEnd(flight.new, state, result, old.error_stage, error)
+            self._stood[active.new.key] = RowEnd(active.new, state, result, old.error_stage, error)
 
-    def put_back(self) -> None:
+    def restore_outcomes(self) -> None:
         """The run stopped: rows that were taken up, and of which nothing new is known, stand as they stood before."""
         for end in self._stood.values():
             self._ledger.batch.ends.append(end)
             self._count_end(end)
         self._stood.clear()
 
-    def _uncount(self, flight: ActiveRow, stage: AnyStage, prior: PriorTask | None) -> None:
+    def _uncount(self, active: ActiveRow, stage: AnyStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""
-        if prior is not None and flight.part:
+        if prior is not None and active.part:
             self._ledger.batch.tally((stage.name, PART, "", "")).count -= 1
         elif prior is not None:
             self._count(stage, prior, -1)
@@ -374,18 +359,18 @@ class Settler:
         if prior.agreement is not None:
             batch.tally((stage.name, AGREEMENT, prior.agreement, "")).count += by
 
-    def forget(self, key: int, tasks: Mapping[int, PriorTask]) -> None:
+    def delete_tasks(self, key: int, tasks: Mapping[int, PriorTask]) -> None:
         """These tasks of a row no longer tell of anything, since it changed."""
         for index, prior in tasks.items():
             self._ledger.batch.forgotten.append((key, index))
             self._count(self._stages[index], prior, -1)
 
-    def leave(self, tasks: Mapping[int, PriorTask]) -> None:
+    def uncount_tasks(self, tasks: Mapping[int, PriorTask]) -> None:
         """A row left the input: its tasks are kept, but count no more."""
         for index, prior in tasks.items():
             self._count(self._stages[index], prior, -1)
 
-    def come_back(self, tasks: Mapping[int, PriorTask]) -> None:
+    def recount_tasks(self, tasks: Mapping[int, PriorTask]) -> None:
         """A row that had left is there again: its tasks count as they stand."""
         for index, prior in tasks.items():
             self._count(self._stages[index], prior, 1)
@@ -399,8 +384,6 @@ def _is_written(prior: PriorTask | None, result: Result, agreement: str | None) 
     return same and prior.agreement == agreement
 
 
-# What is kept of a call that ended: one value for a reply, one for a fault.
-
 NO_USAGE = Usage()
 
 
@@ -413,13 +396,13 @@ class ReplyRecord(NamedTuple):
     again: bool
 
 
-def reply_call(line: ModelConnection, replied: ReplyRecord, purpose: str) -> Call:
+def reply_call(connection: ModelConnection, replied: ReplyRecord, purpose: str) -> Call:
     """The attempt that brought a reply, at the price of the tier that served it."""
     reply, sent = replied.reply, replied.sent
-    price = line.price(reply.service_tier)
+    price = connection.price(reply.service_tier)
     return Call(
         number=replied.number,
-        endpoint=line.endpoint(reply),
+        endpoint=connection.endpoint(reply),
         purpose=purpose,
         started_at=sent.at,
         duration=sent.duration,
@@ -437,12 +420,12 @@ def reply_call(line: ModelConnection, replied: ReplyRecord, purpose: str) -> Cal
 
 
 def fault_call(
-    line: ModelConnection, sent: CallResult, fault: Fault, number: int, purpose: str, *, again: bool
+    connection: ModelConnection, sent: CallResult, fault: Fault, number: int, purpose: str, *, again: bool
 ) -> Call:
     """The attempt that brought no reply."""
     return Call(
         number=number,
-        endpoint=line.endpoint(None),
+        endpoint=connection.endpoint(None),
         purpose=purpose,
         started_at=sent.at,
         duration=sent.duration,
@@ -469,17 +452,13 @@ def _body(sent: CallResult) -> bytes | None:
     return sent.answer.body if isinstance(sent.answer, HttpReply) else None
 
 
-# What the log says of a call at DEBUG: who was asked what, what came back, how long it took and what it cost.
-#
-# Nothing here runs unless DEBUG is on. Every text loses its secrets before it is cut: half a key is a secret too.
-
 MOST_CHARACTERS = 20_000
 """Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
 
 
-def fields(**told: JSONValue) -> dict[str, Any]:
-    """What a log record tells beside its message, as `extra` of a logger's methods: `--log-format json` shows it."""
-    return {"fields": told}
+def fields(**values: JSONValue) -> dict[str, Any]:
+    """The `extra` of a log record next to its message: `--log-format json` shows it."""
+    return {"fields": values}
 
 
 def log_call(
@@ -495,11 +474,11 @@ def log_call(
     redactor: Redactor,
     replica: int = 0,
 ) -> None:
-    """Logs a call that ended. `model` is the one that was asked, as users write it; `replica`, from 1, which of several
-    answers it is for."""
+    """Logs a call that ended, at DEBUG. `model` is the one that was called, as users write it; `replica`, from 1, which
+    of several answers it is for. Every text loses its secrets before it is cut: half a key is a secret too."""
     clean = redactor.clean
     took = call.duration * 1000
-    told: dict[str, JSONValue] = {
+    log_fields: dict[str, JSONValue] = {
         "run": run,
         "row": clean(row) if isinstance(row, str) else row,
         "stage": stage,
@@ -526,8 +505,8 @@ def log_call(
     }
     log.debug(
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-        told["row"], stage, call.number, call.purpose, model, call.status, took, call.usage.input_tokens,
-        call.usage.output_tokens, told["error_message"] or "ok", extra=fields(**told),
+        log_fields["row"], stage, call.number, call.purpose, model, call.status, took, call.usage.input_tokens,
+        call.usage.output_tokens, log_fields["error_message"] or "ok", extra=fields(**log_fields),
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class StopSignal:
 
     @property
     def why(self) -> str:
-        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is told with it."""
+        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is added."""
         if self.fault is None or self.stop is StopReason.FATAL:
             return self.fault.message if self.fault else self.reason
         return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""
@@ -85,12 +85,12 @@ class StopSignal:
         self.stopped.set()
 
     def check(self) -> None:
-        """Raises Halted once the run is to stop."""
+        """Raises RunStopped once the run is to stop."""
         if self.stop is not None:
             raise RunStopped
 
     async def sleep(self, seconds: float) -> None:
-        """Waits, but no longer than until the run is to stop; then raises Halted."""
+        """Waits, but no longer than until the run is to stop; then raises RunStopped."""
         try:
             async with asyncio.timeout(seconds):
                 await self.stopped.wait()
@@ -98,8 +98,6 @@ class StopSignal:
             return
         raise RunStopped
 
-
-# When a run stops because too much fails: the stop-loss of a stage's beginning, and `max_errors`.
 
 FIRST_OUTCOMES = 20
 """Outcomes of a stage that are looked at. A stage that has so many answers already has shown that it works."""
@@ -112,10 +110,10 @@ class StopRules:
     """Counts outcomes of tasks that were asked, and turns the switch. Nothing waits for it."""
 
     def __init__(
-        self, control: StopSignal, done_before: Mapping[str, int], *, stop_loss: bool, max_errors: int | None
+        self, stop_signal: StopSignal, done_before: Mapping[str, int], *, stop_loss: bool, max_errors: int | None
     ) -> None:
         """`done_before`: how many answers each stage has in this run so far, by name."""
-        self._control, self._max_errors = control, max_errors
+        self._stop_signal, self._max_errors = stop_signal, max_errors
         self._errors = 0
         self._guards_all = stop_loss
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
@@ -140,7 +138,7 @@ class StopRules:
             self._failed.add((stage, fingerprint))
         self._failures[stage, error.type] += 1
         if self._failures[stage, error.type] >= ALIKE:
-            self._control.stop_loss(
+            self._stop_signal.stop_loss(
                 f"{ALIKE} of the first {self._outcomes[stage] + 1} outcomes of stage {stage!r} are {error.type}; "
                 f"row {row_id!r} for example: {error.message}"
             )
@@ -151,7 +149,7 @@ class StopRules:
         self._errors += 1
         if self._max_errors is not None and self._errors > self._max_errors:
             rows = "1 row" if self._errors == 1 else f"{self._errors:,} rows"
-            self._control.reach_limit(f"{rows} failed, and max_errors is {self._max_errors:,}")
+            self._stop_signal.reach_limit(f"{rows} failed, and max_errors is {self._max_errors:,}")
 
     def _count(self, stage: str) -> None:
         self._outcomes[stage] += 1

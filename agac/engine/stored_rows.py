@@ -48,7 +48,7 @@ class RetriedRows:
     def __init__(self, context: InvocationContext, retry: Retry) -> None:
         self._db, self._run, _ = context.places
         self._ledger, self._settler = context.ledger, context.settler
-        self._control, self._totals = context.control, context.totals
+        self._control, self._totals = context.stop_signal, context.totals
         self._retry, self._again_from = retry, context.again_from
 
     async def flights(self) -> AsyncGenerator[list[ActiveRow], None]:
@@ -60,7 +60,7 @@ class RetriedRows:
             flights = [self._flight(row) for row in rows]
             for flight, row in zip(flights, rows, strict=True):
                 flight.prior = prior.get(flight.new.key, {})
-                self._settler.take_up(flight, row)
+                self._settler.reopen_row(flight, row)
             self._totals.seen += len(rows)
             await self._ledger.durable()
             yield flights
@@ -128,7 +128,7 @@ class LevelPass:
 
     async def walk(self, walker: RowWorker) -> None:
         """Takes them all through."""
-        await run_workers(self._flights(), walker, self._context.control, self._context.workers)
+        await run_workers(self._flights(), walker, self._context.stop_signal, self._context.workers)
 
     async def _flights(self) -> AsyncGenerator[list[ActiveRow], None]:
         async for rows in self.rows():
@@ -143,14 +143,14 @@ class LevelPass:
         opened = {row.key for row in rows if row.state == State.PENDING}
         for flight in flights:
             flight.ready = ready.get(flight.new.key, {})
-            flight.resumed = self._context.standing.active and flight.new.key in opened
+            flight.resumed = self._context.batch_waits.active and flight.new.key in opened
         return flights
 
     async def rows(self) -> AsyncGenerator[list[MadeRow], None]:
         """The rows that need work, some hundred at a time."""
         (database, run, _), after = self._context.places, 0
         assert self._level.origin is not None
-        while self._context.control.stop is None:
+        while self._context.stop_signal.stop is None:
             done_too = self._done_too or bool(self._cutoffs)
             found = await made_rows(database, run, self._level.origin, after, CHUNK_ROWS, done_too=done_too)
             if not found:
@@ -160,7 +160,7 @@ class LevelPass:
             aged = await aged_rows(database, [r.key for r in found if r.state in WALKED], self._cutoffs)
             chosen = [row for row in found if self._is_open(row, prior.get(row.key, {}), aged)]
             chosen = await self._walkable(chosen)
-            opens = self._context.retry is not None or self._context.standing.active
+            opens = self._context.retry is not None or self._context.batch_waits.active
             reopened = [row.key for row in chosen if row.state != State.PENDING and opens]
             if reopened:  # so that a retry that is broken off is gone on with, and what waits for a batch is open
                 self._context.ledger.batch.reopened += reopened
@@ -170,7 +170,7 @@ class LevelPass:
 
     async def _walkable(self, rows: list[MadeRow]) -> list[MadeRow]:
         """Those that do not merely wait for batches. The others are left open."""
-        standing, keys = self._context.standing, [row.key for row in rows if row.state == State.PENDING]
+        standing, keys = self._context.batch_waits, [row.key for row in rows if row.state == State.PENDING]
         waiting = await standing.merely_waiting(keys, await standing.ready(keys))
         self._context.totals.made_parked += len(waiting)
         return [row for row in rows if row.key not in waiting]
@@ -206,7 +206,7 @@ class LevelPass:
         maker, retry, opened = self._level.maker, self._context.retry, self._context.opened
         assert maker is not None
         new = NewRow(Row(row.id, 0, {}), 0, row.hash, row.data, State.PENDING, row.key, maker.index)
-        flight = ActiveRow(new, prior, sight=sight)
+        flight = ActiveRow(new, prior, view=sight)
         if retry is not None:
             flight.forced, flight.again_from, flight.since = True, self._context.again_from, retry.since
         elif opened is not None and row.state == State.PENDING and row.seen >= opened.first:
@@ -243,7 +243,7 @@ def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
     stay open at a stage they are not: they would be walked twice."""
     child = level.maker is not None and level.maker.makes in ("items", "rows")
     asked = all(context.scope.may_ask(stage.name) for stage in level.stages if stage.asks)
-    return child and asked and context.retry is None and not context.standing.active
+    return child and asked and context.retry is None and not context.batch_waits.active
 
 
 class ChildFeeds:
@@ -353,7 +353,7 @@ async def walk_levels(context: InvocationContext, levels: Sequence[Level[AnyStag
     for level in levels:
         assert level.maker is not None
         assert level.maker.makes is not None
-        if context.control.stop is not None:
+        if context.stop_signal.stop is not None:
             return
         if await _has_work(context, level) and not await _waits(context, level):
             await take[level.maker.makes](level)
@@ -377,8 +377,8 @@ class OpenRows:
 
     def __init__(self, context: InvocationContext, *, again: bool, idle: bool) -> None:
         self._places, self._ledger = context.places, context.ledger
-        self._control, self._totals = context.control, context.totals
-        self._standing, self._opened = context.standing, context.opened
+        self._control, self._totals = context.stop_signal, context.totals
+        self._standing, self._opened = context.batch_waits, context.opened
         self._again, self._idle = again, idle
 
     async def flights(self) -> AsyncGenerator[list[ActiveRow], None]:

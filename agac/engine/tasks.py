@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request
-from agac.engine.caller import Answer, Caller
+from agac.engine.caller import Answer
 from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
@@ -24,8 +24,6 @@ from agac.store.db import Database
 from agac.store.records import Result
 from agac.store.rows import EarlierResult, earlier_results
 
-# Looked up many at a time: whoever asks while a look-up is under way shares the next one.
-
 MAX_KEYS = 512
 """Keys in one look-up."""
 
@@ -34,7 +32,8 @@ V = TypeVar("V")
 
 
 class LookupBatcher(Generic[K, V]):
-    """Finds what belongs to a key; `fetch` is given some hundred of them. Its `run` must be going."""
+    """Looks keys up many at a time with `fetch`: keys that come during a look-up share the next one. Its `run` must be
+    going."""
 
     def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._fetch = fetch
@@ -87,12 +86,10 @@ class Lookup:
         return found
 
 
-# Tasks of a run, each asked once: later ones with the same fingerprint wait for the first, or take what is stored.
-
 T = TypeVar("T")
 
 Ask = Callable[[], Awaitable["Answer | RowError | Parked"]]
-"""Brings a task's answer, which nobody has yet; or has it wait in a batch."""
+"""Brings a task's answer, which is not there yet, or enrols it in a batch."""
 
 Wait = Callable[[], None]
 """Has a row wait for an equal task that is in a batch."""
@@ -113,7 +110,7 @@ PARKED = Parked.PARKED
 
 
 class Tasks:
-    """Brings the answers of tasks and settles those that have one; what becomes of a failure is for whoever asked.
+    """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller.
 
     `newest_before` is the id of the last result that this invocation found in the store.
     """
@@ -122,13 +119,13 @@ class Tasks:
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
         self._scope, self._wall = context.scope, context.work.clocks.wall
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
-        self._lookup, self._newest_before = lookup, newest_before
+        self.lookup, self._newest_before = lookup, newest_before
         self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
 
     async def answer(
         self,
-        flight: ActiveRow,
+        active: ActiveRow,
         stage: AnyStage,
         fingerprint: bytes,
         ask: Ask,
@@ -137,26 +134,26 @@ class Tasks:
         wait: Wait | None = None,
     ) -> Answer | RowError | Parked:
         """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings. `replica`, from 1: it
-        is one of several of which the task's answer will be made. `wait`: it is told when an equal task has just been
+        is one of several of which the task's answer will be made. `wait`: called when an equal task has just been
         enrolled in a batch."""
-        left = self.left(flight, stage, fingerprint)
+        left = self.left(active, stage, fingerprint)
         if left is not None:
             return left
         while (leader := self._asking.get(fingerprint)) is not None:
-            answer = await self._follow(flight, stage, leader, replica)
+            answer = await self._follow(active, stage, leader, replica)
             if answer is Parked.ENROLLED and wait is not None:
                 wait()
             if answer is not None:
                 return answer
         known = self._failed.get(fingerprint)
-        return known if known is not None else await self._lead(flight, stage, fingerprint, ask, replica)
+        return known if known is not None else await self._lead(active, stage, fingerprint, ask, replica)
 
-    def left(self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
+    def left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
-        prior = flight.prior.get(stage.index)
-        if prior is None or prior.error is None or prior.fingerprint != fingerprint or flight.forced:
+        prior = active.prior.get(stage.index)
+        if prior is None or prior.error is None or prior.fingerprint != fingerprint or active.forced:
             return None
-        if flight.resumed and not any(one[0] == stage.index for one in flight.ready):
+        if active.resumed and not any(one[0] == stage.index for one in active.ready):
             return prior.error
         if is_left(prior):
             self._totals.left_failed += 1
@@ -165,60 +162,60 @@ class Tasks:
 
     async def _follow(
         self,
-        flight: ActiveRow,
+        active: ActiveRow,
         stage: AnyStage,
         leader: asyncio.Future[Answer | RowError | Parked | None],
         replica: int,
     ) -> Answer | RowError | Parked | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
-            answer = await flight.patience.wait(_shielded(leader))
+            answer = await active.deadline.wait(asyncio.shield(leader))
         except RowDeadlineExceeded:
-            return RowError(ErrorType.TIMEOUT, str(flight.patience))
+            return RowError(ErrorType.TIMEOUT, str(active.deadline))
         if answer is None:
             raise RunStopped
         if isinstance(answer, Answer):
-            self._collapsed(flight, stage, answer.result.id, replica)
-            self._settled(flight, stage, answer.result, Outcome.REUSED, replica)
+            self._collapsed(active, stage, answer.result.id, replica)
+            self._settled(active, stage, answer.result, Outcome.REUSED, replica)
         elif isinstance(answer, RowError) and self._is_of_its_row(answer):
             return None
         return answer
 
-    def _collapsed(self, flight: ActiveRow, stage: AnyStage, result: int, replica: int) -> None:
+    def _collapsed(self, active: ActiveRow, stage: AnyStage, result: int, replica: int) -> None:
         """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
-        prior = flight.prior.get(stage.index)
+        prior = active.prior.get(stage.index)
         had = prior is not None and bool(result) and prior.result_id == result
         self._totals.collapsed += replica <= 1 and not had
 
-    def _settled(self, flight: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
+    def _settled(self, active: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
         if replica:
-            self._settler.replica_done(flight, stage, replica, result, outcome)
+            self._settler.replica_done(active, stage, replica, result, outcome)
         else:
-            self._settler.task_done(flight, stage, result, outcome)
+            self._settler.task_done(active, stage, result, outcome)
 
     async def _lead(
-        self, flight: ActiveRow, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
+        self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
     ) -> Answer | RowError | Parked:
         mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
         answer: Answer | RowError | Parked | None = None
         try:
-            earlier = await self.find(fingerprint, self.since(flight, stage))
+            earlier = await self.lookup.find(fingerprint, self.since(active, stage))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 # another row of this invocation asked it
-                own = flight.asked_in_batch(stage.index, replica, fingerprint)
+                own = active.asked_in_batch(stage.index, replica, fingerprint)
                 if earlier.id > self._newest_before and not own:
-                    self._collapsed(flight, stage, earlier.id, replica)
-                self._settled(flight, stage, answer.result, Outcome.DONE if own else Outcome.REUSED, replica)
+                    self._collapsed(active, stage, earlier.id, replica)
+                self._settled(active, stage, answer.result, Outcome.DONE if own else Outcome.REUSED, replica)
             elif not self._scope.may_ask(stage.name):
                 answer = PARKED
             else:
                 answer = await (ask() if replica else self.counted(stage, ask))
                 if isinstance(answer, Answer):
                     durable = True
-                    self._settled(flight, stage, answer.result, Outcome.DONE, replica)
+                    self._settled(active, stage, answer.result, Outcome.DONE, replica)
                 elif isinstance(answer, Parked):
                     durable = answer is Parked.ENROLLED
                 else:
@@ -231,10 +228,6 @@ class Tasks:
                 del self._asking[fingerprint]
         return answer
 
-    async def find(self, fingerprint: bytes, since: float) -> EarlierResult | None:
-        """What the store has for a fingerprint, made at or after `since`."""
-        return await self._lookup.find(fingerprint, since)
-
     async def counted(self, stage: AnyStage, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` brings, shown as a task in flight meanwhile."""
         own = self._totals.stage(stage.name)
@@ -244,13 +237,13 @@ class Tasks:
         finally:
             own.in_flight -= 1
 
-    def since(self, flight: ActiveRow, stage: AnyStage) -> float:
+    def since(self, active: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
-        max_age = stage.max_age if isinstance(stage, PlannedStage) and not _has_had(flight, stage) else None
-        if max_age is None and flight.again_from is None:
+        max_age = stage.max_age if isinstance(stage, PlannedStage) and not _has_had(active, stage) else None
+        if max_age is None and active.again_from is None:
             return 0.0
         oldest = 0.0 if max_age is None else self._wall() - max_age
-        return max(oldest, flight.takes_since(stage.index))
+        return max(oldest, active.takes_since(stage.index))
 
     def _forget(self, fingerprint: bytes) -> None:
         self._asking.pop(fingerprint, None)
@@ -267,11 +260,11 @@ class Tasks:
             self._failed.popitem(last=False)
 
 
-def _has_had(flight: ActiveRow, stage: AnyStage) -> bool:
+def _has_had(active: ActiveRow, stage: AnyStage) -> bool:
     """Whether the row goes on after a batch with what the stage gave it before: that grew old while the row waited."""
-    if not (flight.resumed or flight.ready):
+    if not (active.resumed or active.ready):
         return False
-    prior = flight.prior.get(stage.index)
+    prior = active.prior.get(stage.index)
     return stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
 
 
@@ -280,52 +273,26 @@ def value_of(answer: Answer) -> JSONValue:
     return json.loads(answer.result.value) if answer.value is UNPARSED else answer.value
 
 
-async def _shielded(leader: asyncio.Future[T]) -> T:
-    """Waits without ending what it waits for."""
-    return await asyncio.shield(leader)
-
-
 class _Unparsed:
-    """Stands for a value that nobody needed as a value yet."""
+    """Stands for a value that was not parsed yet."""
 
 
 UNPARSED: Any = _Unparsed()
 
 
-# Who brings the answers of tasks: calls, or batches.
-
-
 class AnswerSource(Protocol):
-    """Asks a task that nobody has asked."""
+    """Brings the answers of tasks that have none yet: by calls, or by batches."""
 
     async def ask(
-        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
     ) -> Answer | RowError | Parked:
-        """The answer, the error with which the task fails, or that it was enrolled in a batch. Raises Halted when the
-        run stops before any of these."""
+        """The answer, the error with which the task fails, or that it was enrolled in a batch.
 
-    def wait(self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
+        Raises RunStopped when the run stops before any of these."""
+
+    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
         """An equal task has just been enrolled: this one waits for it."""
 
-
-class CallSource:
-    """Calls a model for each task."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-
-    async def ask(
-        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
-    ) -> Answer | RowError:
-        """The answer, or the error with which the task fails."""
-        return await self._caller.ask(flight, stage, fingerprint, request, replica)
-
-    def wait(self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
-        """Nothing is enrolled."""
-        raise AssertionError("a task waits for a batch, and there is none")
-
-
-# A row asked several times at one stage: its replicas, each a task of its own, and what is made of their answers.
 
 ReplicaReply = Answer | RowError | Parked
 
@@ -338,20 +305,20 @@ class Replicas:
         self._tasks, self._asker, self._settler = tasks, asker, settler
         self._made: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
 
-    async def answer(self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared) -> ReplicaReply:
+    async def answer(self, active: ActiveRow, stage: PlannedStage, prepared: Prepared) -> ReplicaReply:
         """The task's answer; the error of its first replica that failed; parked where one may not be asked.
 
-        Raises Halted when the run stops before all of them have ended.
+        Raises RunStopped when the run stops before all of them have ended.
         """
-        left = self._tasks.left(flight, stage, prepared.fingerprint)
+        left = self._tasks.left(active, stage, prepared.fingerprint)
         if left is not None:
             return left
         asked: set[int] = set()
-        replied = await self._tasks.counted(stage, partial(self._all, flight, stage, prepared, asked))
+        replied = await self._tasks.counted(stage, partial(self._all, active, stage, prepared, asked))
         answers = [one for one in replied if isinstance(one, Answer)]
         if len(answers) == len(replied):
-            brought = any(flight.asked_in_batch(stage.index, k, one) for k, one in enumerate(prepared.replicas, 1))
-            return await self._settled(flight, stage, prepared.fingerprint, answers, anew=bool(asked) or brought)
+            brought = any(active.asked_in_batch(stage.index, k, one) for k, one in enumerate(prepared.replicas, 1))
+            return await self._settled(active, stage, prepared.fingerprint, answers, anew=bool(asked) or brought)
         parked = next((one for one in replied if isinstance(one, Parked)), None)
         if parked is not None:
             return parked
@@ -359,11 +326,11 @@ class Replicas:
         return RowError(error.type, f"replica {replica}: {error.message}", error.detail)
 
     async def _all(
-        self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared, asked: set[int]
+        self, active: ActiveRow, stage: PlannedStage, prepared: Prepared, asked: set[int]
     ) -> list[ReplicaReply]:
         """What every replica came to; the numbers of those that had to be asked are added to `asked`."""
         numbers = range(1, stage.replicas + 1)
-        works = [asyncio.ensure_future(self._one(flight, stage, prepared, k, asked)) for k in numbers]
+        works = [asyncio.ensure_future(self._one(active, stage, prepared, k, asked)) for k in numbers]
         try:
             await asyncio.wait(works)
         finally:
@@ -375,42 +342,37 @@ class Replicas:
         return [work.result() for work in works]
 
     async def _one(
-        self, flight: ActiveRow, stage: PlannedStage, prepared: Prepared, replica: int, asked: set[int]
+        self, active: ActiveRow, stage: PlannedStage, prepared: Prepared, replica: int, asked: set[int]
     ) -> ReplicaReply:
         fingerprint = prepared.replicas[replica - 1]
 
         async def ask() -> ReplicaReply:
             asked.add(replica)
-            return await self._asker.ask(flight, stage, fingerprint, prepared.request, replica)
+            return await self._asker.ask(active, stage, fingerprint, prepared.request, replica)
 
         def wait() -> None:
-            self._asker.wait(flight, stage, fingerprint, replica)
+            self._asker.wait(active, stage, fingerprint, replica)
 
-        replied = await self._tasks.answer(flight, stage, fingerprint, ask, replica=replica, wait=wait)
+        replied = await self._tasks.answer(active, stage, fingerprint, ask, replica=replica, wait=wait)
         if isinstance(replied, RowError):
-            self._settler.replica_failed(flight, stage, replica, fingerprint, replied)
+            self._settler.replica_failed(active, stage, replica, fingerprint, replied)
         return replied
 
     async def _settled(
-        self, flight: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
     ) -> Answer:
         """Makes the task's result of its replicas' and settles it."""
         voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
-        result = None if anew else await self._stored(fingerprint, voted, self._tasks.since(flight, stage))
-        if result is None:
-            result = self._made.get(fingerprint)
+        result = self._made.get(fingerprint)
+        if not anew:  # made of the same answers before
+            earlier = await self._tasks.lookup.find(fingerprint, self._tasks.since(active, stage))
+            if earlier is not None and earlier.value == voted.text:
+                result = Result(fingerprint, earlier.value, id=earlier.id)
         if result is None or result.value != voted.text:
             result = self._keep(fingerprint, voted, answers)
         outcome = Outcome.DONE if anew else Outcome.REUSED
-        self._settler.task_done(flight, stage, result, outcome, voted)
+        self._settler.task_done(active, stage, result, outcome, voted)
         return Answer(result, UNPARSED)
-
-    async def _stored(self, fingerprint: bytes, voted: VoteResult, since: float) -> Result | None:
-        """The same result where it was made of the same answers before."""
-        earlier = await self._tasks.find(fingerprint, since)
-        if earlier is None or earlier.value != voted.text:
-            return None
-        return Result(fingerprint, earlier.value, id=earlier.id)
 
     def _keep(self, fingerprint: bytes, voted: VoteResult, answers: list[Answer]) -> Result:
         """A new result, which has the endpoint of the answer that was taken, or of the first one."""

@@ -79,7 +79,7 @@ class LineWriter:
 
     def _agreement(self, agreed: Mapping[int, str]) -> str:
         """The share of replicas that said what the vote decided, by stage."""
-        shares = {self._stages[stage]: round(share(told), 4) for stage, told in sorted(agreed.items())}
+        shares = {self._stages[stage]: round(share(votes), 4) for stage, votes in sorted(agreed.items())}
         return f',"agreement":{encode(shares)}'
 
     def _timing(self, calls: list[CallRecord]) -> str:
@@ -91,8 +91,8 @@ class LineWriter:
         start = own[0].started_at
         lasted = max(call.started_at + call.duration for call in own) - start
         first = next((call.started_at - start + call.ttft for call in own if call.ttft is not None), None)
-        told = (c.started_at - start + c.time_to_response for c in reversed(own) if c.time_to_response is not None)
-        return self._times(start, lasted, first, next(told, None))
+        responses = (c.started_at - start + c.time_to_response for c in reversed(own) if c.time_to_response is not None)
+        return self._times(start, lasted, first, next(responses, None))
 
     def _times(self, start: float, duration: float, ttft: float | None, response: float | None) -> str:
         return (
@@ -150,7 +150,7 @@ class LineWriter:
 
 
 def _turn(calls: list[CallRecord]) -> str:
-    """All that the row took in this run: every stage, attempt and invocation. null: nobody said."""
+    """All that the row took in this run: every stage, attempt and invocation. null: not reported."""
     took = calls[0].took
     if len(calls) > 1:
         took = tuple(map(_sum, zip(*(call.took for call in calls), strict=True)))
@@ -222,11 +222,8 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return total
 
 
-# What a run came to, as one value: printed for people, written to summary.json, given by `--json`.
-
-
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
-    """The summary of a run as it stands in the store now."""
+    """The summary of a run as it is in the store now: printed, written to summary.json, given by `--json`."""
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
     rows, made = row_counts(counts), await made_counts(database, run.id)
@@ -244,7 +241,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "input": definition["input"]["path"],
         "selection": run.selection,
         "output": run.output_dir,
-        "rows": _told(rows),
+        "rows": _by_outcome(rows),
         "levels": levels,
         "stages": [_stage(stage, counts, times) for stage in definition["stages"]],
         "calls": calls_of(counts),
@@ -277,7 +274,7 @@ def _failed(counts: list[Count], example: ErrorExample) -> int:
     return sum(c.tasks for c in failed if c.error_type == example.error_type)
 
 
-def _told(rows: dict[str, int]) -> dict[str, int]:
+def _by_outcome(rows: dict[str, int]) -> dict[str, int]:
     """Rows by outcome, all of them as `total`."""
     return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
 
@@ -288,7 +285,7 @@ def _levels(definition: dict[str, Any], counts: list[MadeCount]) -> list[dict[st
     for stage in recorded_stages(definition):
         rows = present(counts, stage.index)
         if stage.makes is not None and (rows["present"] or stage.makes != "rows"):
-            found.append({"stage": stage.name, "makes": stage.makes, "rows": _told(rows)})
+            found.append({"stage": stage.name, "makes": stage.makes, "rows": _by_outcome(rows)})
     return found
 
 
@@ -316,12 +313,12 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
 
 def agreement_of(counts: Iterable[Count]) -> dict[str, Any]:
     """How far the replicas of a stage's rows agreed, in the mean and with all of them; null while no row has voted."""
-    told = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
-    rows = sum(tasks for _, tasks in told)
-    alike = sum(tasks for one, tasks in told if one == 1)
+    votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
+    rows = sum(tasks for _, tasks in votes)
+    alike = sum(tasks for one, tasks in votes if one == 1)
     return {
         "rows": rows,
-        "mean": round(sum(one * tasks for one, tasks in told) / rows, 4) if rows else None,
+        "mean": round(sum(one * tasks for one, tasks in votes) / rows, 4) if rows else None,
         "unanimous": round(alike / rows, 4) if rows else None,
     }
 

@@ -65,8 +65,6 @@ def _repaired(bare: str) -> str | None:
         return None
 
 
-# Whether a reply is a result: complete, not refused, and of the shape that was asked for.
-
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
 
@@ -125,8 +123,10 @@ class Checker:
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
         if len({canonical(one.value) for one in found}) > 1:
-            told = f"the reply holds {len(found)} messages that are valid and differ; nobody knows which one is meant"
-            return RowError(ErrorType.SCHEMA_MISMATCH, told)
+            message = (
+                f"the reply holds {len(found)} messages that are valid and differ; nobody knows which one is meant"
+            )
+            return RowError(ErrorType.SCHEMA_MISMATCH, message)
         if found:
             return found[0]
         problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))

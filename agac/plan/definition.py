@@ -100,9 +100,9 @@ class RecordedStage(Stage):
     alias: Mapping[str, str] | None = None
     variables: Mapping[str, JSONValue] = field(default_factory=dict)
 
-    def messages(self, sight: RowView) -> tuple[Message, ...]:
+    def messages(self, view: RowView) -> tuple[Message, ...]:
         """What was asked of a row. Raises MissingField."""
-        visible = sight.sent(self)
+        visible = view.prompt_values(self)
         asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
         return (Message.of("system", self.system), *asked) if self.system else asked
 

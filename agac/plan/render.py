@@ -139,11 +139,11 @@ class RowView:
         unknown = self.unknown
         return not unknown or not (stage.rows_of in unknown or any(name in unknown for name in names))
 
-    def become(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
+    def set_fields(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
         self.forms[stage.name] = self.results[stage.name] = fields
 
-    def pass_over(self, stage: Stage) -> None:
+    def mark_skipped(self, stage: Stage) -> None:
         """The stage was skipped: it has no result, and leaves the row as it is."""
         if not stage.asks:
             self.forms[stage.name] = self.data(stage)
@@ -153,7 +153,7 @@ class RowView:
         """The row's fields as the stage sees them."""
         return self.forms[stage.rows_of]
 
-    def sent(self, stage: Stage) -> VisibleRow:
+    def prompt_values(self, stage: Stage) -> VisibleRow:
         """What the stage may put into a prompt."""
         limits = stage.visibility
         if limits is None:
@@ -164,13 +164,13 @@ class RowView:
         results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
         return visible_row(data, {**results, **self.own}, self._vars)
 
-    def judged(self, stage: Stage) -> dict[str, JSONValue]:
+    def guard_values(self, stage: Stage) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
         return {**data, **known, **self.own, VARS: self._vars, ROW: data}
 
-    def given(self, stage: Stage) -> dict[str, JSONValue]:
+    def function_input(self, stage: Stage) -> dict[str, JSONValue]:
         """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
@@ -203,13 +203,13 @@ class Preparer:
         self._systems = {i: Message.of("system", s.system) if s.system else None for i, s in asking.items()}
         self._fixed = {i: _same_for_all(s.examples) for i, s in asking.items()}
 
-    def sight(self, data: dict[str, JSONValue] | None) -> RowView:
+    def view(self, data: dict[str, JSONValue] | None) -> RowView:
         """What there is to see of a row, before any stage has answered."""
         return RowView(data or {}, self._vars, self._sees_all)
 
-    def prepare(self, stage: PlannedStage, sight: RowView, row_id: RowId) -> Prepared | RowError:
+    def prepare(self, stage: PlannedStage, view: RowView, row_id: RowId) -> Prepared | RowError:
         """The stage's request for a row, and what stands for it; or why none can be made."""
-        visible = sight.sent(stage)
+        visible = view.prompt_values(stage)
         try:
             text = stage.prompt.render(visible)
             examples = self._fixed[stage.index]

@@ -241,7 +241,7 @@ def prints(plan: Plan) -> list[Prepared]:
     for stage in plan.asking:
         texts: list[Example | PlannedStage] = [*stage.examples, stage]
         names = [name.partition(".")[0] for text in texts for name in _named(text)]
-        sight = preparer.sight({name: Anything({"id": name}) for name in names})
+        sight = preparer.view({name: Anything({"id": name}) for name in names})
         for name in stage.ancestors:
             sight.results[name] = Anything({"id": name})
         sight.forms[stage.rows_of] = sight.forms[None]

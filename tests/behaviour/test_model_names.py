@@ -279,7 +279,7 @@ def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(projec
     checked = checked_workflow(opened, "w", Overrides(), partial=False)
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     preparer = Preparer(plan.stages, plan.vars, 1)
-    sight = preparer.sight({"id": "1", "text": "a"})
+    sight = preparer.view({"id": "1", "text": "a"})
     sight.results["one"] = "x"
     tasks = [preparer.prepare(stage, sight, "1") for stage in plan.asking]
     assert plan.hash.hex() == "07ca1b65c22a52f45a9d3556026393c6"

@@ -44,7 +44,7 @@ def prints(project: ProjectFolder, rows: Mapping[str, str]) -> list[bytes]:
     plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), None)
     preparer, found = Preparer(plan.stages, plan.vars, 1), []
     for row_id, text in rows.items():
-        made = preparer.prepare(plan.asking[0], preparer.sight({"id": row_id, "text": text}), row_id)
+        made = preparer.prepare(plan.asking[0], preparer.view({"id": row_id, "text": text}), row_id)
         assert isinstance(made, Prepared)
         found += made.replicas or [made.fingerprint]
     return found

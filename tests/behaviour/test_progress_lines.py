@@ -70,7 +70,7 @@ def test_a_line_gives_up_what_says_least_when_it_gets_narrow(width: int, line: s
 @pytest.mark.parametrize("width", range(1, 200))
 def test_no_line_is_ever_wider_than_the_terminal(width: int) -> None:
     run = watched(größe=classify(last_error=(MISMATCH, "行" * 80)), a_stage_with_a_very_long_name_indeed=classify())
-    run.invocation.control.stop = StopReason.INTERRUPT
+    run.invocation.stop_signal.stop = StopReason.INTERRUPT
     for encoding in ("utf-8", "ascii"):
         assert all(cells(line) <= width for line in lines(run, width, encoding=encoding))
 
@@ -170,7 +170,7 @@ def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
     run = watched(100, classify={"done": 1, "in_flight": 3}, reply={"in_flight": 1})
     totals = run.invocation.totals
     totals.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
-    run.invocation.control.stop = StopReason.INTERRUPT
+    run.invocation.stop_signal.stop = StopReason.INTERRUPT
     assert lines(run)[2:] == [
         "unusable rows 2 (last: DuplicateId, row r-7)",
         "stopping: waiting for 4 calls in flight (Ctrl-C again cancels them)",
@@ -247,7 +247,7 @@ def test_why_no_answer_comes_is_told_until_one_does() -> None:
     run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
     assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
     assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
-    run.invocation.control.interrupt()
+    run.invocation.stop_signal.interrupt()
     assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 
 

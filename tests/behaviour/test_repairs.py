@@ -100,7 +100,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 
 
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.caller.most_calls", lambda repair, models: 4)
+    monkeypatch.setattr("agac.engine.caller.max_calls", lambda repair, models: 4)
     with scripted(Step(**FREE)) as server:
         project.configure(server.base_url)
         project.numbered(2)

@@ -365,7 +365,7 @@ def interrupted_run(project: ProjectFolder, after: int) -> agac.RunReport:
     async def watch(watched: WatchedRun) -> None:
         while watched.invocation.totals.settled < after:
             await asyncio.sleep(0)
-        watched.invocation.control.interrupt()
+        watched.invocation.stop_signal.interrupt()
 
     return agac.run("reviews", agac.RunOptions(concurrency=2), project=project.root, watch=watch)
 

@@ -23,8 +23,10 @@ pytestmark = pytest.mark.virtual_time
 run = run_virtually
 
 
-def lane(most: int = 100, *, rpm: int | None = None, tpm: int | None = None, control: StopSignal | None = None) -> Lane:
-    return Lane(most, rpm=rpm, tpm=tpm, clock=loop_time, control=control or StopSignal())
+def lane(
+    most: int = 100, *, rpm: int | None = None, tpm: int | None = None, stop_signal: StopSignal | None = None
+) -> Lane:
+    return Lane(most, rpm=rpm, tpm=tpm, clock=loop_time, stop_signal=stop_signal or StopSignal())
 
 
 def reply(given: int | None, made: int | None) -> Reply:
@@ -181,12 +183,12 @@ async def test_a_header_as_old_as_its_reset_says_nothing() -> None:
 
 
 async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
-    control = StopSignal()
-    one = lane(1, control=control)
+    stop_signal = StopSignal()
+    one = lane(1, stop_signal=stop_signal)
     await one.enter(1)
     waiting = [asyncio.ensure_future(one.enter(1)) for _ in range(3)]
     await settle()
-    control.fail(FATAL)
+    stop_signal.fail(FATAL)
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in ended] == [RunStopped] * 3
     with pytest.raises(RunStopped):
@@ -194,25 +196,25 @@ async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
 
 
 async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
-    control = StopSignal()
-    one = lane(1, control=control)
+    stop_signal = StopSignal()
+    one = lane(1, stop_signal=stop_signal)
     await one.enter(1)
     waiting = asyncio.ensure_future(one.enter(1))
     await settle()
     one.leave()  # the place is handed over ...
-    control.fail(FATAL)  # ... and the run stops before it is taken
+    stop_signal.fail(FATAL)  # ... and the run stops before it is taken
     with pytest.raises(RunStopped):
         await waiting
     assert one.in_flight == 0
 
 
 async def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
-    control = StopSignal()
-    one = lane(control=control)
+    stop_signal = StopSignal()
+    one = lane(stop_signal=stop_signal)
     one.pause(600)
     waiting = asyncio.ensure_future(one.enter(1))
     await asyncio.sleep(1)
-    control.interrupt()
+    stop_signal.interrupt()
     with pytest.raises(RunStopped):
         await waiting
     assert loop_time() == 1001

@@ -11,31 +11,31 @@ from agac.engine.retry_policy import RowDeadline, RowDeadlineExceeded
 
 def test_the_time_begins_with_the_first_call() -> None:
     async def row() -> None:
-        patience = RowDeadline(10.0, loop_time)
+        deadline = RowDeadline(10.0, loop_time)
         await asyncio.sleep(100)
-        assert not patience.over
-        assert patience.left() == 10.0
+        assert not deadline.over
+        assert deadline.left() == 10.0
         await asyncio.sleep(4)
-        assert patience.left() == 6.0
-        assert patience.outlasts(5.9)
-        assert not patience.outlasts(6.0)
+        assert deadline.left() == 6.0
+        assert deadline.outlasts(5.9)
+        assert not deadline.outlasts(6.0)
         await asyncio.sleep(6)
-        assert patience.over
+        assert deadline.over
         with pytest.raises(RowDeadlineExceeded):
-            patience.left()
+            deadline.left()
 
     run_virtually(row())
 
 
 def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after_it() -> None:
     async def row() -> None:
-        patience = RowDeadline(10.0, loop_time)
+        deadline = RowDeadline(10.0, loop_time)
         began = loop_time()
-        assert await patience.wait(asyncio.sleep(1000, "mine")) == "mine"
-        patience.left()
-        assert await patience.wait(asyncio.sleep(9, "mine")) == "mine"
+        assert await deadline.wait(asyncio.sleep(1000, "mine")) == "mine"
+        deadline.left()
+        assert await deadline.wait(asyncio.sleep(9, "mine")) == "mine"
         with pytest.raises(RowDeadlineExceeded):
-            await patience.wait(asyncio.sleep(1000))
+            await deadline.wait(asyncio.sleep(1000))
         assert loop_time() == began + 1010
 
     run_virtually(row())
@@ -43,11 +43,11 @@ def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after
 
 def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
     async def rows() -> None:
-        slots, patience = FifoSemaphore(1), RowDeadline(10.0, loop_time)
-        patience.left()
+        slots, deadline = FifoSemaphore(1), RowDeadline(10.0, loop_time)
+        deadline.left()
         await slots.take()
         with pytest.raises(RowDeadlineExceeded):
-            await patience.wait(slots.take())
+            await deadline.wait(slots.take())
         slots.give()
         await asyncio.wait_for(slots.take(), 1)
 
@@ -56,11 +56,11 @@ def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
 
 def test_without_a_bound_nothing_is_ever_over() -> None:
     async def row() -> None:
-        patience = RowDeadline(None, loop_time)
-        assert patience.left() is None
-        await patience.wait(asyncio.sleep(1e6))
-        assert patience.left() is None
-        assert patience.outlasts(1e9)
-        assert not patience.over
+        deadline = RowDeadline(None, loop_time)
+        assert deadline.left() is None
+        await deadline.wait(asyncio.sleep(1e6))
+        assert deadline.left() is None
+        assert deadline.outlasts(1e9)
+        assert not deadline.over
 
     run_virtually(row())

@@ -15,20 +15,20 @@ from agac.spec.workflow import Budget
 CALLS = 256
 
 
-def never_exceeded(pots: list[BudgetBalance]) -> None:
-    for pot in pots:
-        taken = pot.spent.plus(pot.held)
-        cap = pot.budget
+def never_exceeded(balances: list[BudgetBalance]) -> None:
+    for balance in balances:
+        taken = balance.spent.plus(balance.reserved)
+        cap = balance.budget
         assert cap.usd is None or taken.usd <= cap.usd + 1e-9
         assert cap.tokens is None or taken.tokens <= cap.tokens
         assert cap.calls is None or taken.calls <= cap.calls
 
 
-def nothing_could_make_room(purse: BudgetLimiter) -> None:
+def nothing_could_make_room(limiter: BudgetLimiter) -> None:
     """A run may stop at its limit only when nothing is under way, and what is spent alone leaves too little."""
-    assert purse.reached is not None
-    assert purse.reached.holds == 0
-    assert purse.reached.lacks(purse.missed)
+    assert limiter.reached is not None
+    assert limiter.reached.reservations == 0
+    assert limiter.reached.would_exceed(limiter.missed)
 
 
 @campaign(test=15, soak=500)
@@ -45,38 +45,38 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
     chance = random.Random(seed)
 
     async def program() -> None:
-        control = StopSignal()
+        stop_signal = StopSignal()
         run = [BudgetBalance("run", Budget(usd, tokens, calls)), BudgetBalance("project", Budget(calls=350))]
         stages = {1: BudgetBalance("stage", Budget(calls=stage))} if stage else {}
-        purse = BudgetLimiter(control, run=run, stages=stages, row=Budget(usd=0.8, calls=2))
-        pots = [*run, *stages.values()]
+        limiter = BudgetLimiter(stop_signal, run=run, stages=stages, row=Budget(usd=0.8, calls=2))
+        balances = [*run, *stages.values()]
         sent = 0
-        control.when_stopped(lambda: nothing_could_make_room(purse))
+        stop_signal.when_stopped(lambda: nothing_could_make_room(limiter))
 
         async def call(index: int) -> None:
             nonlocal sent
-            row = purse.row_pot()
+            row = limiter.row_balance()
             for _ in range(chance.randrange(1, 4)):
                 if chance.random() < 0.05:
                     chance.choice(tasks).cancel()
                 worst = Amount(chance.uniform(0.01, 0.4), chance.randrange(10, 400), 1)
                 try:
-                    hold = await purse.reserve(index % 2, row, worst)
+                    reservation = await limiter.reserve(index % 2, row, worst)
                 except RowBudgetExceeded:
                     assert row is not None
-                    assert row.lacks(worst)
+                    assert row.would_exceed(worst)
                     return
-                never_exceeded([*pots, *hold.pots])
+                never_exceeded([*balances, *reservation.balances])
                 sent += 1
                 share = chance.choice([0.0, 0.1, 0.5, 1.0])  # refused, cheap, dear, ambiguous
                 try:
                     for _ in range(chance.randrange(3)):
                         await asyncio.sleep(0)
                 except asyncio.CancelledError:
-                    purse.settle(hold, worst)
+                    limiter.settle(reservation, worst)
                     raise
-                purse.settle(hold, Amount(worst.usd * share, int(worst.tokens * share), 1))
-                never_exceeded(pots)
+                limiter.settle(reservation, Amount(worst.usd * share, int(worst.tokens * share), 1))
+                never_exceeded(balances)
 
         tasks = [asyncio.ensure_future(call(index)) for index in range(CALLS)]
         for task in chance.sample(tasks, 8):
@@ -84,86 +84,88 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
         ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
         assert {type(end) for end in ended} <= {type(None), RunStopped, asyncio.CancelledError}
         if any(isinstance(end, RunStopped) for end in ended):
-            assert control.stop is StopReason.LIMIT
-            assert purse.reached is not None
+            assert stop_signal.stop is StopReason.LIMIT
+            assert limiter.reached is not None
         else:
-            assert control.stop is None
-        assert [(pot.holds, pot.held) for pot in pots] == [(0, Amount())] * len(pots)  # nothing is left set aside
-        assert {pot.spent.calls for pot in run} == {sent}
+            assert stop_signal.stop is None
+        assert [(balance.reservations, balance.reserved) for balance in balances] == [(0, Amount())] * len(
+            balances
+        )  # nothing is left set aside
+        assert {balance.spent.calls for balance in run} == {sent}
 
     asyncio.run(program())
 
 
 def run_of(budget: Budget) -> tuple[StopSignal, BudgetBalance, BudgetLimiter]:
-    control, pot = StopSignal(), BudgetBalance("run", budget)
-    return control, pot, BudgetLimiter(control, run=[pot], stages={}, row=Budget(calls=1))
+    stop_signal, balance = StopSignal(), BudgetBalance("run", budget)
+    return stop_signal, balance, BudgetLimiter(stop_signal, run=[balance], stages={}, row=Budget(calls=1))
 
 
 async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
-    control, _, purse = run_of(Budget(usd=1.0))
-    first = await purse.reserve(0, None, Amount(0.9, 0, 1))
-    second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+    stop_signal, _, limiter = run_of(Budget(usd=1.0))
+    first = await limiter.reserve(0, None, Amount(0.9, 0, 1))
+    second = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.5, 0, 1)))
     await asyncio.sleep(0)
     assert not second.done()
-    purse.settle(first, Amount(0.1, 0, 1))
+    limiter.settle(first, Amount(0.1, 0, 1))
     assert (await second).worst == Amount(0.5, 0, 1)
-    assert control.stop is None
+    assert stop_signal.stop is None
 
 
 async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
-    control, pot, purse = run_of(Budget(usd=1.0))
-    first = await purse.reserve(0, None, Amount(0.6, 0, 1))
-    second = asyncio.ensure_future(purse.reserve(0, None, Amount(0.5, 0, 1)))
+    stop_signal, balance, limiter = run_of(Budget(usd=1.0))
+    first = await limiter.reserve(0, None, Amount(0.6, 0, 1))
+    second = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.5, 0, 1)))
     await asyncio.sleep(0)
-    purse.settle(first, Amount(0.6, 0, 1))
+    limiter.settle(first, Amount(0.6, 0, 1))
     with pytest.raises(RunStopped):
         await second
-    assert (control.stop, purse.reached) == (StopReason.LIMIT, pot)
-    assert pot.spent == Amount(0.6, 0, 1)
+    assert (stop_signal.stop, limiter.reached) == (StopReason.LIMIT, balance)
+    assert balance.spent == Amount(0.6, 0, 1)
 
 
 async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
-    _, _, purse = run_of(Budget(usd=1.0))
-    first = await purse.reserve(0, None, Amount(0.5, 0, 1))
-    large = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+    _, _, limiter = run_of(Budget(usd=1.0))
+    first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
+    large = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.9, 0, 1)))
     await asyncio.sleep(0)
-    small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    small = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
     await asyncio.sleep(0)
     assert not small.done()
-    purse.settle(first, Amount(0.0, 0, 1))
+    limiter.settle(first, Amount(0.0, 0, 1))
     await large
     await small
 
 
 async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
-    _, pot, purse = run_of(Budget(usd=1.0))
-    first = await purse.reserve(0, None, Amount(0.5, 0, 1))
-    waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.9, 0, 1)))
+    _, balance, limiter = run_of(Budget(usd=1.0))
+    first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
+    waiting = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.9, 0, 1)))
     await asyncio.sleep(0)
-    small = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    small = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    purse.settle(await small, Amount(0.1, 0, 1))
-    purse.settle(first, Amount(0.5, 0, 1))
-    assert (pot.holds, pot.held, pot.spent.calls) == (0, Amount(), 2)
+    limiter.settle(await small, Amount(0.1, 0, 1))
+    limiter.settle(first, Amount(0.5, 0, 1))
+    assert (balance.reservations, balance.reserved, balance.spent.calls) == (0, Amount(), 2)
 
 
 async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
-    control, _, purse = run_of(Budget(usd=1.0))
-    row = purse.row_pot()
-    purse.settle(await purse.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
+    stop_signal, _, limiter = run_of(Budget(usd=1.0))
+    row = limiter.row_balance()
+    limiter.settle(await limiter.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
     with pytest.raises(RowBudgetExceeded):
-        await purse.reserve(0, row, Amount(0.1, 0, 1))
-    await purse.reserve(0, purse.row_pot(), Amount(0.1, 0, 1))
-    assert control.stop is None
+        await limiter.reserve(0, row, Amount(0.1, 0, 1))
+    await limiter.reserve(0, limiter.row_balance(), Amount(0.1, 0, 1))
+    assert stop_signal.stop is None
 
 
 async def test_an_interrupt_wakes_who_waits() -> None:
-    control, _, purse = run_of(Budget(usd=1.0))
-    await purse.reserve(0, None, Amount(1.0, 0, 1))
-    waiting = asyncio.ensure_future(purse.reserve(0, None, Amount(0.1, 0, 1)))
+    stop_signal, _, limiter = run_of(Budget(usd=1.0))
+    await limiter.reserve(0, None, Amount(1.0, 0, 1))
+    waiting = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
     await asyncio.sleep(0)
-    control.interrupt()
+    stop_signal.interrupt()
     with pytest.raises(RunStopped):
         await waiting

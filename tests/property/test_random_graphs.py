@@ -62,7 +62,7 @@ class Interrupter:
     async def watch(self, seen: Any) -> None:
         import asyncio
 
-        self.control, self.loop = seen.invocation.control, asyncio.get_running_loop()
+        self.control, self.loop = seen.invocation.stop_signal, asyncio.get_running_loop()
 
     def __call__(self) -> None:
         self.number -= 1

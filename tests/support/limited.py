@@ -112,7 +112,7 @@ class Crowd:
     """`workers` that ask `calls` questions through one lane, each until it is answered, as the engine does it."""
 
     lane: Lane
-    control: StopSignal
+    stop_signal: StopSignal
     server: Limited
     calls: int
     most_tries: int = 0
@@ -146,14 +146,14 @@ class Crowd:
         again = decide(answer, attempt, 0, self.server.random.random())
         assert isinstance(again, RetryAfter), "given up"
         self.lane.pause(again.delay)
-        await self.control.sleep(again.delay)
+        await self.stop_signal.sleep(again.delay)
         return True
 
 
 def crowd(server: Limited, calls: int, most: int, **limits: int | None) -> Crowd:
-    control = StopSignal()
-    lane = Lane(most, rpm=limits.get("rpm"), tpm=limits.get("tpm"), clock=loop_time, control=control)
-    return Crowd(lane, control, server, calls)
+    stop_signal = StopSignal()
+    lane = Lane(most, rpm=limits.get("rpm"), tpm=limits.get("tpm"), clock=loop_time, stop_signal=stop_signal)
+    return Crowd(lane, stop_signal, server, calls)
 
 
 def per_second(times: list[float], since: float, until: float) -> float:

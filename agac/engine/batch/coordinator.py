@@ -130,7 +130,7 @@ class Batches:
         """Where batch stages ask in this invocation. `takes_up`: what was left for the user is gone on with."""
         forms = await self._scene.forms(self._scene.run)
         self._enrolment = Enrolment(
-            forms, self, caller, self._scene.ledger, self._scene.control, self._purse,
+            forms, self, caller, self._scene.ledger, self._scene.stop_signal, self._purse,
             live=self._asked.live, quoting=self._asked.quoting, takes_up=takes_up,
         )  # fmt: skip
         return self._enrolment
@@ -156,10 +156,10 @@ class Batches:
         if self._enrolment is not None:
             self._enrolment.close()
 
-    def use_up(self) -> None:
+    def stop_at_limit(self) -> None:
         """Nothing is open that could make room in the budget for what was held back."""
         if self._purse is not None:
-            self._purse.use_up()
+            self._purse.stop_at_limit()
 
     async def begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
         """A new batch to be filled (`enrol.Planner`)."""
@@ -276,7 +276,7 @@ class Batches:
                 try:
                     self._may_submit = not self.done.stale or await self._agree(self.done.stale)
                 except AgacError as error:
-                    self._scene.control.refuse(error)
+                    self._scene.stop_signal.refuse(error)
                     await self._let_go(waiting)
             for record in waiting:
                 if await self._too_late(record):
@@ -295,7 +295,7 @@ class Batches:
 
     async def _built(self) -> None:
         """Waits until everything that was filled is built and on its way; no longer once a user insists on the end."""
-        ends = [asyncio.ensure_future(one) for one in (self._closed.join(), self._scene.control.forced.wait())]
+        ends = [asyncio.ensure_future(one) for one in (self._closed.join(), self._scene.stop_signal.forced.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -330,7 +330,7 @@ class Batches:
         wait = 0.0
         while True:
             await self.submit()
-            if self._scene.control.stop is not None or self._scene.control.error is not None:
+            if self._scene.stop_signal.stop is not None or self._scene.stop_signal.error is not None:
                 return
             if self._released:  # one was cut, or its file was spoiled: its tasks go into others
                 self._released = False
@@ -345,7 +345,7 @@ class Batches:
             if not await self._anything_to_wait_for():
                 return
             wait = min(max(SHORTEST_POLL, wait * 1.5), LONGEST_POLL) if self._poll is None else self._poll
-            await self._scene.control.sleep(wait * (1 + 0.1 * self._scene.clocks.spread()))
+            await self._scene.stop_signal.sleep(wait * (1 + 0.1 * self._scene.clocks.jitter()))
 
     async def _anything_to_wait_for(self) -> bool:
         """Whether batches are open of which this run, or a row of it, waits for something."""
@@ -419,7 +419,7 @@ async def has_batches(database: Database, plan: Plan) -> bool:
 @asynccontextmanager
 async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None]:
     """The batches of an invocation's workflow; None where rows cannot wait for any."""
-    if not context.standing.active:
+    if not context.batch_waits.active:
         yield None
         return
     work, plan, batching, (database, run, event) = context.work, context.plan, context.work.batching, context.places
@@ -436,7 +436,7 @@ async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None
             database=database,
             ledger=context.ledger,
             journal=Journal(database, context.ledger, work.clocks.wall),
-            control=context.control,
+            stop_signal=context.stop_signal,
             accounts=accounts,
             clocks=work.clocks,
             folder=batching.folder,
@@ -449,7 +449,7 @@ async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None
         polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
         batches = Batches(
             scene,
-            context.purse,
+            context.budgets,
             context.settler.book,
             agree=batching.agree,
             only=batching.only,

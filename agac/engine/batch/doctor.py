@@ -60,7 +60,7 @@ async def batch_maintenance(
             database=database,
             ledger=ledger,
             journal=Journal(database, ledger, clocks.wall),
-            control=StopSignal(),
+            stop_signal=StopSignal(),
             accounts=accounts,
             clocks=clocks,
             folder=batching.folder,

@@ -264,11 +264,11 @@ class Enrolment:
                 return held
             if filling is None:
                 filling = self._filling[stage.index, position] = await self._planner.begin(form, fingerprint)
-            if self._purse is not None and not self._purse.set_aside(filling.batch, stage.index, worst):
+            if self._purse is not None and not self._purse.reserve_for_batch(filling.batch, stage.index, worst):
                 self.held_back += 1
                 return Parked.PARKED
-            if flight.purse is not None:
-                flight.purse.spent = flight.purse.spent.plus(worst)
+            if flight.budget is not None:
+                flight.budget.spent = flight.budget.spent.plus(worst)
             place = filling.spool.lines
             filling.spool.add(form.lines.line(custom_id(filling.intent, place, fingerprint), body, form.address))
             filling.tokens += tokens
@@ -284,9 +284,9 @@ class Enrolment:
         """Why a budget has no room for a task; None: it has."""
         if self._purse is None:
             return None
-        if flight.purse is None:
-            flight.purse = self._purse.row_pot()
-        if flight.purse is not None and flight.purse.lacks(worst):
+        if flight.budget is None:
+            flight.budget = self._purse.row_balance()
+        if flight.budget is not None and flight.budget.would_exceed(worst):
             return RowError(ErrorType.BUDGET_EXCEEDED, "row_budget: its request could cost more than the row has left")
         batch = filling.batch if filling is not None else None
         if self._purse.has_room(batch, stage.index, worst):

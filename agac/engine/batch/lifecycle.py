@@ -402,7 +402,7 @@ class BatchContext:
     database: Database
     ledger: Ledger
     journal: Journal
-    control: StopSignal
+    stop_signal: StopSignal
     accounts: Accounts
     clocks: Clocks
     folder: Path
@@ -436,15 +436,15 @@ class BatchContext:
         does here for a fault that every further request would meet."""
         if fault.kind is FaultKind.PAUSE and (fault.delay or 0.0) > MAX_RETRY_DELAY_S:  # another command may come then
             return False
-        match decide(fault, attempt, 0, self.clocks.spread()):
+        match decide(fault, attempt, 0, self.clocks.jitter()):
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.stays:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
-                await self.control.sleep(delay)
+                await self.stop_signal.sleep(delay)
                 return True
             case RetryAfter() | FailTask():
                 return False
             case _:
-                self.control.fail(fault)
+                self.stop_signal.fail(fault)
                 raise RunStopped
 
 

@@ -51,7 +51,7 @@ class BatchPoller:
     async def collect(self, record: BatchRecord) -> BatchRecord:
         """As far as it goes: CLEANED, or a step before it. Raises Halted when the run stops."""
         while True:
-            self._scene.control.check()
+            self._scene.stop_signal.check()
             before = record.state
             match BatchStep(before):
                 case BatchStep.SUBMITTED:
@@ -73,7 +73,7 @@ class BatchPoller:
         seen = await self._scene.account(record).api.look(record.provider_id)
         if isinstance(seen, Fault):
             if seen.kind is FaultKind.FATAL:
-                self._scene.control.fail(seen)
+                self._scene.stop_signal.fail(seen)
                 raise RunStopped
             _log.warning("batch %d (%s): %s", record.id, record.provider_id, seen.message)
             if seen.status == HTTPStatus.NOT_FOUND and self._is_past(record):
@@ -142,7 +142,7 @@ class BatchPoller:
         note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
         record = await self._journal.reject(record, lines, note)
         if not lines:
-            self._scene.control.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
+            self._scene.stop_signal.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
             raise RunStopped
         return record
 
@@ -183,7 +183,7 @@ class BatchPoller:
             finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
             if seen.results or not finished:
                 break
-            await self._scene.control.sleep(pause)
+            await self._scene.stop_signal.sleep(pause)
             again = await self._scene.account(record).api.look(seen.id)
             if isinstance(again, ProviderBatch) and again.state.is_terminal:
                 seen = again

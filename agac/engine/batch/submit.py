@@ -99,7 +99,7 @@ async def find(scene: BatchContext, record: BatchRecord, order: Order) -> Verdic
             break
         if left > MAX_WAIT_S and not scene.stays:
             return Undecided(f"whether {account.provider.name} has it is known in {left:.0f} s", ends)
-        await scene.control.sleep(min(_LOOKS[min(turn, len(_LOOKS) - 1)], left))
+        await scene.stop_signal.sleep(min(_LOOKS[min(turn, len(_LOOKS) - 1)], left))
     if account.mark != record.account:
         return NeedsDecision(
             "it was asked for with another key, or at another address: its batches may not be seen from here"
@@ -240,7 +240,7 @@ class Submitter:
         run stops."""
         fresh = False  # whether the intent was committed just now: then nothing can be there yet
         while True:
-            self._scene.control.check()
+            self._scene.stop_signal.check()
             before = record
             match BatchStep(record.state):
                 case BatchStep.BUILT:
@@ -359,7 +359,7 @@ class Submitter:
             at = self._scene.clocks.wall() + (fault.delay or AGAIN_AFTER)
             return await self._journal.put_off(again, at, fault.message)
         await self._journal.defer(record, back, None, fault.message)
-        self._scene.control.fail(fault)
+        self._scene.stop_signal.fail(fault)
         raise RunStopped
 
     async def over_cap(self, record: BatchRecord, back: BatchStep, message: str) -> BatchRecord:
