@@ -410,7 +410,7 @@ class BatchContext:
     run: int
     event: int
     forms: Callable[[int], Awaitable[BatchFormats]]
-    stays: bool
+    wait: bool
 
     def account(self, record: BatchRecord) -> Account:
         """The account at which a batch is, or will be."""
@@ -431,13 +431,13 @@ class BatchContext:
         """The batch's file, or another beside it."""
         return self.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
-    async def patient(self, fault: Fault, attempt: int, what: str) -> bool:
+    async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Whether it was waited for another try, after `attempt` of them. Raises Halted when the run stops, which it
         does here for a fault that every further request would meet."""
         if fault.kind is FaultKind.PAUSE and (fault.delay or 0.0) > MAX_RETRY_DELAY_S:  # another command may come then
             return False
         match decide(fault, attempt, 0, self.clocks.spread()):
-            case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.stays:
+            case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.control.sleep(delay)
                 return True
