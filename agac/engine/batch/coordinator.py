@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 from agac.core.errors import AgacError
 from agac.engine.batch.enrol import BatchedTasks, Enrolment, OpenBatch, Spool
 from agac.engine.batch.ingest import STRANGE, Ingester, counts_of
-from agac.engine.batch.lifecycle import (
-    Accounts,
-    BatchContext,
-    BatchFormat,
-    BatchFormats,
-    Journal,
-    batch_formats,
-    closing,
-)
+from agac.engine.batch.lifecycle import BatchContext, BatchFormat, batch_context, batch_formats
 from agac.engine.batch.poll import BatchPoller
 from agac.engine.batch.submit import CAP_KEPT, Submitter
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
@@ -46,8 +38,6 @@ from agac.store.batches import (
 )
 from agac.store.db import Database
 
-# All batches that an invocation works with: filled while rows walk, submitted, and what has ended taken in.
-#
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
 # enrol), what is full is submitted meanwhile, the rest at the end. With `stays` this goes round until nothing is open.
 
@@ -409,9 +399,6 @@ def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
     }
 
 
-# The batches of an invocation, made of what it is about.
-
-
 async def has_batches(database: Database, plan: Plan) -> bool:
     """Whether a workflow has a batch stage, or ever had a batch."""
     return any(stage.run_mode == "batch" for stage in plan.asking) or await was_batched(database, plan.workflow)
@@ -429,29 +416,11 @@ async def batches_of(invocation: InvocationContext) -> AsyncIterator[Batches | N
         invocation.work.batching,
         invocation.places,
     )
-    known: dict[int, BatchFormats] = {run: batch_formats(plan, work.redactor)}
-
-    async def forms(of_run: int) -> BatchFormats:
-        if of_run not in known:
-            known[of_run] = batch_formats(await batching.recorded(database, of_run), work.redactor)
-        return known[of_run]
-
-    accounts = Accounts(batching.providers, batching.open_api, work.redactor.clean)
-    async with closing(accounts):
-        context = BatchContext(
-            database=database,
-            ledger=invocation.ledger,
-            journal=Journal(database, invocation.ledger, work.clocks.wall),
-            control=invocation.control,
-            accounts=accounts,
-            clocks=work.clocks,
-            folder=batching.folder,
-            workflow=plan.workflow,
-            run=run,
-            event=event,
-            forms=forms,
-            wait=batching.wait,
-        )
+    formats = {run: batch_formats(plan, work.redactor)}
+    async with batch_context(
+        database, invocation.ledger, batching, work.redactor, work.clocks, invocation.control,
+        workflow=plan.workflow, run=run, event=event, formats=formats,
+    ) as context:  # fmt: skip
         polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
         batches = Batches(
             context,

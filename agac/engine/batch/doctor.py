@@ -13,7 +13,7 @@ from agac.core.report import Report
 from agac.core.types import Fault
 from agac.engine.batch.coordinator import clean_up
 from agac.engine.batch.ingest import Ingester
-from agac.engine.batch.lifecycle import Accounts, BatchContext, BatchFormats, Journal, batch_formats, closing
+from agac.engine.batch.lifecycle import BatchContext, batch_context
 from agac.engine.batch.poll import NOT_CANCELLED, BatchPoller
 from agac.engine.batch.submit import CLOCKS_APART, UNSURE, Submitter, order_of
 from agac.engine.invocation import Batching, Clocks, Totals
@@ -23,8 +23,6 @@ from agac.providers.batch import BatchState, ProviderBatch
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
 from agac.store.db import Database, lease_held
 from agac.store.writer import Ledger
-
-# Work on batches without a run: ending them, and finding out what became of them.
 
 NO_RUN = 0
 
@@ -44,43 +42,23 @@ async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
 ) -> AsyncIterator[BatchMaintenance]:
     """The workflow's batches, for the block. Raises LeaseHeld when another process works on the workflow."""
-    known: dict[int, BatchFormats] = {}
-
-    async def forms(run: int) -> BatchFormats:
-        if run not in known:
-            known[run] = batch_formats(await batching.recorded(database, run), redactor)
-        return known[run]
-
-    accounts = Accounts(batching.providers, batching.open_api, redactor.clean)
-    async with lease_held(database, workflow, clocks.wall) as lease, closing(accounts):
+    async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
             database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
         )  # fmt: skip
-        context = BatchContext(
-            database=database,
-            ledger=ledger,
-            journal=Journal(database, ledger, clocks.wall),
-            control=StopSignal(),
-            accounts=accounts,
-            clocks=clocks,
-            folder=batching.folder,
-            workflow=workflow,
-            run=NO_RUN,
-            event=NO_RUN,
-            forms=forms,
-            wait=False,
-        )
-        submitter = Submitter(context)
-        ingester = Ingester(context, None, CallRecorder(ledger, Totals(), "all"))
-        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
-        try:
-            yield BatchMaintenance(context, submitter, BatchPoller(context, submitter, ingester), ingester)
-        finally:
-            beating.cancel()
-            await asyncio.wait({beating})
-
-
-# What the store and a provider know of a batch, held against each other.
+        opened = batch_context(
+            database, ledger, batching, redactor, clocks, StopSignal(),
+            workflow=workflow, run=NO_RUN, event=NO_RUN, formats={},
+        )  # fmt: skip
+        async with opened as context:
+            submitter = Submitter(context)
+            ingester = Ingester(context, None, CallRecorder(ledger, Totals(), "all"))
+            beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
+            try:
+                yield BatchMaintenance(context, submitter, BatchPoller(context, submitter, ingester), ingester)
+            finally:
+                beating.cancel()
+                await asyncio.wait({beating})
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +218,6 @@ async def resubmit_as(maintenance: BatchMaintenance, record: BatchRecord) -> Fin
     message = f"the {after.tasks:,} requests of batch {after.id} are asked again by the next `agac batch retrieve`"
     return Finding("needs_human", message, after, done=True)
 
-
-# A batch ended by its user.
 
 ENDED = "run"
 """What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""

@@ -29,8 +29,6 @@ from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
 from agac.store.writer import Ledger
 
-# The file of a batch while it is being filled: one line a task, in memory nothing but a buffer.
-
 BUFFER = 1 << 20
 
 
@@ -320,9 +318,6 @@ def _too_long(form: BatchFormat, length: int) -> RowError | None:
         f"stage {form.stage.name!r}: its request has {length:,} bytes, and a batch of {form.model.lane} takes "
         f"{most:,}; shorten the row's fields or the prompt, or run the stage with `run_mode: sync`",
     )
-
-
-# What was asked in batches before: which tasks are in one, and what was replied to those that are asked again.
 
 
 class BatchedTasks:

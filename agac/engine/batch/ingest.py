@@ -29,8 +29,6 @@ from agac.store.db import sql
 from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
 
-# What becomes of a task whose line brought no result: one pure function, tested as a table.
-
 Then = Literal["batch", "repair", "fallback", "sync", "run"]
 """What is next for a task: another batch, a batch that quotes what was wrong, the next model, a call, or nothing before
 the user runs the workflow again."""
@@ -102,8 +100,6 @@ def _other_model(error: RowError, attempts: AttemptCounts) -> NextStep:
     return NextStep("fallback" if attempts.models_left > 0 else None, error)
 
 
-# Results of a batch, read into the store: every task of it gets an end, whatever the files hold.
-#
 # Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked at again, so what a
 # crash interrupts is read again from the files, which lie on this machine, and nothing is counted twice.
 

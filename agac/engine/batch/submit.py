@@ -19,8 +19,6 @@ from agac.providers.batch import BatchError, Order, ProviderBatch, UnreadableLin
 from agac.spec.workflow import DayTime
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
-# A batch whose creation was begun and of which nothing is known: is it there, or is it not? It never guesses.
-#
 # Whoever was killed, or cut off, between asking for a batch and learning its name has perhaps a batch that costs. It
 # is looked for by what the provider echoes; that it is absent is believed only once the provider's list had time to
 # show it (`grace`), and never where the list may be cut or echoes nothing.
@@ -206,8 +204,6 @@ def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None
     return mine
 
 
-# A batch on its way to the provider: uploaded, created, and looked for where nobody knows whether it was created.
-#
 # What reaches the provider is preceded by a committed intent. A crash before a request leaves the intent alone; a crash
 # after it leaves a file, which is found or uploaded again, or a batch, which is found (`find`) and never created twice.
 
