@@ -129,8 +129,8 @@ async def _once_more(maintenance: BatchMaintenance, record: BatchRecord) -> list
 
 
 def _undecided(record: BatchRecord) -> Finding:
-    worst = f"; what it asked costs up to {_dollars(record.held_usd)}, and would be paid twice" if record.priced else ""
-    again = f"`agac doctor --resubmit --batch-id {record.id}` asks its requests again"
+    worst = f"; its requests cost up to {_dollars(record.held_usd)}, and would be billed twice" if record.priced else ""
+    again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
     adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
     return Finding(
         "needs_human",
@@ -153,7 +153,7 @@ async def _at_provider(maintenance: BatchMaintenance, record: BatchRecord) -> li
 
 
 async def find_late(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    """A batch that was given up, and that its provider may have all the same: then what it finished is paid for."""
+    """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
     twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
     if record.created_after is None or not (never or twice):
@@ -176,26 +176,31 @@ async def find_late(maintenance: BatchMaintenance, record: BatchRecord) -> list[
 
 
 async def _came_late(maintenance: BatchMaintenance, record: BatchRecord, seen: ProviderBatch) -> Finding:
-    """It is there, though its tasks were asked again: it is ended, and what it finished is kept for reuse."""
+    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept for reuse."""
     account = maintenance.context.account(record)
     if not seen.state.is_terminal:
         fault = await account.api.cancel(seen.id)
-        message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: it was cancelled"
+        message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: it was cancelled"
         if fault is not None:
-            message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: {fault.message}"
-        return Finding("given_up", message, record, remedy="`agac doctor` takes what it finished, once it has ended")
+            message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: {fault.message}"
+        return Finding(
+            "given_up",
+            message,
+            record,
+            remedy="run `agac doctor` again once it has ended: it stores the finished answers",
+        )
     kept, twice = await maintenance.collector.take_late(record, seen)
-    message = f"batch {record.id} was given up, and {record.provider} had it as {seen.id}: {kept:,} answers were kept"
-    message += f", {twice:,} were paid for twice" if twice else ""
+    message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
+    message += f", {twice:,} were billed twice" if twice else ""
     return Finding("given_up", message, record, done=True)
 
 
 async def adopt_as(maintenance: BatchMaintenance, record: BatchRecord, provider_id: str) -> Finding:
-    """A human says which batch at the provider it is. Raises UsageError where that cannot be."""
+    """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
     account = maintenance.context.account(record)
     seen = await account.api.look(provider_id)
     if isinstance(seen, Fault):
-        raise UsageError(f"{provider_id} cannot be looked at: {seen.message}", remedy="check the id, and the key")
+        raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
     if await known_ids(maintenance.context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
@@ -210,12 +215,12 @@ async def adopt_as(maintenance: BatchMaintenance, record: BatchRecord, provider_
 
 
 async def resubmit_as(maintenance: BatchMaintenance, record: BatchRecord) -> Finding:
-    """A human says that there is nothing to be had: its tasks are asked again."""
-    note = "its user had its requests asked again"
+    """A user says that the batch or its results are lost: its requests are sent again."""
+    note = "its user chose to send its requests again"
     after = await maintenance.context.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
     maintenance.collector.forget_files(after)
     await clean_up(maintenance.context)
-    message = f"the {after.tasks:,} requests of batch {after.id} are asked again by the next `agac batch retrieve`"
+    message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"
     return Finding("needs_human", message, after, done=True)
 
 
@@ -244,14 +249,14 @@ async def end(maintenance: BatchMaintenance, record: BatchRecord) -> bool:
         return False
     if record.note == UNSURE:
         raise UsageError(
-            f"batch {record.id} was taken for ours by its size alone, and may be somebody else's",
-            remedy="its results will tell: wait until it has ended",
+            f"batch {record.id} was matched by its size alone, and may not be ours",
+            remedy="wait until it has ended: its results show whether it is ours",
         )
     record = await maintenance.collector.cancel(await journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(
             f"batch {record.id} runs on: {record.note}",
-            remedy="it is decided, and the next command that looks at it asks again; to be sure run this one again",
+            remedy="the next command that checks it asks the provider again; to be sure, run this command again",
         )
     await maintenance.collector.observe(record)
     return True

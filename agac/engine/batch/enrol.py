@@ -91,7 +91,7 @@ def full_or_forbidden(error: OSError, path: Path) -> StoreError:
     """What a disk's refusal means for a user."""
     return StoreError(
         f"{path} cannot be written: {error.strerror or error}",
-        remedy="free some space (or mend the folder's rights), then run the same command again: nothing is lost",
+        remedy="free some space (or fix the folder's permissions), then run the same command again: nothing is lost",
     )
 
 

@@ -362,7 +362,7 @@ class Accounts:
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
             raise UsageError(
-                f"provider {name!r} wants {names}, which is not set",
+                f"provider {name!r} needs {names}, which is not set",
                 remedy=f"set {names} in the environment or in .env, then run the same command again",
             )
         shown = self._clean(provider.base_url)

@@ -314,7 +314,7 @@ class Submitter:
         if account.traits.finds_by == "count" and await others_in_intent(
             self._context.database, account.mark, record.id
         ):
-            return "another batch of the account may have been created: `agac doctor` settles first which is which"
+            return "another batch of the account may have been created: run `agac doctor` first"
         load = await lane_load(self._context.database, record, account.mark, now - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         if caps and load.batches and load.tokens + record.tokens > min(caps):
