@@ -14,7 +14,7 @@ from agac.api.batches import batch_lines
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where
 from agac.core.report import Report, iso, json_form
 from agac.core.types import RowId
-from agac.engine.batch.coordinator import told
+from agac.engine.batch.coordinator import batch_counts
 from agac.engine.budget import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.budget import facts as budget_facts
 from agac.engine.estimate import CostEstimate
@@ -312,7 +312,7 @@ async def batch_facts(database: Database, invocation: Invocation, providers: Map
             }
             for one, count in done.stale
         ],
-        "ingested": [told(record) for record in records],
+        "ingested": [batch_counts(record) for record in records],
         "open_batches": json_form(summed),
         "next_try_at": iso(min(tries, default=None)),
         "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,

@@ -20,14 +20,14 @@ from agac.api.status import database_path, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.report import Report
 from agac.core.types import Fault
-from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, tidy
+from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import (
     BatchMaintenance,
     Finding,
     adopt_as,
     batch_maintenance,
     end,
-    look_again,
+    find_late,
     look_at,
     resubmit_as,
 )
@@ -294,7 +294,7 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
                 for view in views:
                     changed = await end(tended, view.batch)
                     (asked if changed else kept).append(view.batch.id)
-                await tidy(tended.scene)
+                await clean_up(tended.context)
             again = [view for view in await _views(database, views) if view.batch.id in asked + kept]
             lines = {line.id: line.as_json() for line in await batch_lines(database, providers, again)}
     told = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
@@ -356,7 +356,7 @@ async def _doctor(
             own = [view for view in views if view.workflow == workflow]
             try:
                 async with _tended(opened, database, workflow, {view.batch.provider for view in own}) as tended:
-                    await tidy(tended.scene)
+                    await clean_up(tended.context)
                     findings += await _of_workflow(tended, [view.batch for view in own], clean=clean)
             except AgacError as error:
                 findings.append(Finding("not_asked", f"{workflow}: {error.message}", remedy=error.remedy))
@@ -383,8 +383,8 @@ async def _tended(
 async def _of_workflow(tended: BatchMaintenance, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
     findings = []
     for record in records:
-        findings += await look_again(tended, record)
-        now = await read_batch(tended.scene.database, record.id)
+        findings += await find_late(tended, record)
+        now = await read_batch(tended.context.database, record.id)
         findings += [] if now is None or now.state in CLOSED else await look_at(tended, now)
     findings += await _stale(tended, records, clean=clean)
     return findings
@@ -395,7 +395,7 @@ async def _stale(tended: BatchMaintenance, records: Sequence[BatchRecord], *, cl
     findings = []
     intents = {record.intent: record for record in records}
     for name in dict.fromkeys(record.provider for record in records):
-        api = tended.scene.accounts.of(name).api
+        api = tended.context.accounts.of(name).api
         async for file in api.stale(PREFIX):
             if isinstance(file, Fault):
                 findings.append(Finding("not_asked", f"{name}: {file.message}"))

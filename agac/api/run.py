@@ -107,10 +107,10 @@ def batching_of(
         open_api=partial(_open, opened),
         recorded=partial(recorded_plan, opened, providers, functions=False),
         folder=opened.root / ".agac" / FOLDER,
-        agree=partial(_agree, workflow, providers, options, confirm, retrieves is not None),
-        stays=options.wait,
-        only=only,
-        retrieves=retrieves,
+        confirm_stale=partial(_agree, workflow, providers, options, confirm, retrieves is not None),
+        wait=options.wait,
+        only_batch=only,
+        resume_run=retrieves,
     )
 
 

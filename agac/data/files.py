@@ -18,8 +18,6 @@ from typing import Any, Literal, Protocol
 
 from agac.core.errors import AgacError, UsageError
 
-# A file that appears whole or not at all: written beside its place, made durable, renamed into it.
-#
 # A crash before the rename leaves the old file and a temporary one, which the next commit in that folder removes; a
 # crash after it leaves the new file. Nothing else is ever left behind.
 
@@ -184,8 +182,6 @@ def _kind(error: OSError) -> Literal["full", "denied", "other"]:
         return "full"
     return "denied" if error.errno in _DENIED else "other"
 
-
-# Files in gzip or zstandard, read as if they were not: a bounded piece at a time, and torn ones say so.
 
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"

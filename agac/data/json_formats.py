@@ -13,9 +13,7 @@ from pathlib import Path
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
 from agac.data.json_text import Unusable, decode, decode_at, kind_of, quoted
-from agac.data.records import MAX_RECORD_BYTES, LineSource, Record, opened, refused
-
-# JSON Lines: one object a line. Lines end at `\n` alone, so that U+2028 and its like stay inside their strings.
+from agac.data.records import MAX_RECORD_BYTES, FileSource, LineSource, Record, opened, refused
 
 
 class JsonLinesSource(LineSource):
@@ -55,8 +53,6 @@ def _hint(raw: bytes) -> str:
     return "; write one object a line"
 
 
-# JSON: an array of objects, or one object, which is one record. Read in pieces, never as a whole.
-#
 # An element is first tried where it stands. Only where that fails (the piece ends inside it, or something is wrong with
 # it) are its brackets and quotes followed to its end, once, over as many pieces as it takes.
 
@@ -137,12 +133,11 @@ class _Broken:
     problem: str
 
 
-class JsonSource:
+class JsonSource(FileSource):
     """A file that holds one JSON array of objects, or one object. Raises UsageError when it begins as neither."""
 
     def __init__(self, path: Path, shown: str) -> None:
-        self._path = path
-        self._shown = shown
+        super().__init__(path, shown)
         with opened(path, shown) as file:
             first = _Text(file).peek()
         if not first:
@@ -155,9 +150,6 @@ class JsonSource:
 
     def columns(self) -> None:
         return None
-
-    def describe(self) -> str:
-        return self._shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with opened(self._path, self._shown) as file:

@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, explained
 from agac.data.json_text import encode
-from agac.data.records import Record, opened, refused
+from agac.data.records import FileSource, Record, opened, refused
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-# Parquet, through duckdb: read some hundred rows at a time, in the order of the file.
-#
 # JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text
 # (what is not UTF-8 in them is replaced), NaN null; integers keep every digit, lists and structures their shape. A
 # row with an infinity is refused.
@@ -34,6 +32,11 @@ _ROWS_AT_A_TIME = 128
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _AS_THEY_ARE = frozenset({"boolean", "varchar", *_INTEGERS, *(f"u{name}" for name in _INTEGERS)})
 _TEXT = "VARCHAR"
+
+
+def _no_pattern(path: Path) -> str:
+    """A path whose stars and brackets are only themselves to duckdb, which reads patterns of files."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
 class _Reading(NamedTuple):
@@ -47,12 +50,11 @@ class _Infinite(ValueError):
     """A number that JSON does not have."""
 
 
-class ParquetSource:
+class ParquetSource(FileSource):
     """A parquet file. Raises UsageError when it is none, or when duckdb is missing."""
 
     def __init__(self, path: Path, shown: str) -> None:
-        self._path = path
-        self._shown = shown
+        super().__init__(path, shown)
         with opened(path, shown):
             pass
         if find_spec("duckdb") is None:
@@ -61,24 +63,21 @@ class ParquetSource:
                 remedy="Or convert the file to csv or jsonl.",
             )
         with self._connected() as connection:
-            table = connection.read_parquet(self._pattern())
+            table = connection.read_parquet(_no_pattern(self._path))
             self._columns = tuple(table.columns)
             self._readings = [_reading(kind) for kind in table.types]
 
     def columns(self) -> tuple[str, ...]:
         return self._columns
 
-    def describe(self) -> str:
-        return self._shown
-
     def records(self, start: int = 0) -> Iterator[Record]:
         wanted = ", ".join(
-            f"CAST({_name(column)} AS {reading.type})"
+            f"CAST({_identifier(column)} AS {reading.type})"
             for column, reading in zip(self._columns, self._readings, strict=True)
         )
         statement = f"SELECT {wanted} FROM read_parquet(?) OFFSET ?"  # noqa: S608 - names are quoted
         with opened(self._path, self._shown), self._connected() as connection:
-            cursor = connection.execute(statement, [self._pattern(), start])
+            cursor = connection.execute(statement, [_no_pattern(self._path), start])
             fetched = iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])
             for ordinal, values in enumerate(chain.from_iterable(fetched), start=start + 1):
                 yield self._record(ordinal, values)
@@ -93,10 +92,6 @@ class ParquetSource:
             return refused(ordinal, self._shown, None, ErrorType.INVALID_ROW, problem)
         return Record(ordinal, data)
 
-    def _pattern(self) -> str:
-        """The path as duckdb takes it: its signs for several files stand for themselves."""
-        return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(self._path))
-
     @contextmanager
     def _connected(self) -> Iterator[DuckDBPyConnection]:
         """A database in memory that reads the one file. Raises AgacError for what duckdb says."""
@@ -108,15 +103,10 @@ class ParquetSource:
                     connection.execute("SET TimeZone = 'UTC'")
                 yield connection
         except duckdb.Error as error:
-            first = str(error).partition("\n")[0].replace(self._pattern(), self._path.name)
+            first = str(error).partition("\n")[0].replace(_no_pattern(self._path), self._path.name)
             raise AgacError(
                 f"{self._shown}: cannot be read as parquet: {first}", remedy="Get the file again, then run again."
             ) from error
-
-
-def _name(column: str) -> str:
-    doubled = column.replace('"', '""')
-    return f'"{doubled}"'
 
 
 def _reading(kind: Any) -> _Reading:
@@ -155,7 +145,7 @@ def _struct(fields: dict[str, _Reading]) -> _Reading:
             for name, inner in value.items()
         }
 
-    inside = ", ".join(f"{_name(name)} {reading.type}" for name, reading in fields.items())
+    inside = ", ".join(f"{_identifier(name)} {reading.type}" for name, reading in fields.items())
     return _Reading(f"STRUCT({inside})", convert)
 
 
@@ -178,8 +168,6 @@ def _iso(text: str) -> str:
     """`2024-05-01 10:00:00+00` as `2024-05-01T10:00:00+00:00`."""
     return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
 
-
-# Parquet files, written by duckdb: rows are spooled as lines of JSON beside their place, and converted as a stream.
 
 INSTALL = "pip install 'agac[data]'"
 
@@ -304,8 +292,3 @@ def _identifier(name: str) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _no_pattern(path: Path) -> str:
-    """A path whose stars and brackets are only themselves to duckdb, which reads patterns of files."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))

@@ -17,8 +17,6 @@ from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.types import JSONValue
 from agac.data.files import BUFFER, unpacked
 
-# What every source gives, and what all of them need to open a file and to refuse a part of it.
-
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
 
@@ -122,21 +120,24 @@ def _nearest_file(path: Path, shown: str) -> str:
     return f"Did you mean {Path(shown).with_name(near[0])}?" if near else "Check the path of the input."
 
 
-# What a source has in common with another whose records are lines: how they are numbered, and which are too long.
+class FileSource:
+    """A source that is one file; `shown` is its name in messages."""
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path, self._shown = path, shown
+
+    def describe(self) -> str:
+        return self._shown
 
 
-class LineSource(ABC):
+class LineSource(FileSource, ABC):
     """A file with one record a line. Lines end at `\\n` alone, so that U+2028 and its like stay inside; lines of white
     space are no records. Subclasses say what a line is."""
 
     def __init__(self, path: Path, shown: str) -> None:
-        self._path = path
-        self._shown = shown
+        super().__init__(path, shown)
         with opened(path, shown):
             pass
-
-    def describe(self) -> str:
-        return self._shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with opened(self._path, self._shown) as file:
@@ -166,9 +167,6 @@ def next_line(file: BufferedReader) -> bytes:
         while rest and not rest.endswith(b"\n"):
             rest = file.readline(1 << 20)
     return raw
-
-
-# Which rows a sample takes.
 
 
 def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:

@@ -17,11 +17,25 @@ from agac.data.parquet import ParquetSink
 from agac.data.tables import DelimitedSink, OutputRow, TableLayout, TextSink
 from agac.spec.workflow import OutputFormat
 
-# The files that agac writes for its users, the folder they stand in, and the envelope of one row.
+
+class Ending(Protocol):
+    """What is written and shown together with the files of a folder, as a whole or not at all."""
+
+    def finish(self) -> None:
+        """Makes what was written durable, but does not show it yet. Nothing can be written after it."""
+        ...
+
+    def commit(self) -> None:
+        """Finishes if that was not done, and shows what was written in the place of what was there."""
+        ...
+
+    def abort(self) -> None:
+        """Forgets everything; what was there stays as it was. After `commit` it does nothing."""
+        ...
 
 
-class Sink(Protocol):
-    """Values on their way into one file, which is replaced as a whole or not at all."""
+class Sink(Ending, Protocol):
+    """Values on their way into one file."""
 
     def write(self, value: JSONValue) -> None:
         """Appends one value. Raises AgacError, with a remedy, when the disk refuses it."""
@@ -33,18 +47,6 @@ class Sink(Protocol):
 
     def write_texts(self, json_texts: Sequence[str]) -> None:
         """Appends values that are already JSON text: many at a time cost a third of one by one."""
-        ...
-
-    def finish(self) -> None:
-        """Completes the file and makes it durable, but does not show it yet. Nothing can be written after it."""
-        ...
-
-    def commit(self) -> None:
-        """Finishes the file if that was not done, and puts it in its place."""
-        ...
-
-    def abort(self) -> None:
-        """Forgets everything; the old file stays as it was. After `commit` it does nothing."""
         ...
 
 
@@ -148,22 +150,6 @@ FILES: dict[str, Callable[[Path], Sink]] = {
 the formats that a workflow asks for (`data/outputs`)."""
 
 
-class Ending(Protocol):
-    """What is written and shown together with the files of a folder."""
-
-    def finish(self) -> None:
-        """Makes durable what was written, without showing it yet."""
-        ...
-
-    def commit(self) -> None:
-        """Shows it, in the place of what was there."""
-        ...
-
-    def abort(self) -> None:
-        """Forgets what was written. After `commit` it does nothing."""
-        ...
-
-
 Joined = TypeVar("Joined", bound=Ending)
 
 
@@ -257,26 +243,11 @@ def envelope(
     )
 
 
-# The outputs beside the JSON files, by the name that `output.format` takes.
-
-
-class RowSink(Protocol):
-    """Settled rows on their way into an output, which is replaced or brought up to date as a whole or not at all."""
+class RowSink(Ending, Protocol):
+    """Settled rows on their way into an output."""
 
     def write(self, rows: Sequence[OutputRow]) -> None:
         """Appends rows. Raises AgacError, with a remedy, when they cannot be written."""
-        ...
-
-    def finish(self) -> None:
-        """Makes what was written durable, but does not show it yet. Nothing can be written after it."""
-        ...
-
-    def commit(self) -> None:
-        """Finishes if that was not done, and shows what was written."""
-        ...
-
-    def abort(self) -> None:
-        """Forgets everything; what was there stays as it was. After `commit` it does nothing."""
         ...
 
 

@@ -24,13 +24,10 @@ from agac.data.json_text import kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.records import Record, Source, opened
 from agac.data.sqlite import SqliteSource
-from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles
+from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
 from agac.spec.inputs import LOOKED_AT, PIPED, SUFFIXES, format_of, suffix_of
-from agac.spec.paths import Unmatchable, matching
 from agac.spec.workflow import InputSpec
 
-# Several files of one format as one source: the rows of the first, then those of the next; numbers run on.
-#
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
 # is null in half of the rows is hardly ever what was meant.
 
@@ -48,7 +45,7 @@ class SeveralFiles:
         self._columns: tuple[str, ...] | None = None
         self._begun: tuple[list[int], list[str]] = ([], [])
         refused = []
-        for relative in islice(self._files(), LOOKED_AT):
+        for relative in islice(matched_files(self._spec), LOOKED_AT):
             try:
                 self._opened(relative)
             except UsageError as error:
@@ -72,7 +69,7 @@ class SeveralFiles:
     def records(self, start: int = 0) -> Iterator[Record]:
         before = 0
         befores, files = self._begun = ([], [])
-        for relative in self._files():
+        for relative in matched_files(self._spec):
             ordinal = 0
             befores.append(before)
             files.append(relative)
@@ -80,12 +77,6 @@ class SeveralFiles:
                 if before + ordinal > start:
                     yield Record(before + ordinal, data, error, line, relative)
             before += ordinal
-
-    def _files(self) -> Iterator[str]:
-        try:
-            yield from matching(self._spec.path, self._spec.patterns, self._spec.skipped)
-        except Unmatchable as error:
-            raise AgacError(f"{self._spec.shown}: {error}", remedy="Mend it, then run again.") from error
 
     def _opened(self, relative: str) -> Source:
         source = self._open(relative)
@@ -184,8 +175,6 @@ def _suffix(path: Path) -> str:
         return ".parquet"
     return {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
 
-
-# The formats that agac reads, and the way from an input to rows.
 
 __all__ = [
     "FORMATS",
@@ -325,8 +314,6 @@ def _no_id(data: dict[str, JSONValue], id_field: str, value: JSONValue) -> str:
     what = "empty" if isinstance(value, str) else kind_of(value)
     return f"the id field {name} is {what}; an id is a string that is not empty, or an integer"
 
-
-# What columns hold, learned from the first rows of a source.
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
 

@@ -20,11 +20,9 @@ from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, explained
 from agac.data.json_text import encode
 from agac.data.json_text import quoted as json_text_quoted
-from agac.data.records import Record, opened, refused
+from agac.data.records import FileSource, Record, opened, refused
 from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
 
-# A SQLite database: one SELECT, read-only. Rows come in the order of the query, as they are read.
-#
 # The database is opened so that nothing can be written, and an authorizer refuses whatever is not reading. Integers
 # keep every digit, dates are whatever the database holds, blobs are text in UTF-8.
 
@@ -40,13 +38,12 @@ _MISSING = re.compile(r"no such (table|column): (.+)")
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
 
 
-class SqliteSource:
+class SqliteSource(FileSource):
     """The rows of one statement. Raises UsageError when the database or the statement cannot be read."""
 
     def __init__(self, path: Path, statement: str, shown: str) -> None:
-        self._path = path
+        super().__init__(path, shown)
         self._statement = statement
-        self._shown = shown
         try:
             with opened(path, shown), self.connected() as connection:
                 connection.execute(f"EXPLAIN {statement}")  # understood as it stands, and nothing but reading
@@ -60,9 +57,6 @@ class SqliteSource:
 
     def columns(self) -> tuple[str, ...]:
         return self._columns
-
-    def describe(self) -> str:
-        return self._shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with opened(self._path, self._shown), self.connected() as connection:
@@ -101,8 +95,7 @@ class SqliteSource:
             if kind == "table":
                 return sentence(did_you_mean(name, tables, "its tables"))
             read = [one for one in tables if re.search(rf"\b{re.escape(one)}\b", self._statement, re.IGNORECASE)]
-            quoted_names = ['"' + one.replace('"', '""') + '"' for one in read]
-            found = [connection.execute(f"SELECT * FROM {one} LIMIT 0").description for one in quoted_names]  # noqa: S608 - quoted
+            found = [connection.execute(f"SELECT * FROM {quoted(one)} LIMIT 0").description for one in read]  # noqa: S608
         columns = dict.fromkeys(str(column[0]) for columns in found for column in columns)
         return sentence(did_you_mean(name.rpartition(".")[2], columns, "the columns"))
 
@@ -293,8 +286,6 @@ def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: 
     except sqlite3.DatabaseError as error:
         raise UsageError(f"{shown}: {error}", remedy="Name a SQLite database in output.to.") from error
 
-
-# A table in a SQLite database as an output: rows are put in or brought up to date by id, nothing else is touched.
 
 BUSY_SECONDS = 30.0
 _MAX_INTEGER = 1 << 63

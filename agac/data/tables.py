@@ -19,8 +19,6 @@ from agac.data.json_text import encode
 from agac.spec.json_schema import resolved
 from agac.spec.workflow import Merge
 
-# What the values of a column are, seen from the values themselves and from the schema that they satisfy.
-
 TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
 _EXACT = 1 << 53  # up to here a double holds every integer
 _INT64 = 1 << 63
@@ -92,8 +90,6 @@ def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
             bits |= _declared(other, root, depth + 1)
     return bits
 
-
-# Rows with their results as one record each: which fields it has, and under which names.
 
 RESULT = "result"
 """The field of a result that has no fields: a text, a list."""
@@ -171,8 +167,6 @@ def free_name(field: str, stage: str, taken: Container[str]) -> str:
         field = f"{stage}.{field}"
     return field
 
-
-# The columns of a table: known before its first row is written, from the schema and from a look at all rows.
 
 MAX_COLUMNS = 10_000
 """Beyond this the fields are data (a date, an id a field) and no columns: nobody could read such a table."""
@@ -305,8 +299,6 @@ def _before(name: str, there: Collection[str], key: str) -> str | None:
     return next((column for column in own if column.lower() != key.lower()), None)
 
 
-# Tables and results as lines of text: csv, tsv and txt.
-
 _END = "\r\n"  # as the csv module is told: it quotes a cell that holds a character of its line end, and no other
 _FORMULA = re.compile(r"[=+\-@\t\r\n]")
 _PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
@@ -328,11 +320,30 @@ def safe_cell(text: str) -> str:
     return text
 
 
-class DelimitedSink:
+class _FileSink:
+    """An output in one file, which appears whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AtomicFile(path)
+
+    def finish(self) -> None:
+        """Makes what was written durable, without showing it yet."""
+        self._file.finish()
+
+    def commit(self) -> None:
+        """Puts the file in its place."""
+        self._file.commit()
+
+    def abort(self) -> None:
+        """Forgets what was written."""
+        self._file.abort()
+
+
+class DelimitedSink(_FileSink):
     """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8 without a byte order mark."""
 
     def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
-        self._file = AtomicFile(path)
+        super().__init__(path)
         self._written: list[str] = []
         self._writer = csv.writer(_LineEnds(self._written.append), delimiter=delimiter, lineterminator=_END)
         self._text: Callable[[JSONValue], str] = _safe_text if safe else cell_text
@@ -347,15 +358,7 @@ class DelimitedSink:
     def finish(self) -> None:
         """Makes what was written durable, without showing it yet."""
         self._flush()
-        self._file.finish()
-
-    def commit(self) -> None:
-        """Puts the file in its place."""
-        self._file.commit()
-
-    def abort(self) -> None:
-        """Forgets what was written."""
-        self._file.abort()
+        super().finish()
 
     def _flush(self) -> None:
         self._file.write("".join(self._written))
@@ -376,7 +379,7 @@ class _LineEnds:
         self._add(line[: -len(_END)] + "\n")
 
 
-class TextSink:
+class TextSink(_FileSink):
     """One result a line, in the order of the rows; a row that failed is an empty line.
 
     A line end within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON.
@@ -388,18 +391,6 @@ class TextSink:
     def write(self, rows: Sequence[OutputRow]) -> None:
         """Appends results. Raises AgacError, with a remedy, when the disk refuses them."""
         self._file.write("".join([f"{_one_line(cell_text(row.record))}\n" for row in rows]))
-
-    def finish(self) -> None:
-        """Makes what was written durable, without showing it yet."""
-        self._file.finish()
-
-    def commit(self) -> None:
-        """Puts the file in its place."""
-        self._file.commit()
-
-    def abort(self) -> None:
-        """Forgets what was written."""
-        self._file.abort()
 
 
 def _one_line(text: str) -> str:

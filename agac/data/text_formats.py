@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.data.json_text import quoted
-from agac.data.records import BOM, MAX_RECORD_BYTES, LineSource, Record, opened, refused
+from agac.data.records import BOM, MAX_RECORD_BYTES, FileSource, LineSource, Record, opened, refused
 from agac.spec.paths import Unmatchable, matching
 from agac.spec.workflow import InputSpec
 
@@ -80,12 +80,11 @@ def _line_end(file: io.BufferedReader) -> bytes:
     return b"\r" if carriage >= 0 and (feed < 0 or feed > carriage + 1) else b"\n"
 
 
-class DelimitedSource:
+class DelimitedSource(FileSource):
     """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
 
     def __init__(self, path: Path, shown: str, delimiter: str) -> None:
-        self._path = path
-        self._shown = shown
+        super().__init__(path, shown)
         self._delimiter = delimiter
         # a setting of the whole process: only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
@@ -94,9 +93,6 @@ class DelimitedSource:
 
     def columns(self) -> tuple[str, ...]:
         return self._columns
-
-    def describe(self) -> str:
-        return self._shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
         columns = self._columns
@@ -214,9 +210,6 @@ def _header_trouble(names: tuple[str, ...]) -> tuple[str, str] | None:
     return None
 
 
-# Plain text: each line a row, with its number in the file. Lines of white space are no rows.
-
-
 class TextSource(LineSource):
     """A text file. Lines end at `\\n`, with or without a `\\r` before it."""
 
@@ -251,13 +244,17 @@ class WholeFiles:
         return self._spec.shown
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        spec = self._spec
-        try:
-            for ordinal, relative in enumerate(matching(spec.path, spec.patterns, spec.skipped), start=1):
-                if ordinal > start:
-                    yield _record(ordinal, spec.path, relative)
-        except Unmatchable as error:
-            raise AgacError(f"{spec.shown}: {error}", remedy="Mend it, then run again.") from error
+        for ordinal, relative in enumerate(matched_files(self._spec), start=1):
+            if ordinal > start:
+                yield _record(ordinal, self._spec.path, relative)
+
+
+def matched_files(spec: InputSpec) -> Iterator[str]:
+    """The paths that an input matches, relative to its folder. Raises AgacError when a folder cannot be read."""
+    try:
+        yield from matching(spec.path, spec.patterns, spec.skipped)
+    except Unmatchable as error:
+        raise AgacError(f"{spec.shown}: {error}", remedy="Fix it, then run again.") from error
 
 
 def _record(ordinal: int, root: Path, relative: str) -> Record:

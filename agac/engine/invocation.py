@@ -98,19 +98,19 @@ class Clocks:
 @dataclass(frozen=True, slots=True)
 class Batching:
     """What batches need of whoever makes an invocation. `providers` are the project's as they are now; `open_api` gives
-    the batches of an account, `recorded` the plan of a run as it was stored; `folder` holds batches' files. `stays`: it
-    waits until all is done. `agree` says whether anything may be submitted beside stale batches. `only` is the one
-    batch that is taken in; None: all that have ended. `retrieves`: a run's rows are taken from the store, not from its
-    input."""
+    the batches of an account, `recorded` the plan of a run as it was stored; `folder` holds batches' files. `wait`:
+    whether to wait until all is done. `confirm_stale` says whether anything may be submitted next to stale batches.
+    `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
+    the store, not from its input."""
 
     providers: Mapping[str, Provider]
     open_api: Callable[[Provider], BatchApi]
     recorded: Callable[[Database, int], Awaitable[Plan]]
     folder: Path
-    agree: Callable[[list[tuple[BatchRecord, int]]], Awaitable[bool]]
-    stays: bool = False
-    only: int | None = None
-    retrieves: int | None = None
+    confirm_stale: Callable[[list[tuple[BatchRecord, int]]], Awaitable[bool]]
+    wait: bool = False
+    only_batch: int | None = None
+    resume_run: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,10 +203,10 @@ async def walk_rows(intake: InputRows, crew: LevelWorkers, batches: Batches | No
     context = crew.context
     work, plan, places, control = context.work, context.plan, context.places, context.stop_signal
     if batches is not None:
-        await _ended(group.create_task(batches.take_up()), control)
+        await _ended(group.create_task(batches.recover()), control)
     if control.stop is not None:
         return None
-    if work.batching.retrieves is not None:
+    if work.batching.resume_run is not None:
         return await _walk_open(crew, group, again=False)
     if work.retry is not None:
         flights = RetriedRows(context, work.retry).flights()
@@ -253,7 +253,7 @@ async def go_on(crew: LevelWorkers, batches: Batches, group: asyncio.TaskGroup) 
 
     batches.close_all()
     with suppress(RunStopped):
-        await _ended(group.create_task(_unhalted(batches.go_on(walk))), context.stop_signal)
+        await _ended(group.create_task(_unhalted(batches.complete(walk))), context.stop_signal)
     batches.done.any_open = await batches.any_open()
     if context.stop_signal.stop is None and batches.held_back and not batches.done.any_open:
         batches.stop_at_limit()
@@ -346,7 +346,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     on, every answer is stored in one transaction with its outcome, and the lease of a dead process is taken over.
     """
     plan, now = work.plan, work.clocks.wall
-    invocation.retry, invocation.retrieves = work.retry, work.batching.retrieves is not None
+    invocation.retry, invocation.retrieves = work.retry, work.batching.resume_run is not None
     async with lease_held(database, plan.workflow, now) as lease:
         killed = await killed_before(database, plan.workflow)
         invocation.lost_calls = killed.to_tell if killed else 0
@@ -372,7 +372,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     plan, now = work.plan, work.clocks.wall()
     identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
     await runs.keep_definition(database, identity, canonical(plan.body), now)
-    found = work.batching.retrieves or (work.retry.run if work.retry else None)
+    found = work.batching.resume_run or (work.retry.run if work.retry else None)
     if found is None and not work.fresh:
         found = await runs.newest_run(database, identity)
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
@@ -385,7 +385,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     else:
         invocation.run, invocation.continued = found, True
         await runs.retarget_run(database, found, where)
-    if work.batching.retrieves is None:
+    if work.batching.resume_run is None:
         await runs.store_run_settings(database, invocation.run, run_settings(plan, work.root))
 
 
@@ -472,7 +472,7 @@ async def _work(
         asker: AnswerSource = caller
         if batches is not None:
             invocation.batches = batches.done
-            asker = await batches.enrolling(caller, takes_up=work.batching.retrieves is None)
+            asker = await batches.enrolling(caller, resume_parked=work.batching.resume_run is None)
             background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
         crew = LevelWorkers(context, asker, functions, Tasks(context, lookup, newest))
         await walk_rows(intake, crew, batches, group)
@@ -484,7 +484,7 @@ async def _work(
         await ledger.drained()
         for task in background:
             task.cancel()
-    if work.batching.retrieves is not None:
+    if work.batching.resume_run is not None:
         read_at = await runs.input_read_at(database, invocation.run)
         whole = read_at is not None and await _is_settled(database, invocation.run)
     else:

@@ -11,7 +11,7 @@ from agac.core.types import Fault, Finish, JSONValue, Message, Params, Reply, Re
 from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, fault_of, is_error, read_anthropic_error
 from agac.providers.openai_chat import told
 from agac.providers.provider import Provider
-from agac.providers.wire import count, json_of, reply_of, shape_of, unreadable
+from agac.providers.wire import NO_HEADERS, Assembly, count, json_of, reply_of, shape_of, unreadable
 
 # A JSON Schema in the words that Anthropic holds answers to: part of the language, and every object closed.
 #
@@ -134,8 +134,6 @@ def _bounds(node: Mapping[str, Any]) -> dict[str, JSONValue]:
     return held
 
 
-# Anthropic's Messages API: one `build`, one `parse`.
-#
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 
 path = "/messages"
@@ -279,25 +277,20 @@ def _usage(usage: Any) -> Usage:
     return Usage(given, count(usage, "output_tokens"), read, count(details, "thinking_tokens"))
 
 
-# The events of a streamed message, put together into the message that they describe.
-#
 # Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of the anthropic SDK
 # 2.12, read November 2026.
 
-_NO_HEADERS: Mapping[str, str] = {}
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """Where a block keeps what a delta brings. Others belong to tools and citations, which are not asked for."""
 
 
-class MessageAssembly:
+class MessageAssembly(Assembly):
     """A message. It ends with `message_stop`, or with an `error` in its place."""
 
-    __slots__ = ("_blocks", "_error", "_frame", "answering", "begun", "done")
+    __slots__ = ("_blocks", "_error", "_frame")
 
     def __init__(self) -> None:
-        self.begun = False
-        self.answering = False
-        self.done = False
+        super().__init__()
         self._frame: dict[str, JSONValue] = {}
         self._blocks: dict[int, tuple[dict[str, Any], list[tuple[str, str]]]] = {}
         self._error: JSONValue = None
@@ -320,16 +313,12 @@ class MessageAssembly:
         elif event.get("error"):  # a gateway may leave the type out
             self.done, self._error = True, {"type": "error", **event}
 
-    def finish(self) -> bool:
-        """Whether the last event was there."""
-        return self.done
-
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         """The message, or the error that came in its place."""
         if self._error is not None:
-            return 200, _NO_HEADERS, self._error
+            return 200, NO_HEADERS, self._error
         blocks = [_whole(block, pieces) for _, (block, pieces) in sorted(self._blocks.items())]
-        return 200, _NO_HEADERS, {**self._frame, "content": blocks}
+        return 200, NO_HEADERS, {**self._frame, "content": blocks}
 
     def _begin(self, index: Any, block: Any) -> None:
         if type(index) is int and isinstance(block, dict):

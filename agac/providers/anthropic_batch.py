@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote
 
 from agac.core.errors import AgacError
 from agac.core.redact import Redactor
@@ -27,7 +26,7 @@ from agac.providers.batch import (
     object_of,
     text_of,
 )
-from agac.providers.control_plane import PIECE, ControlPlane, Sdk, listed, none, refused
+from agac.providers.control_plane import PIECE, Sdk, SdkBatches, listed, none, refused
 from agac.providers.openai_batch import one_line
 from agac.providers.provider import Provider
 from agac.providers.wire import encode
@@ -37,13 +36,10 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# Anthropic's message batches, through the anthropic SDK, which is an extra.
-#
 # Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the anthropic SDK 2.12, November 2026.
 # Requests are sent inline, and a batch carries nothing of ours: it is found by the number of its requests.
 
 _PAGE = 1000
-_ADDRESS = "/messages/batches"
 _OPEN, _CLOSE = b'{"requests":[', b"]}"
 _ENDS = ("succeeded", "errored", "canceled", "expired")
 
@@ -71,19 +67,15 @@ def _sdk() -> Sdk:
     )
 
 
-class AnthropicBatches:
+class AnthropicBatches(SdkBatches):
     """The message batches of one workspace."""
 
     uploads = False
+    address = "/messages/batches"
 
     def __init__(self, provider: Provider, traits: BatchTraits, redactor: Redactor) -> None:
         """Raises AgacError: the SDK is not installed. UsageError: the address, a header, … cannot be used."""
-        self._provider, self._traits, self._redactor = provider, traits, redactor
-        self._plane = ControlPlane(provider, redactor, _sdk())
-
-    async def close(self) -> None:
-        """Closes every connection."""
-        await self._plane.close()
+        super().__init__(provider, traits, redactor, _sdk())
 
     async def upload(self, path: Path, name: str) -> str | Fault:
         """There is nothing to upload: `create` sends the requests."""
@@ -99,13 +91,15 @@ class AnthropicBatches:
         headers = {"Content-Type": "application/json", "Content-Length": str(len(_OPEN) + size + len(_CLOSE))}
         with order.path.open("rb") as file:
             content = _body(file, size)
-            found = await self._plane.post(_ADDRESS, creates=True, model=order.model, headers=headers, content=content)
+            found = await self._plane.post(
+                self.address, creates=True, model=order.model, headers=headers, content=content
+            )
         return self._plane.read(found, self._seen, "a batch without an id", creates=True)
 
     async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
         """Batches that were created since then with as many requests as `order` has. A Fault ends it."""
         limit = _PAGE if self._traits.pages else None
-        async for one in listed(self._plane, _ADDRESS, limit=limit, cursor="after_id", since=since):
+        async for one in listed(self._plane, self.address, limit=limit, cursor="after_id", since=since):
             if isinstance(one, Fault):
                 yield one
             elif seen := self._seen(one):
@@ -113,33 +107,24 @@ class AnthropicBatches:
                 if recent and seen.total in (None, order.requests):
                     yield seen
 
-    async def look(self, batch: str) -> ProviderBatch | Fault:
-        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
-        found = await self._plane.get(f"{_ADDRESS}/{quote(batch, safe='')}", known=True)
-        return self._plane.read(found, self._seen, "a batch without an id", creates=False)
-
     async def download(self, result: Remote, path: Path) -> int | Fault:
         """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.
 
         The address is made of the batch's id: the one that the batch names (`results_url`) may lie elsewhere, where our
         key has no business.
         """
-        saved = await self._plane.save(f"{_ADDRESS}/{quote(result.ref, safe='')}/results", path, "application/binary")
+        saved = await self._plane.save(f"{self._at(result.ref)}/results", path, "application/binary")
         if isinstance(saved, Fault) and saved.status == 404 and await self._is_archived(result.ref):
             return refused(self._provider, FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone")
         return saved if isinstance(saved, Fault) else saved.size
 
     async def _is_archived(self, batch: str) -> bool:
-        found = await self._plane.get(f"{_ADDRESS}/{quote(batch, safe='')}", known=True)
+        found = await self._plane.get(self._at(batch), known=True)
         return not isinstance(found, Fault) and text_of(found, "archived_at") is not None
-
-    async def cancel(self, batch: str) -> Fault | None:
-        """Asks for the end of a batch. One that has ended already is no fault."""
-        return await self._plane.end(f"{_ADDRESS}/{quote(batch, safe='')}/cancel")
 
     async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
         """Deletes a batch that has ended, with its results. What is gone already is no fault."""
-        return await self._plane.delete(f"{_ADDRESS}/{quote(batch, safe='')}") if batch is not None else None
+        return await self._plane.delete(self._at(batch)) if batch is not None else None
 
     def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
         """There are no files."""
@@ -194,8 +179,6 @@ def _end(data: dict[str, Any]) -> BatchState:
     return BatchState.EXPIRED if count_of(counts, "expired") else BatchState.COMPLETED
 
 
-# Requests and results of Anthropic's message batches.
-#
 # Shapes: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the anthropic SDK 2.12,
 # November 2026.
 

@@ -14,8 +14,6 @@ from typing import Any, Literal, Protocol
 
 from agac.core.types import Fault
 
-# What a provider's batch API is: the few hooks in which providers differ, around one life cycle (`engine.batch`).
-#
 # An implementation never sleeps, retries or logs, and sends every request once: what it could not do comes back as a
 # `Fault`, and the engine decides. `Fault.ambiguous` on a create says that the batch may exist: it is looked for then.
 

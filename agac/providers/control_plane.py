@@ -12,6 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from socket import gaierror
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
@@ -19,7 +20,7 @@ from yarl import URL
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers.batch import moment, text_of
+from agac.providers.batch import BatchTraits, ProviderBatch, moment, text_of
 from agac.providers.dialects import DIALECTS
 from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of
 from agac.providers.http import (
@@ -39,8 +40,6 @@ from agac.providers.wire import json_of, unreadable
 if TYPE_CHECKING:
     import httpx2
 
-
-# What goes wrong with files and batches: what an error status means there, and whether something was created.
 
 _NO_BATCHES = "Does {base_url} offer files and batches? If not, write run_mode: sync, or batch: none for {provider}."
 
@@ -171,8 +170,6 @@ def refused(provider: Provider, kind: FaultKind, what: str, *, code: str = "") -
     return Fault(kind, ErrorType.PROVIDER_ERROR, f"{provider.name} {what}", code=code)
 
 
-# What files and batches are moved with: a provider's SDK, held to one request a call, to our headers and our road.
-#
 # An SDK left to itself sends a request that creates something up to three times when its answer is lost. Here every
 # call is one request (`max_retries=0`), and what went wrong is a `Fault` that says whether something may have been
 # created.
@@ -376,8 +373,6 @@ class ControlPlane:
         return lost(problem, self._provider, self._proxy, self._redactor, creates=creates)
 
 
-# Lists of batches and files, page by page: to their end, or until they are surely past what is looked for.
-
 LEEWAY = 300.0
 """Seconds by which a provider's clock and ours may differ."""
 
@@ -449,6 +444,36 @@ class _Order:
 
     def past(self, moment: float) -> bool:
         return self._falls and not self._rises and self._last is not None and self._last < moment
+
+
+class SdkBatches:
+    """What the batch APIs behind all SDKs have in common. `address` is where batches are; see `BatchApi`."""
+
+    address: str
+
+    def __init__(self, provider: Provider, traits: BatchTraits, redactor: Redactor, sdk: Sdk) -> None:
+        self._provider, self._traits, self._redactor = provider, traits, redactor
+        self._plane = ControlPlane(provider, redactor, sdk)
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await self._plane.close()
+
+    async def look(self, batch: str) -> ProviderBatch | Fault:
+        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
+        found = await self._plane.get(self._at(batch), known=True)
+        return self._plane.read(found, self._seen, "a batch without an id", creates=False)
+
+    async def cancel(self, batch: str) -> Fault | None:
+        """Asks for the end of a batch. One that has ended already is no fault."""
+        return await self._plane.end(f"{self._at(batch)}/cancel")
+
+    def _at(self, batch: str) -> str:
+        return f"{self.address}/{quote(batch, safe='')}"
+
+    def _seen(self, data: Any) -> ProviderBatch | None:
+        """A batch as it was reported; None when it has no id."""
+        raise NotImplementedError
 
 
 async def none() -> AsyncIterator[Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from agac.core.types import JSONValue
 from agac.providers import anthropic, openai_chat, openai_responses
 from agac.providers.provider import Provider, Switch
-from agac.providers.wire import Dialect
-
-# Every dialect that agac speaks, by the name that agac.yml gives it.
+from agac.providers.wire import Assembly, Dialect
 
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": openai_chat,
@@ -24,28 +21,6 @@ DIALECTS: dict[str, Dialect] = {
 # Answers that come piece by piece: each dialect's events, put together into the body that its `parse` reads.
 #
 # So there is one `parse`, whatever the transport, and what is stored of a reply is the same, streamed or not.
-
-
-class Assembly(Protocol):
-    """One answer being put together."""
-
-    begun: bool
-    """The first token has come, be it of thinking."""
-
-    answering: bool
-    """The first token of the answer itself has come: of text or of a refusal."""
-
-    done: bool
-    """The end that the protocol promises has come, or an error in its place."""
-
-    def take(self, event: Any) -> None:
-        """One event, as JSON. What is no event is left out, and what comes after the end."""
-
-    def finish(self) -> bool:
-        """No more events will come. Whether the answer is whole."""
-
-    def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        """Status, headers and body, as if they had come without a stream. Only once it is whole."""
 
 
 class WatchedStream:

@@ -15,8 +15,6 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, RateState
 from agac.providers.provider import Provider
 
-# What response headers say about waiting and about limits: `retry-after*`, `x-ratelimit-*`, `anthropic-ratelimit-*`.
-#
 # Names are looked up in lower case: aiohttp's header mapping does not mind, a plain dict must be made so.
 
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|d|h|m|s)")
@@ -107,8 +105,6 @@ def _until(text: str, server_now: str | None) -> float | None:
     return max(then - (time.time() if now is None else now), 0.0)
 
 
-# What errors mean for a run: the rules that a dialect's table is made of, and the Fault that one of them gives.
-#
 # Decided on status, type and code, never on the words of a message, but for rules that say so.
 
 MESSAGE_LENGTH = 500
@@ -282,8 +278,6 @@ def _page(body: bytes) -> str:
     return "an HTML page; something between us and the provider?" if text.startswith("<") else text
 
 
-# What OpenAI's errors, and those of everyone who looks alike, mean for a run: one table.
-#
 # Decided on status, `error.type` and `error.code`, never on the words of a message; the two exceptions are marked.
 # Sources: platform.openai.com/docs/guides/error-codes, the look-alikes' references, public bug reports; November 2026.
 
@@ -417,8 +411,6 @@ def _status(value: Any) -> int | None:
     return value if type(value) is int and 400 <= value < 600 else None
 
 
-# What Anthropic's errors mean for a run: one table.
-#
 # Decided on status, `error.type` and `error.details.error_code`; by their words only where nothing else says it.
 # Sources: platform.claude.com/docs/en/api/errors, the types of the anthropic SDK 2.12, public bug reports; November
 # 2026.

@@ -30,8 +30,6 @@ from agac.providers.provider import Provider
 from agac.providers.wire import encode
 from agac.spec.workflow import Timeout
 
-# Server-sent events: bytes as they come, to the JSON of each event.
-#
 # Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: all dialects say an event's kind within its JSON.
 
 DONE = b"[DONE]"
@@ -111,9 +109,6 @@ async def _drained(response: aiohttp.ClientResponse) -> None:
         response.close()
 
 
-# What carries a request to a provider, whatever the transport, and what it brings back.
-
-
 @dataclass(frozen=True, slots=True)
 class HttpReply:
     """An answer as it came, whatever its status. Times are `time.monotonic()` seconds: before sending, when the headers
@@ -160,8 +155,6 @@ def streamed_reply(
         None if watched.answering_at is None else watched.answering_at - started,
     )
 
-
-# The road to a provider, from the environment: which proxy, which certificates. Read once a sender, not a call.
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Where a file of trusted certificates is named; the first that is set counts."""
@@ -262,9 +255,6 @@ def headers_for(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
                 remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
             )
     return headers
-
-
-# What goes wrong between us and a provider before there is an answer: one table from exceptions to Faults.
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +427,6 @@ def redirected(provider: Provider, status: int, location: str, redactor: Redacto
     return named(_REDIRECTED, words, redactor, status)
 
 
-# The one sender: bytes to a provider, bytes back. It never retries, waits or interprets; it times and names failures.
-#
 # Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
 # idempotent methods, and POST is none.
 

@@ -14,8 +14,6 @@ from agac.providers.dialects import objections
 from agac.providers.provider import Provider, Structured
 from agac.providers.table import ELSEWHERE, SHIPPED, refusal
 
-# What may stand after `?` in a model string: every key is read here, taken over, or refused with a sentence.
-
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model may think."""
 
@@ -259,8 +257,6 @@ def _unknown_key(key: str) -> str:
     return f"unknown key '{key}'{hint} The keys are {', '.join(READERS)}"
 
 
-# Short names of models: a table with a version, since what a short name means moves with the models.
-#
 # The names and what they stand for are those that AgentCards are written with (fast-agent's, read November 2026), in
 # the words of agac's providers. A run stores the expansion, and its fingerprints are made of it: a name that moves
 # makes a changed run, never an unnoticed one. Whoever changes a target raises VERSION and writes it into the line's
@@ -342,8 +338,6 @@ MODELS: dict[str, str] = {
 }
 """Whose model a name without a provider is: exact names only, so that a slip of the pen is never sent anywhere."""
 
-
-# Model strings: `provider/model:route?key=value&…`, or a short name; every one of them is read here.
 
 Transport = Literal["sse", "ws", "auto"]
 

@@ -30,7 +30,7 @@ from agac.providers.batch import (
     object_of,
     text_of,
 )
-from agac.providers.control_plane import ControlPlane, Sdk, listed, none, refused
+from agac.providers.control_plane import Sdk, SdkBatches, listed, none, refused
 from agac.providers.provider import Provider
 from agac.providers.wire import encode
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# OpenAI's files and batches, and those of everyone who looks alike, through the openai SDK.
-#
 # Facts: platform.openai.com/docs/api-reference/batch and /files, the types of the openai SDK 3.52, Azure's pages and
 # public bug reports, November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
 
@@ -75,20 +73,16 @@ def _sdk() -> Sdk:
     )
 
 
-class OpenAIBatches:
+class OpenAIBatches(SdkBatches):
     """The batches of one account at OpenAI or somewhere that speaks its files and batches."""
 
     uploads = True
+    address = "/batches"
 
     def __init__(self, provider: Provider, traits: BatchTraits, redactor: Redactor) -> None:
         """Raises UsageError: the address, a header, a proxy or the certificates cannot be used."""
-        self._provider, self._traits, self._redactor = provider, traits, redactor
-        self._plane = ControlPlane(provider, redactor, _sdk())
+        super().__init__(provider, traits, redactor, _sdk())
         self._short: dict[str, int] = {}
-
-    async def close(self) -> None:
-        """Closes every connection."""
-        await self._plane.close()
 
     async def upload(self, path: Path, name: str) -> str | Fault:
         """Uploads an input file and gives its id. See `BatchApi.upload`."""
@@ -123,7 +117,7 @@ class OpenAIBatches:
             "completion_window": order.window or self._traits.windows[0],
             "metadata": {KEY: order.key},
         }
-        found = await self._plane.post("/batches", creates=True, model=order.model, body=body)
+        found = await self._plane.post(self.address, creates=True, model=order.model, body=body)
         made = self._plane.read(found, self._seen, "a batch without an id", creates=True)
         return _file_is_late(made) if isinstance(made, Fault) else made
 
@@ -132,11 +126,6 @@ class OpenAIBatches:
         async for one in self._batches(since, {self._traits.filters: order.key} if self._traits.filters else {}):
             if isinstance(one, Fault) or one.key == order.key or (one.file_id and one.file_id == order.file_id):
                 yield one
-
-    async def look(self, batch: str) -> ProviderBatch | Fault:
-        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
-        found = await self._plane.get(f"/batches/{quote(batch, safe='')}", known=True)
-        return self._plane.read(found, self._seen, "a batch without an id", creates=False)
 
     async def download(self, result: Remote, path: Path) -> int | Fault:
         """Writes a file of results to `path`, replacing it, and gives its size. See `BatchApi.download`."""
@@ -156,10 +145,6 @@ class OpenAIBatches:
         short = whole is not None and whole > size and self._short.get(address) != size
         self._short[address] = size
         return short
-
-    async def cancel(self, batch: str) -> Fault | None:
-        """Asks for the end of a batch. One that has ended already is no fault."""
-        return await self._plane.end(f"/batches/{quote(batch, safe='')}/cancel")
 
     async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
         """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
@@ -198,7 +183,7 @@ class OpenAIBatches:
 
     async def _batches(self, since: float | None, query: Mapping[str, object]) -> AsyncIterator[ProviderBatch | Fault]:
         limit = _BATCHES_PAGE if self._traits.pages else None
-        async for one in listed(self._plane, "/batches", query=query, limit=limit, since=since):
+        async for one in listed(self._plane, self.address, query=query, limit=limit, since=since):
             if isinstance(one, Fault):
                 yield one
             elif seen := self._seen(one):
@@ -268,8 +253,6 @@ def _error(error: Any, redactor: Redactor) -> BatchError:
     return BatchError(redactor.clean(code), message, line if type(line) is int and line > 0 else None)
 
 
-# Lines of OpenAI's batch files, and those of everyone who looks alike.
-#
 # Shapes: platform.openai.com/docs/guides/batch and the types of the openai SDK 3.52; the odd ones are from public bug
 # reports of OpenAI, Azure, Together, vLLM and others, November 2026.
 

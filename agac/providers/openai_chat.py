@@ -9,9 +9,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, Finish, JSONValue, Message, Params, Reply, Request, Usage
 from agac.providers.error_tables import OPENAI_RULES, fault_of, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
-from agac.providers.wire import count, json_of, reply_of, shape_of, unreadable
-
-# What OpenAI's two APIs, chat completions and responses, have in common on the wire.
+from agac.providers.wire import NO_HEADERS, Assembly, count, json_of, reply_of, shape_of, unreadable
 
 
 def headers(provider: Provider) -> dict[str, str]:
@@ -65,8 +63,6 @@ def said(parts: Any, kind: str) -> tuple[str, str | None]:
     return "".join(texts), refusal
 
 
-# OpenAI chat completions, as OpenAI and everyone who looks alike serves it: one `build`, one `parse`.
-#
 # Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read November 2026.
 
 __all__ = ["build", "headers", "parse", "path", "rates", "refused", "websocket"]
@@ -176,29 +172,23 @@ def _usage(usage: Any) -> Usage:
     return Usage(given, made, cached, thought)
 
 
-# The chunks of a streamed chat completion, put together into the completion that they describe.
-#
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
 
 _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
 _THOUGHTS = ("reasoning_content", "reasoning")
 """What look-alikes call a piece of thinking."""
 
-_NO_HEADERS: Mapping[str, str] = {}
 
-
-class ChatAssembly:
+class ChatAssembly(Assembly):
     """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped.
 
     The first choice counts, as it does where nothing is streamed.
     """
 
-    __slots__ = ("_finish", "_frame", "_refused", "_texts", "answering", "begun", "done")
+    __slots__ = ("_finish", "_frame", "_refused", "_texts")
 
     def __init__(self) -> None:
-        self.begun = False
-        self.answering = False
-        self.done = False
+        super().__init__()
         self._frame: dict[str, JSONValue] = {}
         self._texts: list[str] = []
         self._refused: list[str] = []
@@ -227,14 +217,14 @@ class ChatAssembly:
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         """The completion, or the error that came in its place."""
         if is_error(self._frame):
-            return 200, _NO_HEADERS, self._frame
+            return 200, NO_HEADERS, self._frame
         message = {
             "role": "assistant",
             "content": "".join(self._texts) if self._texts or not self._refused else None,
             "refusal": "".join(self._refused) or None,
         }
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
-        return 200, _NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
+        return 200, NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")

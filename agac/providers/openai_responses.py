@@ -10,10 +10,8 @@ from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, U
 from agac.providers.error_tables import rate_state
 from agac.providers.openai_chat import body_of, headers, messages_with, said, told
 from agac.providers.provider import Provider
-from agac.providers.wire import Shape, count, reply_of, shape_of, unreadable
+from agac.providers.wire import NO_HEADERS, Assembly, Shape, count, reply_of, shape_of, unreadable
 
-# OpenAI's Responses API: one `build`, one `parse`.
-#
 # Facts: developers.openai.com/api/reference/responses and the types of the openai SDK 3.52, read November 2026.
 
 __all__ = ["build", "headers", "parse", "path", "rates", "refused", "websocket"]
@@ -137,29 +135,24 @@ def _usage(usage: Any) -> Usage:
     )
 
 
-# The events of a streamed response (by SSE or WebSocket), put together into the response that they describe.
-#
 # Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.
 
 _ANSWER = frozenset(("response.output_text.delta", "response.refusal.delta"))
 _THOUGHT = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
 _LAST = frozenset(("response.completed", "response.incomplete", "response.failed"))
-_NO_HEADERS: Mapping[str, str] = {}
 
 
-class ResponseAssembly:
+class ResponseAssembly(Assembly):
     """A response: its last event carries it whole. Some servers leave `output` empty there; then the items' own events
     fill it."""
 
-    __slots__ = ("_body", "_headers", "_items", "_status", "answering", "begun", "done")
+    __slots__ = ("_body", "_headers", "_items", "_status")
 
     def __init__(self) -> None:
-        self.begun = False
-        self.answering = False
-        self.done = False
+        super().__init__()
         self._items: list[Any] = []
         self._status = 200
-        self._headers = _NO_HEADERS
+        self._headers = NO_HEADERS
         self._body: JSONValue = None
 
     def take(self, event: Any) -> None:
@@ -181,10 +174,6 @@ class ResponseAssembly:
             self._ended(event.get("response"))
         elif kind == "error":
             self._failed(event)
-
-    def finish(self) -> bool:
-        """Whether the last event was there."""
-        return self.done
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         """The response, or the error that came in its place."""

@@ -330,8 +330,6 @@ SHIPPED: dict[str, Provider] = {
 """The rows that come with agac, by name."""
 
 
-# agac.yml's `providers` laid over the shipped table, with `${VAR}` filled from the environment.
-
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Locate = Callable[[tuple[str, ...]], Where]

@@ -12,8 +12,6 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, RateState, Reply, Request, Schema, Usage
 from agac.providers.provider import Provider
 
-# What a dialect is: how a Request is written on the wire and how an answer is read, and nothing else.
-#
 # A dialect never sends, sleeps, retries or logs; the sender moves its bytes and the engine acts on its Faults.
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -54,6 +52,35 @@ class Dialect(Protocol):
         """What the headers say about the account's limits; None when they say nothing."""
 
 
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class Assembly:
+    """One streamed answer being put together, into the body that its dialect's `parse` reads."""
+
+    __slots__ = ("answering", "begun", "done")
+
+    def __init__(self) -> None:
+        self.begun = False
+        """The first token has come, be it of thinking."""
+        self.answering = False
+        """The first token of the answer itself has come: of text or of a refusal."""
+        self.done = False
+        """The end that the protocol promises has come, or an error in its place."""
+
+    def take(self, event: Any) -> None:
+        """One event, as JSON. What is no event is left out, and what comes after the end."""
+        raise NotImplementedError
+
+    def finish(self) -> bool:
+        """No more events will come. Whether the answer is whole."""
+        return self.done
+
+    def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
+        """Status, headers and body, as if they had come without a stream. Only once it is whole."""
+        raise NotImplementedError
+
+
 class Encoder:
     """Encodes the bodies of one stage's calls to one model as `encode` does. A member that is the same object as in the
     call before, as the schema is, is not encoded again."""
@@ -84,8 +111,6 @@ def encode(wire: JSONValue) -> bytes:
     except UnicodeEncodeError:
         return _escaped(wire).encode()
 
-
-# What every dialect reads alike: a body's JSON, counts of tokens, and what an answer that is no reply means.
 
 _decode = json.JSONDecoder().decode
 
@@ -145,8 +170,6 @@ def reply_of(
     )
 
 
-# How a schema travels to a provider: as the schema itself, as JSON mode with instructions, or as instructions alone.
-#
 # Whatever is sent, the answer is validated here afterwards; this only decides how many answers fail that.
 
 INSTRUCTION = """\
@@ -158,33 +181,11 @@ JSON Schema:
 
 # platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict: true` accepts. Other keywords
 # are refused with a 400 for every row, so one that the page does not name counts as an obstacle.
-_STRICT_KEYWORDS = frozenset(
-    (
-        "$defs",
-        "$ref",
-        "$schema",
-        "additionalProperties",
-        "anyOf",
-        "const",
-        "definitions",
-        "description",
-        "enum",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "format",
-        "items",
-        "maxItems",
-        "maximum",
-        "minItems",
-        "minimum",
-        "multipleOf",
-        "pattern",
-        "properties",
-        "required",
-        "title",
-        "type",
-    )
-)
+_STRICT_KEYWORDS = frozenset((
+    "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "enum",
+    "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maximum", "minItems", "minimum",
+    "multipleOf", "pattern", "properties", "required", "title", "type",
+))  # fmt: skip
 _STRICT_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"))
 _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000

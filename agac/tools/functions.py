@@ -20,8 +20,6 @@ from agac.core.errors import UsageError
 from agac.spec.python_code import FunctionRef, as_written, import_file, source_hash
 from agac.tools.values import FunctionFailed, Record, Returned, failure, plain, returned
 
-# A function of the project: imported, looked at, and called once.
-
 Function = Callable[[Record], Any]
 
 SPARE_DEPTH = -20
@@ -91,8 +89,6 @@ def outcome_of(function: Function, row: Record, root: Path, named: str) -> Retur
     return returned(value, named)
 
 
-# Calls that may block, in threads beside the event loop.
-#
 # Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that ended meanwhile), and a
 # call that never returns would keep the whole process from ending. And Python runs one thread at a time: threads that
 # compute keep the event loop waiting, with 32 of them for a tenth of a second each time. So there are fewer of them as

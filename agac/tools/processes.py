@@ -31,8 +31,6 @@ from agac.tools.functions import (
 from agac.tools.values import FunctionFailed, Record, Returned, failure, plain, returned
 from agac.tools.worker import LENGTH, frame
 
-# Processes that call a function of the user's, one row at a time each.
-#
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
 # one call; and it imports the main script of whoever uses agac as a library. Here a process is `agac.tools.worker`
 # behind two pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
@@ -244,8 +242,6 @@ class _Worker(asyncio.SubprocessProtocol):
         assert self._transport is not None
         return cast("asyncio.WriteTransport", self._transport.get_pipe_transport(fd))
 
-
-# `python:` stages at work: one function of the project, called for one row after the other.
 
 __all__ = ["FunctionFailed", "Returned", "Runner", "load_function"]
 

@@ -15,8 +15,6 @@ from agac.core.types import JSONValue
 from agac.data.json_text import MAX_DEPTH
 from agac.spec.python_code import as_written
 
-# What a function of the user's is given, and what it may give back: values that JSON holds without loss.
-#
 # Taken as they are: text, numbers, true, false, None, dict with text keys, list. Converted, as nothing is lost: a tuple
 # to a list, a kind of dict or list to a plain one, a member of a text or whole-number Enum to its value. All else is
 # refused by name, with what to write instead: agac does not guess how a date or a Decimal should look.
@@ -135,8 +133,6 @@ def _shown(key: Any) -> str:
 def _a(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
-
-# One call of a function of the user's: what it gave, or why it failed, in the same words wherever it ran.
 
 MOST_MESSAGE = 500
 """Characters of an exception's text in a message."""

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_a_clock_that_was_wrong_when_it_was_submitted(
     """Ahead, and set back later; or behind, and set forward."""
     project = make()
     with monkeypatch.context() as patch:
-        patch.setattr("agac.api.run.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        patch.setattr(import_module("agac.api.run"), "Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
         project.run()
     assert project.retrieve().exit_code == 75
     assert project.agac("batch", "status").code == 0
@@ -175,7 +176,7 @@ def test_a_wrong_clock_finds_what_was_created_under_it(
     """The answer to the create is lost, and the clock is an hour off: it is found by its name, not by its time."""
     project = make(10, {"kind": "batch_drop_after", "first": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("agac.api.run.Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        patch.setattr(import_module("agac.api.run"), "Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
         project.run()
     project.to_the_end(seconds=SECONDS)
     assert project.account["posts"] == 2

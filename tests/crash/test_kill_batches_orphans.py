@@ -111,7 +111,7 @@ def test_an_orphan_that_shows_up_after_its_grace_is_told_of_and_its_answers_are_
     case.finish("run")
     case.advance(3600)
     told = case.agac("doctor")
-    assert "given up" in told.out, told.out
+    assert "abandoned" in told.out, told.out
     case.assert_whole(creates=2, twice=ROWS)
 
 

@@ -216,7 +216,7 @@ def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest
     async def check() -> None:
         async with server() as seen, sockets(seen.port) as sender:
             await sender.send(WIRE)
-            monkeypatch.setattr(websocket, "LONGEST_LIFE", -1.0)
+            monkeypatch.setattr(websocket, "MAX_LIFETIME_S", -1.0)
             await sender.send(WIRE)
         assert len(seen.upgrades) == 2
 

@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 from agac.core.errors import AgacError
 from agac.engine.batch.enrol import BatchedTasks, Enrolment, OpenBatch, Spool
 from agac.engine.batch.ingest import STRANGE, Ingester, counts_of
-from agac.engine.batch.lifecycle import (
-    Accounts,
-    BatchContext,
-    BatchFormat,
-    BatchFormats,
-    Journal,
-    batch_formats,
-    closing,
-)
+from agac.engine.batch.lifecycle import BatchContext, BatchFormat, batch_context, batch_formats
 from agac.engine.batch.poll import BatchPoller
 from agac.engine.batch.submit import CAP_KEPT, Submitter
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
@@ -46,8 +38,6 @@ from agac.store.batches import (
 )
 from agac.store.db import Database
 
-# All batches that an invocation works with: filled while rows walk, submitted, and what has ended taken in.
-#
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
 # enrol), what is full is submitted meanwhile, the rest at the end. With `stays` this goes round until nothing is open.
 
@@ -87,31 +77,32 @@ class Batches:
 
     def __init__(
         self,
-        scene: BatchContext,
-        purse: BudgetLimiter | None,
-        book: CallRecorder,
+        context: BatchContext,
+        budget: BudgetLimiter | None,
+        recorder: CallRecorder,
         *,
-        agree: Callable[[Stale], Awaitable[bool]],
-        only: int | None,
+        confirm_stale: Callable[[Stale], Awaitable[bool]],
+        only_batch: int | None,
         poll: float | None,
         takes_over: bool,
     ) -> None:
-        self._scene, self._journal, self._purse = scene, scene.journal, purse
-        self._submitter = Submitter(scene)
-        self._collector = BatchPoller(scene, self._submitter, Ingester(scene, purse, book))
-        self._agree, self._only, self._poll, self._takes_over = agree, only, poll, takes_over
+        self._context, self._journal, self._budget = context, context.journal, budget
+        self._submitter = Submitter(context)
+        self._collector = BatchPoller(context, self._submitter, Ingester(context, budget, recorder))
+        self._confirm_stale, self._only_batch, self._poll = confirm_stale, only_batch, poll
+        self._takes_over = takes_over
         self._closed: asyncio.Queue[OpenBatch] = asyncio.Queue()
-        self._fillings: dict[int, OpenBatch] = {}
+        self._open_batches: dict[int, OpenBatch] = {}
         self._may_submit: bool | None = None
         self._had_open = self._released = False
-        self._asked = BatchedTasks(scene)
+        self._batched_tasks = BatchedTasks(context)
         self._enrolment: Enrolment | None = None
         self.done = BatchActivity(touched=True)
 
-    async def take_up(self) -> None:
+    async def recover(self) -> None:
         """Puts right what an earlier invocation left, and takes in what has ended."""
-        for record in await unfinished_batches(self._scene.database, self._scene.workflow):
-            own = record.run_id == self._scene.run
+        for record in await unfinished_batches(self._context.database, self._context.workflow):
+            own = record.run_id == self._context.run
             self._had_open = self._had_open or own
             if not own and self._takes_over and record.state in UNSENT:
                 note = "another run of the workflow went on before it was submitted"
@@ -119,25 +110,25 @@ class Batches:
             elif record.state == BatchStep.PLANNED:  # its file is torn; nothing of it is known outside
                 note = "the command that filled it ended before it was whole"
                 await self._journal.release(record, BatchStep.NOT_CREATED, "batch", note)
-            elif self._purse is not None and record.run_id == self._scene.run and record.ingested_at is None:
+            elif self._budget is not None and record.run_id == self._context.run and record.ingested_at is None:
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
-                self._purse.load(record.id, record.stage, amount)
+                self._budget.load(record.id, record.stage, amount)
         with suppress(RunStopped):
             await self.collect()
-        await tidy(self._scene)
+        await clean_up(self._context)
 
-    async def enrolling(self, caller: Caller, *, takes_up: bool) -> Enrolment:
-        """Where batch stages ask in this invocation. `takes_up`: what was left for the user is gone on with."""
-        forms = await self._scene.forms(self._scene.run)
+    async def enrolling(self, caller: Caller, *, resume_parked: bool) -> Enrolment:
+        """Where batch stages ask in this invocation. `resume_parked`: what was left for the user is gone on with."""
+        forms = await self._context.forms(self._context.run)
         self._enrolment = Enrolment(
-            forms, self, caller, self._scene.ledger, self._scene.stop_signal, self._purse,
-            live=self._asked.live, quoting=self._asked.quoting, takes_up=takes_up,
+            forms, self, caller, self._context.ledger, self._context.stop_signal, self._budget,
+            live=self._batched_tasks.live, quoting=self._batched_tasks.quoting, resume_parked=resume_parked,
         )  # fmt: skip
         return self._enrolment
 
     async def look_up(self) -> None:
         """Answers the enrolment's questions until cancelled."""
-        await self._asked.run()
+        await self._batched_tasks.run()
 
     @property
     def held_back(self) -> int:
@@ -158,24 +149,24 @@ class Batches:
 
     def stop_at_limit(self) -> None:
         """Nothing is open that could make room in the budget for what was held back."""
-        if self._purse is not None:
-            self._purse.stop_at_limit()
+        if self._budget is not None:
+            self._budget.stop_at_limit()
 
     async def begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
         """A new batch to be filled (`enrol.Planner`)."""
-        scene = self._scene
-        account = scene.accounts.of(form.model.provider.name)
+        context = self._context
+        account = context.accounts.of(form.model.provider.name)
         record = await self._journal.plan(
-            form, first, run=scene.run, event=scene.event, account=account.mark, base_url=account.base_url
+            form, first, run=context.run, event=context.event, account=account.mark, base_url=account.base_url
         )
-        load = await lane_load(scene.database, record, account.mark, scene.clocks.wall() - CAP_KEPT)
+        load = await lane_load(context.database, record, account.mark, context.clocks.wall() - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         most = form.max_requests
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
-        spool = Spool(scene.path(record))
+        spool = Spool(context.path(record))
         filling = OpenBatch(record.id, record.intent, form, spool, most, form.max_bytes, min(caps, default=None))
-        self._fillings[record.id] = filling
+        self._open_batches[record.id] = filling
         return filling
 
     def close(self, filling: OpenBatch) -> None:
@@ -195,12 +186,12 @@ class Batches:
 
     async def _build(self, filling: OpenBatch) -> None:
         """Its tasks are committed first, then its file is brought to the disk, then both are declared whole."""
-        await self._scene.ledger.durable()
+        await self._context.ledger.durable()
         if not filling.spool.lines:  # a budget had room when it was opened, and none when it was filled
             await self._empty(filling)
             return
         sha256 = await asyncio.to_thread(filling.spool.finish)
-        self._fillings.pop(filling.batch, None)
+        self._open_batches.pop(filling.batch, None)
         record = await self._journal.built(
             filling.batch, tasks=filling.spool.lines, size=filling.spool.bytes, tokens=filling.tokens, sha256=sha256,
             held=filling.held, deadline=self._submitter.day_deadline(filling.form),
@@ -211,18 +202,18 @@ class Batches:
             await self._submit(record)
 
     async def _empty(self, filling: OpenBatch) -> None:
-        self._fillings.pop(filling.batch, None)
+        self._open_batches.pop(filling.batch, None)
         filling.spool.drop()
-        record = await read_batch(self._scene.database, filling.batch)
+        record = await read_batch(self._context.database, filling.batch)
         if record is not None:
             await self._journal.release(record, BatchStep.NOT_CREATED, "batch", "nothing was written into it")
 
     async def _too_late(self, record: BatchRecord) -> bool:
         """Whether a batch met its deadline before there was room for it: then its tasks are called."""
-        due = record.deadline is not None and self._scene.clocks.wall() >= record.deadline
-        if not due or record.state not in UNSENT or record.run_id != self._scene.run:
+        due = record.deadline is not None and self._context.clocks.wall() >= record.deadline
+        if not due or record.state not in UNSENT or record.run_id != self._context.run:
             return False
-        form = await self._scene.form(record)
+        form = await self._context.form(record)
         if form is None or form.rules.on_deadline != "sync":
             return False
         note = "its deadline came before there was room for it: its tasks are called"
@@ -233,19 +224,19 @@ class Batches:
     async def _let_go(self, waiting: Sequence[BatchRecord]) -> None:
         """Nobody said yes: what was not sent waits for the next time that somebody runs the workflow."""
         for record in waiting:
-            if record.run_id == self._scene.run and record.state in UNSENT:
+            if record.run_id == self._context.run and record.state in UNSENT:
                 note = "its user did not want it submitted beside others that are open"
                 self._give_back(await self._journal.release(record, BatchStep.NOT_CREATED, "run", note))
 
     async def stale(self) -> Stale:
         """Open batches with tasks that nobody wants any more: those of other runs of the workflow, and those of this
         run where its rows changed."""
-        await self._scene.ledger.durable()
-        database, run = self._scene.database, self._scene.run
+        await self._context.ledger.durable()
+        database, run = self._context.database, self._context.run
         found = []
         changed = self._had_open and self._takes_over  # who retrieves looks at no input
         sent = [one.submitted_at for one in await batches_of_run(database, run) if one.submitted_at is not None]
-        for number, count in await stale_tasks(database, run, self._scene.workflow):
+        for number, count in await stale_tasks(database, run, self._context.workflow):
             record = await read_batch(database, number)
             # beside which something of this run was submitted already: somebody said yes to that
             if record is not None and not any(at > record.planned_at for at in sent):
@@ -274,28 +265,28 @@ class Batches:
             if not self._may_submit:
                 self.done.stale = await self.stale()
                 try:
-                    self._may_submit = not self.done.stale or await self._agree(self.done.stale)
+                    self._may_submit = not self.done.stale or await self._confirm_stale(self.done.stale)
                 except AgacError as error:
-                    self._scene.stop_signal.refuse(error)
+                    self._context.stop_signal.refuse(error)
                     await self._let_go(waiting)
             for record in waiting:
                 if await self._too_late(record):
                     continue
-                if record.run_id == self._scene.run:
+                if record.run_id == self._context.run:
                     if self._may_submit or record.state == BatchStep.CREATE_INTENT:
                         await self._submit(record)
                 elif record.state == BatchStep.CREATE_INTENT:
                     await self._submitter.look_for(record)
-            await tidy(self._scene)
+            await clean_up(self._context)
 
     def _give_back(self, record: BatchRecord) -> None:
         """What was set aside for a batch that never ran is free again."""
-        if self._purse is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
-            self._purse.ingested(record.id, NOTHING)
+        if self._budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
+            self._budget.ingested(record.id, NOTHING)
 
     async def _built(self) -> None:
         """Waits until everything that was filled is built and on its way; no longer once a user insists on the end."""
-        ends = [asyncio.ensure_future(one) for one in (self._closed.join(), self._scene.stop_signal.forced.wait())]
+        ends = [asyncio.ensure_future(one) for one in (self._closed.join(), self._context.stop_signal.forced.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -306,12 +297,12 @@ class Batches:
         """Looks at every batch at its provider once and takes in what has ended: whether anything was ingested."""
         ingested = False
         for record in await self._of(AT_PROVIDER | {BatchStep.INGESTED}):
-            if self._only is not None and record.id != self._only:
+            if self._only_batch is not None and record.id != self._only_batch:
                 continue
             try:
                 after = await self._collector.collect(record)
             except AgacError as error:
-                if record.run_id == self._scene.run and record.state in AT_PROVIDER:
+                if record.run_id == self._context.run and record.state in AT_PROVIDER:
                     raise
                 _log.warning("batch %d of run %d is left: %s", record.id, record.run_id, error.message)
                 continue
@@ -324,19 +315,19 @@ class Batches:
             ingested = ingested or after.state in (BatchStep.REJECTED, BatchStep.NOT_CREATED)
         return ingested
 
-    async def go_on(self, walk: Callable[[], Awaitable[None]]) -> None:
+    async def complete(self, walk: Callable[[], Awaitable[None]]) -> None:
         """Submits what was filled; with `stays` waits for it, takes in what ends and `walk`s the rows on, until nothing
         is open or the run stops. Raises Halted then."""
         wait = 0.0
         while True:
             await self.submit()
-            if self._scene.stop_signal.stop is not None or self._scene.stop_signal.error is not None:
+            if self._context.stop_signal.stop is not None or self._context.stop_signal.error is not None:
                 return
             if self._released:  # one was cut, or its file was spoiled: its tasks go into others
                 self._released = False
                 await walk()
                 continue
-            if not self._scene.stays:
+            if not self._context.wait:
                 return
             if await self.collect():
                 wait = 0.0
@@ -345,59 +336,59 @@ class Batches:
             if not await self._anything_to_wait_for():
                 return
             wait = min(max(SHORTEST_POLL, wait * 1.5), LONGEST_POLL) if self._poll is None else self._poll
-            await self._scene.stop_signal.sleep(wait * (1 + 0.1 * self._scene.clocks.jitter()))
+            await self._context.stop_signal.sleep(wait * (1 + 0.1 * self._context.clocks.jitter()))
 
     async def _anything_to_wait_for(self) -> bool:
         """Whether batches are open of which this run, or a row of it, waits for something."""
         found = await self._of(AT_PROVIDER | (WAITING if self._may_submit else frozenset()))
-        if any(record.run_id == self._scene.run for record in found):
+        if any(record.run_id == self._context.run for record in found):
             return True
-        return bool(found) and await rows_in_batches(self._scene.database, self._scene.run) > 0
+        return bool(found) and await rows_in_batches(self._context.database, self._context.run) > 0
 
     async def any_open(self) -> bool:
         """Whether a batch of this run is on its way, or not yet ingested."""
-        return any(record.run_id == self._scene.run for record in await self._of(WAITING | AT_PROVIDER))
+        return any(record.run_id == self._context.run for record in await self._of(WAITING | AT_PROVIDER))
 
     async def _of(self, steps: frozenset[BatchStep]) -> list[BatchRecord]:
-        found = await unfinished_batches(self._scene.database, self._scene.workflow)
+        found = await unfinished_batches(self._context.database, self._context.workflow)
         return [record for record in found if record.state in steps]
 
     def drop(self) -> None:
         """What is half filled when an invocation stops is enrolled again by the next one."""
-        for filling in self._fillings.values():
+        for filling in self._open_batches.values():
             filling.spool.drop()
-        self._fillings.clear()
+        self._open_batches.clear()
 
 
-async def tidy(scene: BatchContext) -> None:
+async def clean_up(context: BatchContext) -> None:
     """Removes what lies at providers, and on this machine, of batches that never ran."""
-    for record in await untidy_batches(scene.database, scene.workflow):
+    for record in await untidy_batches(context.database, context.workflow):
         assert record.file_id is not None
         try:
-            fault = await scene.account(record).api.delete(file=record.file_id)
+            fault = await context.account(record).api.delete(file=record.file_id)
         except AgacError as error:  # its provider is not to be had any more, and nothing hangs on it
             why = error.message
         else:
             if fault is None:
-                await scene.journal.tidied(record)
+                await context.journal.tidied(record)
                 continue
             why = fault.message
         _log.warning("batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why)
-    await sweep(scene)
+    await remove_old_files(context)
 
 
-async def sweep(scene: BatchContext) -> None:
+async def remove_old_files(context: BatchContext) -> None:
     """Removes what lies on this machine of batches that are over, whichever way; strange lines stay as long as the
     store knows the batch. Files of others that are being filled belong to batches that the store knew before."""
-    files = list(scene.folder.glob("*")) if scene.folder.is_dir() else []
-    needed, known = await intents(scene.database)  # after the files: who fills one is in the store before it
+    files = list(context.folder.glob("*")) if context.folder.is_dir() else []
+    needed, known = await intents(context.database)  # after the files: who fills one is in the store before it
     for file in files:
         wanted = known if file.name.endswith(STRANGE) else needed
         if file.name.partition(".")[0] not in wanted:
             file.unlink(missing_ok=True)
 
 
-def told(record: BatchRecord) -> dict[str, int | str | None]:
+def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
     """What came of an ingested batch, for whoever shows it."""
     counts = counts_of(record)
     return {
@@ -408,53 +399,37 @@ def told(record: BatchRecord) -> dict[str, int | str | None]:
     }
 
 
-# The batches of an invocation, made of what it is about.
-
-
 async def has_batches(database: Database, plan: Plan) -> bool:
     """Whether a workflow has a batch stage, or ever had a batch."""
     return any(stage.run_mode == "batch" for stage in plan.asking) or await was_batched(database, plan.workflow)
 
 
 @asynccontextmanager
-async def batches_of(context: InvocationContext) -> AsyncIterator[Batches | None]:
+async def batches_of(invocation: InvocationContext) -> AsyncIterator[Batches | None]:
     """The batches of an invocation's workflow; None where rows cannot wait for any."""
-    if not context.batch_waits.active:
+    if not invocation.batch_waits.active:
         yield None
         return
-    work, plan, batching, (database, run, event) = context.work, context.plan, context.work.batching, context.places
-    known: dict[int, BatchFormats] = {run: batch_formats(plan, work.redactor)}
-
-    async def forms(of_run: int) -> BatchFormats:
-        if of_run not in known:
-            known[of_run] = batch_formats(await batching.recorded(database, of_run), work.redactor)
-        return known[of_run]
-
-    accounts = Accounts(batching.providers, batching.open_api, work.redactor.clean)
-    async with closing(accounts):
-        scene = BatchContext(
-            database=database,
-            ledger=context.ledger,
-            journal=Journal(database, context.ledger, work.clocks.wall),
-            stop_signal=context.stop_signal,
-            accounts=accounts,
-            clocks=work.clocks,
-            folder=batching.folder,
-            workflow=plan.workflow,
-            run=run,
-            event=event,
-            forms=forms,
-            stays=batching.stays,
-        )
+    work, plan, batching, (database, run, event) = (
+        invocation.work,
+        invocation.plan,
+        invocation.work.batching,
+        invocation.places,
+    )
+    formats = {run: batch_formats(plan, work.redactor)}
+    async with batch_context(
+        database, invocation.ledger, batching, work.redactor, work.clocks, invocation.stop_signal,
+        workflow=plan.workflow, run=run, event=event, formats=formats,
+    ) as context:  # fmt: skip
         polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
         batches = Batches(
-            scene,
-            context.budgets,
-            context.settler.book,
-            agree=batching.agree,
-            only=batching.only,
+            context,
+            invocation.budgets,
+            invocation.settler.book,
+            confirm_stale=batching.confirm_stale,
+            only_batch=batching.only_batch,
             poll=min(polls, default=None),
-            takes_over=batching.retrieves is None,
+            takes_over=batching.resume_run is None,
         )
         try:
             yield batches

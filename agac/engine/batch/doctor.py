@@ -11,9 +11,9 @@ from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
 from agac.core.report import Report
 from agac.core.types import Fault
-from agac.engine.batch.coordinator import tidy
+from agac.engine.batch.coordinator import clean_up
 from agac.engine.batch.ingest import Ingester
-from agac.engine.batch.lifecycle import Accounts, BatchContext, BatchFormats, Journal, batch_formats, closing
+from agac.engine.batch.lifecycle import BatchContext, batch_context
 from agac.engine.batch.poll import NOT_CANCELLED, BatchPoller
 from agac.engine.batch.submit import CLOCKS_APART, UNSURE, Submitter, order_of
 from agac.engine.invocation import Batching, Clocks, Totals
@@ -24,8 +24,6 @@ from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
 from agac.store.db import Database, lease_held
 from agac.store.writer import Ledger
 
-# Work on batches without a run: ending them, and finding out what became of them.
-
 NO_RUN = 0
 
 
@@ -33,7 +31,7 @@ NO_RUN = 0
 class BatchMaintenance:
     """A workflow's batches, and who works on them, under its lease."""
 
-    scene: BatchContext
+    context: BatchContext
     submitter: Submitter
     collector: BatchPoller
     ingester: Ingester
@@ -44,43 +42,23 @@ async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
 ) -> AsyncIterator[BatchMaintenance]:
     """The workflow's batches, for the block. Raises LeaseHeld when another process works on the workflow."""
-    known: dict[int, BatchFormats] = {}
-
-    async def forms(run: int) -> BatchFormats:
-        if run not in known:
-            known[run] = batch_formats(await batching.recorded(database, run), redactor)
-        return known[run]
-
-    accounts = Accounts(batching.providers, batching.open_api, redactor.clean)
-    async with lease_held(database, workflow, clocks.wall) as lease, closing(accounts):
+    async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
             database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
         )  # fmt: skip
-        scene = BatchContext(
-            database=database,
-            ledger=ledger,
-            journal=Journal(database, ledger, clocks.wall),
-            stop_signal=StopSignal(),
-            accounts=accounts,
-            clocks=clocks,
-            folder=batching.folder,
-            workflow=workflow,
-            run=NO_RUN,
-            event=NO_RUN,
-            forms=forms,
-            stays=False,
-        )
-        submitter = Submitter(scene)
-        ingester = Ingester(scene, None, CallRecorder(ledger, Totals(), "all"))
-        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
-        try:
-            yield BatchMaintenance(scene, submitter, BatchPoller(scene, submitter, ingester), ingester)
-        finally:
-            beating.cancel()
-            await asyncio.wait({beating})
-
-
-# What the store and a provider know of a batch, held against each other.
+        opened = batch_context(
+            database, ledger, batching, redactor, clocks, StopSignal(),
+            workflow=workflow, run=NO_RUN, event=NO_RUN, formats={},
+        )  # fmt: skip
+        async with opened as context:
+            submitter = Submitter(context)
+            ingester = Ingester(context, None, CallRecorder(ledger, Totals(), "all"))
+            beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
+            try:
+                yield BatchMaintenance(context, submitter, BatchPoller(context, submitter, ingester), ingester)
+            finally:
+                beating.cancel()
+                await asyncio.wait({beating})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +84,26 @@ class Finding(Report):
         return self.batch.provider_id if self.batch else None
 
 
-async def look_at(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+async def look_at(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """An open batch: found where it was lost, told where it is undecided."""
     match BatchStep(record.state):
         case BatchStep.CREATE_INTENT:
-            return await _lost(tended, record)
+            return await _lost(maintenance, record)
         case BatchStep.NEEDS_HUMAN:
-            return await _once_more(tended, record)
+            return await _once_more(maintenance, record)
         case BatchStep.SUBMITTED | BatchStep.TERMINAL:
-            return await _at_provider(tended, record)
+            return await _at_provider(maintenance, record)
         case BatchStep.PLANNED:
             note = "the command that filled it ended before it was whole"
-            await tended.scene.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
+            await maintenance.context.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
             return [Finding("damaged", f"batch {record.id}: {note}; its tasks go into another one", record, done=True)]
         case _:
             return []
 
 
-async def _lost(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+async def _lost(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """It was being created when something ended."""
-    after = await tended.submitter.look_for(record)
+    after = await maintenance.submitter.look_for(record)
     match BatchStep(after.state):
         case BatchStep.SUBMITTED:
             message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
@@ -139,11 +117,11 @@ async def _lost(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
             return [Finding("lost", message, after, done=True)]
 
 
-async def _once_more(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+async def _once_more(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
     """Nobody could find it; perhaps with the right key."""
-    if record.provider_id is not None or tended.scene.account(record).mark != record.account:
+    if record.provider_id is not None or maintenance.context.account(record).mark != record.account:
         return [_undecided(record)]
-    after = await tended.submitter.look_once(record)
+    after = await maintenance.submitter.look_once(record)
     if after.state != BatchStep.SUBMITTED:
         return [_undecided(record)]
     message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
@@ -151,8 +129,8 @@ async def _once_more(tended: BatchMaintenance, record: BatchRecord) -> list[Find
 
 
 def _undecided(record: BatchRecord) -> Finding:
-    worst = f"; what it asked costs up to {_dollars(record.held_usd)}, and would be paid twice" if record.priced else ""
-    again = f"`agac doctor --resubmit --batch-id {record.id}` asks its requests again"
+    worst = f"; its requests cost up to {_dollars(record.held_usd)}, and would be billed twice" if record.priced else ""
+    again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
     adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
     return Finding(
         "needs_human",
@@ -166,116 +144,119 @@ def _dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:,.6f}".rstrip("0")
 
 
-async def _at_provider(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    seen = await tended.collector.observe(record)
+async def _at_provider(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+    seen = await maintenance.collector.observe(record)
     if not isinstance(seen, Fault):
         return []
     remedy = "if it stays so, check that the key is that of the project which submitted it"
     return [Finding("not_asked", f"batch {record.id} ({record.provider_id}): {seen.message}", record, remedy=remedy)]
 
 
-async def look_again(tended: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    """A batch that was given up, and that its provider may have all the same: then what it finished is paid for."""
+async def find_late(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+    """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
     twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
     if record.created_after is None or not (never or twice):
         return []
-    form = await tended.scene.form(record)
-    account = tended.scene.account(record)
+    form = await maintenance.context.form(record)
+    account = maintenance.context.account(record)
     if form is None or account.traits.finds_by == "count":
         return []
     findings = []
     async for seen in account.api.candidates(
-        order_of(tended.scene, record, form.address), record.planned_at - CLOCKS_APART
+        order_of(maintenance.context, record, form.address), record.planned_at - CLOCKS_APART
     ):
         if isinstance(seen, Fault):
             return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
-        known = seen.id in record.not_ours or bool(await known_ids(tended.scene.database, [seen.id]))
+        known = seen.id in record.not_ours or bool(await known_ids(maintenance.context.database, [seen.id]))
         if known or (seen.state is BatchState.FAILED and not seen.results):  # one that was refused cost nothing
             continue
-        findings.append(await _came_late(tended, record, seen))
+        findings.append(await _came_late(maintenance, record, seen))
     return findings
 
 
-async def _came_late(tended: BatchMaintenance, record: BatchRecord, seen: ProviderBatch) -> Finding:
-    """It is there, though its tasks were asked again: it is ended, and what it finished is kept for reuse."""
-    account = tended.scene.account(record)
+async def _came_late(maintenance: BatchMaintenance, record: BatchRecord, seen: ProviderBatch) -> Finding:
+    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept for reuse."""
+    account = maintenance.context.account(record)
     if not seen.state.is_terminal:
         fault = await account.api.cancel(seen.id)
-        message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: it was cancelled"
+        message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: it was cancelled"
         if fault is not None:
-            message = f"batch {record.id} was given up, and runs at {record.provider} as {seen.id}: {fault.message}"
-        return Finding("given_up", message, record, remedy="`agac doctor` takes what it finished, once it has ended")
-    kept, twice = await tended.collector.take_late(record, seen)
-    message = f"batch {record.id} was given up, and {record.provider} had it as {seen.id}: {kept:,} answers were kept"
-    message += f", {twice:,} were paid for twice" if twice else ""
+            message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: {fault.message}"
+        return Finding(
+            "given_up",
+            message,
+            record,
+            remedy="run `agac doctor` again once it has ended: it stores the finished answers",
+        )
+    kept, twice = await maintenance.collector.take_late(record, seen)
+    message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
+    message += f", {twice:,} were billed twice" if twice else ""
     return Finding("given_up", message, record, done=True)
 
 
-async def adopt_as(tended: BatchMaintenance, record: BatchRecord, provider_id: str) -> Finding:
-    """A human says which batch at the provider it is. Raises UsageError where that cannot be."""
-    account = tended.scene.account(record)
+async def adopt_as(maintenance: BatchMaintenance, record: BatchRecord, provider_id: str) -> Finding:
+    """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
+    account = maintenance.context.account(record)
     seen = await account.api.look(provider_id)
     if isinstance(seen, Fault):
-        raise UsageError(f"{provider_id} cannot be looked at: {seen.message}", remedy="check the id, and the key")
-    if await known_ids(tended.scene.database, [seen.id]):
+        raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
+    if await known_ids(maintenance.context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
         raise UsageError(
             f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
             remedy="check the id",
         )
-    form = await tended.scene.form(record)
-    due = tended.submitter.deadline(form) if form is not None else None
-    after = await tended.scene.journal.submitted(record, seen, due, None)
+    form = await maintenance.context.form(record)
+    due = maintenance.submitter.deadline(form) if form is not None else None
+    after = await maintenance.context.journal.submitted(record, seen, due, None)
     return Finding("adopted", f"batch {after.id} is {seen.id} from now on", after, done=True)
 
 
-async def resubmit_as(tended: BatchMaintenance, record: BatchRecord) -> Finding:
-    """A human says that there is nothing to be had: its tasks are asked again."""
-    note = "its user had its requests asked again"
-    after = await tended.scene.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
-    tended.collector.forget_files(after)
-    await tidy(tended.scene)
-    message = f"the {after.tasks:,} requests of batch {after.id} are asked again by the next `agac batch retrieve`"
+async def resubmit_as(maintenance: BatchMaintenance, record: BatchRecord) -> Finding:
+    """A user says that the batch or its results are lost: its requests are sent again."""
+    note = "its user chose to send its requests again"
+    after = await maintenance.context.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
+    maintenance.collector.forget_files(after)
+    await clean_up(maintenance.context)
+    message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"
     return Finding("needs_human", message, after, done=True)
 
-
-# A batch ended by its user.
 
 ENDED = "run"
 """What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
 
 
-async def end(tended: BatchMaintenance, record: BatchRecord) -> bool:
+async def end(maintenance: BatchMaintenance, record: BatchRecord) -> bool:
     """Ends a batch wherever it stands: whether anything was to be ended. Killed anywhere: decided is decided, the next
     look at it asks its provider again."""
-    journal, note = tended.scene.journal, "its user ended it before it was created"
+    journal, note = maintenance.context.journal, "its user ended it before it was created"
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
         ended = await journal.release(record, BatchStep.NOT_CREATED, ENDED, note)
-        tended.collector.forget_files(ended)
+        maintenance.collector.forget_files(ended)
         return True
     if step is BatchStep.CREATE_INTENT:
-        record = await tended.submitter.look_for(record)
+        record = await maintenance.submitter.look_for(record)
         if record.state == BatchStep.CREATE_INTENT:
             raise UsageError(
                 f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
                 remedy="run `agac doctor`, then the same command again",
             )
-        return await end(tended, record)
+        return await end(maintenance, record)
     if step not in AT_PROVIDER or step is not BatchStep.SUBMITTED:
         return False
     if record.note == UNSURE:
         raise UsageError(
-            f"batch {record.id} was taken for ours by its size alone, and may be somebody else's",
-            remedy="its results will tell: wait until it has ended",
+            f"batch {record.id} was matched by its size alone, and may not be ours",
+            remedy="wait until it has ended: its results show whether it is ours",
         )
-    record = await tended.collector.cancel(await journal.cancel(record, ENDED))
+    record = await maintenance.collector.cancel(await journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(
             f"batch {record.id} runs on: {record.note}",
-            remedy="it is decided, and the next command that looks at it asks again; to be sure run this one again",
+            remedy="the next command that checks it asks the provider again; to be sure, run this command again",
         )
-    await tended.collector.observe(record)
+    await maintenance.collector.observe(record)
     return True

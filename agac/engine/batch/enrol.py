@@ -29,8 +29,6 @@ from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
 from agac.store.writer import Ledger
 
-# The file of a batch while it is being filled: one line a task, in memory nothing but a buffer.
-
 BUFFER = 1 << 20
 
 
@@ -93,7 +91,7 @@ def full_or_forbidden(error: OSError, path: Path) -> StoreError:
     """What a disk's refusal means for a user."""
     return StoreError(
         f"{path} cannot be written: {error.strerror or error}",
-        remedy="free some space (or mend the folder's rights), then run the same command again: nothing is lost",
+        remedy="free some space (or fix the folder's permissions), then run the same command again: nothing is lost",
     )
 
 
@@ -138,7 +136,7 @@ class Planner(Protocol):
 
 class Enrolment:
     """Where batch stages ask. `live` finds tasks that are in a batch; `quoting` makes the request that quotes the last
-    reply, None where that is not stored. `takes_up`: tasks that were left for the user are gone on with."""
+    reply, None where that is not stored. `resume_parked`: tasks that were left for the user are gone on with."""
 
     def __init__(
         self,
@@ -147,15 +145,15 @@ class Enrolment:
         caller: Caller,
         ledger: Ledger,
         control: StopSignal,
-        purse: BudgetLimiter | None,
+        budget: BudgetLimiter | None,
         *,
         live: Callable[[bytes], Awaitable[bool]],
         quoting: Callable[[BatchFormat, ActiveRow, ReadyTask, Request, int], Awaitable[Request | None]],
-        takes_up: bool,
+        resume_parked: bool,
     ) -> None:
         self._forms, self._planner, self._caller, self._ledger = forms, planner, caller, ledger
-        self._control, self._purse, self._live, self._quoting = control, purse, live, quoting
-        self._takes_up = takes_up
+        self._control, self._budget, self._live, self._quoting = control, budget, live, quoting
+        self._resume_parked = resume_parked
         self._overhead: dict[tuple[int, int], int] = {}
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
@@ -206,7 +204,7 @@ class Enrolment:
     async def _go_on(self, flight: ActiveRow, stage: PlannedStage, request: Request, ready: ReadyTask) -> BatchReply:
         """What is next for a task that came back from a batch."""
         then, replica, print_ = ready.then_do, ready.replica, ready.fingerprint
-        if then == "run" and not self._takes_up:
+        if then == "run" and not self._resume_parked:
             return Parked.PARKED
         if then == "fallback":
             return await self._ask_next(flight, stage, request, ready)
@@ -264,7 +262,7 @@ class Enrolment:
                 return held
             if filling is None:
                 filling = self._filling[stage.index, position] = await self._planner.begin(form, fingerprint)
-            if self._purse is not None and not self._purse.reserve_for_batch(filling.batch, stage.index, worst):
+            if self._budget is not None and not self._budget.reserve_for_batch(filling.batch, stage.index, worst):
                 self.held_back += 1
                 return Parked.PARKED
             if flight.budget is not None:
@@ -282,16 +280,16 @@ class Enrolment:
         self, flight: ActiveRow, stage: PlannedStage, filling: OpenBatch | None, worst: Amount
     ) -> RowError | Parked | None:
         """Why a budget has no room for a task; None: it has."""
-        if self._purse is None:
+        if self._budget is None:
             return None
         if flight.budget is None:
-            flight.budget = self._purse.row_balance()
+            flight.budget = self._budget.row_balance()
         if flight.budget is not None and flight.budget.would_exceed(worst):
             return RowError(ErrorType.BUDGET_EXCEEDED, "row_budget: its request could cost more than the row has left")
         batch = filling.batch if filling is not None else None
-        if self._purse.has_room(batch, stage.index, worst):
+        if self._budget.has_room(batch, stage.index, worst):
             return None
-        self._purse.note_missed(stage.index, worst)
+        self._budget.note_missed(stage.index, worst)
         self.held_back += 1
         return Parked.PARKED
 
@@ -322,14 +320,11 @@ def _too_long(form: BatchFormat, length: int) -> RowError | None:
     )
 
 
-# What was asked in batches before: which tasks are in one, and what was replied to those that are asked again.
-
-
 class BatchedTasks:
     """Looks for tasks that are in a batch already, and for the replies that re-asks quote."""
 
-    def __init__(self, scene: BatchContext) -> None:
-        self._scene = scene
+    def __init__(self, context: BatchContext) -> None:
+        self._context = context
         self._gathered: LookupBatcher[bytes, bool] = LookupBatcher(self._fetch)
 
     async def live(self, fingerprint: bytes) -> bool:
@@ -341,13 +336,13 @@ class BatchedTasks:
         await self._gathered.run()
 
     async def _fetch(self, prints: Sequence[bytes]) -> dict[bytes, bool]:
-        return dict.fromkeys(await live_tasks(self._scene.database, prints, self._scene.workflow), True)
+        return dict.fromkeys(await live_tasks(self._context.database, prints, self._context.workflow), True)
 
     async def quoting(
         self, form: BatchFormat, flight: ActiveRow, ready: ReadyTask, request: Request, replica: int
     ) -> Request | None:
         """The request that quotes what was wrong with the last reply; None where that is not to be had any more."""
-        stored = await last_reply(self._scene.database, flight.new.key, ready.stage, replica, ready.fingerprint)
+        stored = await last_reply(self._context.database, flight.new.key, ready.stage, replica, ready.fingerprint)
         body = reply_bytes(stored[0]) if stored is not None else None
         if body is None:
             return None

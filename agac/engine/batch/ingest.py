@@ -29,8 +29,6 @@ from agac.store.db import sql
 from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
 
-# What becomes of a task whose line brought no result: one pure function, tested as a table.
-
 Then = Literal["batch", "repair", "fallback", "sync", "run"]
 """What is next for a task: another batch, a batch that quotes what was wrong, the next model, a call, or nothing before
 the user runs the workflow again."""
@@ -66,42 +64,42 @@ class NextStep:
     error: RowError
 
 
-def after_missing_answer(lack: MissingAnswer, asked: AttemptCounts, rules: BatchRules, said: str = "") -> NextStep:
+def after_missing_answer(
+    missing: MissingAnswer, attempts: AttemptCounts, rules: BatchRules, said: str = ""
+) -> NextStep:
     """A task that was not answered, which is not billed unless its line was lost."""
-    kind, words = _MISSING[lack]
-    return _again(RowError(kind, f"{words}: {said}" if said else words), asked, rules)
+    kind, words = _MISSING[missing]
+    return _again(RowError(kind, f"{words}: {said}" if said else words), attempts, rules)
 
 
-def after_fault(fault: Fault, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+def after_fault(fault: Fault, attempts: AttemptCounts, rules: BatchRules) -> NextStep:
     """A line that holds an error: what may pass is asked again, what may not is not."""
     error = RowError(fault.type, fault.message)
     if fault.kind in (FaultKind.RETRY, FaultKind.PAUSE):
-        return _again(error, asked, rules)
-    return _other_model(error, asked)
+        return _again(error, attempts, rules)
+    return _other_model(error, attempts)
 
 
-def after_check(error: RowError, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+def after_check(error: RowError, attempts: AttemptCounts, rules: BatchRules) -> NextStep:
     """A reply that is no result. One of the wrong form is quoted to its model, which has been paid for then."""
-    if error.type is ErrorType.SCHEMA_MISMATCH and asked.repairs_left > 0 and rules.retry != "fail":
+    if error.type is ErrorType.SCHEMA_MISMATCH and attempts.repairs_left > 0 and rules.retry != "fail":
         return NextStep("repair", error)
-    return _other_model(error, asked)
+    return _other_model(error, attempts)
 
 
-def _again(error: RowError, asked: AttemptCounts, rules: BatchRules) -> NextStep:
+def _again(error: RowError, attempts: AttemptCounts, rules: BatchRules) -> NextStep:
     if rules.retry == "fail":
-        return _other_model(error, asked)
-    if asked.round >= rules.max_rounds:
-        rounds = f"{asked.round} rounds" if asked.round > 1 else "1 round"
-        return _other_model(RowError(error.type, f"{error.message} (after {rounds})"), asked)
+        return _other_model(error, attempts)
+    if attempts.round >= rules.max_rounds:
+        rounds = f"{attempts.round} rounds" if attempts.round > 1 else "1 round"
+        return _other_model(RowError(error.type, f"{error.message} (after {rounds})"), attempts)
     return NextStep(rules.retry, error)
 
 
-def _other_model(error: RowError, asked: AttemptCounts) -> NextStep:
-    return NextStep("fallback" if asked.models_left > 0 else None, error)
+def _other_model(error: RowError, attempts: AttemptCounts) -> NextStep:
+    return NextStep("fallback" if attempts.models_left > 0 else None, error)
 
 
-# Results of a batch, read into the store: every task of it gets an end, whatever the files hold.
-#
 # Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked at again, so what a
 # crash interrupts is read again from the files, which lie on this machine, and nothing is counted twice.
 
@@ -133,15 +131,15 @@ class ResultReader:
 
 
 class Ingester:
-    """Reads results. `purse` and `book` are the invocation's: what belongs to another run is not counted there."""
+    """Reads results. `budget` and `recorder` are the invocation's: what belongs to another run is not counted there."""
 
-    def __init__(self, scene: BatchContext, purse: BudgetLimiter | None, book: CallRecorder) -> None:
-        self._scene, self._purse, self._book = scene, purse, book
+    def __init__(self, context: BatchContext, budget: BudgetLimiter | None, recorder: CallRecorder) -> None:
+        self._context, self._budget, self._recorder = context, budget, recorder
 
     async def ingest(self, record: BatchRecord, form: BatchFormat, files: Sequence[Path]) -> BatchRecord:
         """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
         reading = ResultReader(record, form, Counter({k: n for k, n in counts_of(record).items() if k in OF_TASKS}))
-        strange = self._scene.path(record, STRANGE)
+        strange = self._context.path(record, STRANGE)
         writing: asyncio.Future[None] | None = None
         for lines in _chunks(files):
             await self._lines(reading, lines, strange)
@@ -150,13 +148,13 @@ class Ingester:
             writing = self._put(reading)
         if writing is not None:
             await writing
-        await self._silent(reading)
-        if self._purse is not None and record.run_id == self._scene.run:
-            self._purse.ingested(record.id, reading.real)
+        await self._without_line(reading)
+        if self._budget is not None and record.run_id == self._context.run:
+            self._budget.ingested(record.id, reading.real)
         cost_usd = None if reading.unpriced and not reading.real.usd else (record.cost or 0.0) + reading.real.usd
         told = ", ".join(f"{count:,} {name}" for name, count in sorted(reading.counts.items()) if count)
         _log.info("batch %d: %s", record.id, told or "no results")
-        return await self._scene.journal.ingested(record, reading.counts, cost_usd)
+        return await self._context.journal.ingested(record, reading.counts, cost_usd)
 
     async def late(self, record: BatchRecord, form: BatchFormat, file: Path) -> tuple[int, int]:
         """Keeps the good answers in a file for which no result is stored: how many, and how many others were there,
@@ -170,10 +168,10 @@ class Ingester:
                     name = read_custom_id(result.custom_id)
                     if name is not None and name[0] == record.intent and result.ended == "answered":
                         named[name[1]] = result
-            tasks = await tasks_at(self._scene.database, record.id, list(named))
-            known = await earlier_results(self._scene.database, [task.fingerprint for task in tasks.values()], 0.0)
+            tasks = await tasks_at(self._context.database, record.id, list(named))
+            known = await earlier_results(self._context.database, [task.fingerprint for task in tasks.values()], 0.0)
             for place, task in tasks.items():
-                self._told(reading, task, named[place])
+                self._take_line(reading, task, named[place])
             fresh = [result for result in reading.write.results if result.fingerprint not in known]
             kept += len(fresh)
             reading.write.results = fresh
@@ -191,7 +189,7 @@ class Ingester:
         def further(writer: sqlite3.Connection) -> None:
             writer.execute(sql("batch_chunk"), (spent, told, record.id))
 
-        return asyncio.ensure_future(self._scene.ledger.put(write, record.run_id, record.event_id, further))
+        return asyncio.ensure_future(self._context.ledger.put(write, record.run_id, record.event_id, further))
 
     async def _lines(self, reading: ResultReader, lines: Iterable[bytes], strange: Path) -> None:
         """A chunk of lines. What is none of our results is kept beside them, and told."""
@@ -216,7 +214,7 @@ class Ingester:
                 named[name[1]] = (name[2], result)
         if odd:
             await asyncio.to_thread(_append, strange, odd)
-        tasks = await tasks_at(self._scene.database, reading.record.id, list(named))
+        tasks = await tasks_at(self._context.database, reading.record.id, list(named))
         under_way, reading.under_way = reading.under_way, set(named)
         for place, (mark, result) in named.items():
             task = tasks.get(place)
@@ -225,58 +223,58 @@ class Ingester:
             elif task is None or task.fingerprint[:6].hex() != mark:
                 reading.counts["unknown"] += 1
             elif task.state == TaskState.ENROLLED:
-                self._told(reading, task, result)
+                self._take_line(reading, task, result)
 
-    def _told(self, reading: ResultReader, task: PlacedTask, line: ResultLine) -> None:
+    def _take_line(self, reading: ResultReader, task: PlacedTask, line: ResultLine) -> None:
         """A line that tells of a task."""
         if line.ended != "answered":
-            self._lacks(reading, task, line.ended, line.message)
+            self._not_answered(reading, task, line.ended, line.message)
             return
         form = reading.form
         reply = form.read(line)
         if isinstance(reply, Fault):
             error = RowError(reply.type, reply.message)
             self._keep(reading, task, _call(reading, task, line, None, error))
-            self._end(reading, task, after_fault(reply, self._asked(reading, task), form.rules))
+            self._end(reading, task, after_fault(reply, self._attempts(reading, task), form.rules))
             return
         checked = form.checker.check(reply)
         if isinstance(checked, RowError):
             self._keep(reading, task, _call(reading, task, line, reply, checked))
-            self._end(reading, task, after_check(checked, self._asked(reading, task), form.rules))
+            self._end(reading, task, after_check(checked, self._attempts(reading, task), form.rules))
             return
         call = _call(reading, task, line, reply, None, mended=checked.mended)
         self._keep(reading, task, call)
         how = how_answered(call.purpose, task.position, mended=checked.mended)
-        now = self._scene.clocks.wall()
+        now = self._context.clocks.wall()
         reading.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
         if how:
             reading.write.tally((form.stage.name, HOW, how, "")).count += 1
         self._ended(reading, task, None, None)
         reading.counts["done"] += 1
 
-    async def _silent(self, reading: ResultReader) -> None:
+    async def _without_line(self, reading: ResultReader) -> None:
         """The tasks of which no line told."""
-        lack = _lack_of(reading.record)
+        missing = _missing_reason(reading.record)
         after = -1
-        while left := await tasks_left(self._scene.database, reading.record.id, after, CHUNK_LINES):
+        while left := await tasks_left(self._context.database, reading.record.id, after, CHUNK_LINES):
             after = left[-1].place
             for task in left:
-                if lack == "missing":
+                if missing == "missing":
                     self._keep(reading, task, _lost_call(reading, task))
-                self._lacks(reading, task, lack, "")
+                self._not_answered(reading, task, missing, "")
             await self._put(reading)
 
-    def _lacks(self, reading: ResultReader, task: PlacedTask, lack: MissingAnswer, said: str) -> None:
+    def _not_answered(self, reading: ResultReader, task: PlacedTask, missing: MissingAnswer, said: str) -> None:
         """A task without an answer. What its user ended waits for its user, or goes on as was decided then."""
         record = reading.record
         if record.cancel_at is not None:
             reading.counts["cancelled"] += 1
             self._ended(reading, task, record.then_do or "run", None)
             return
-        reading.counts[lack] += 1
-        self._end(reading, task, after_missing_answer(lack, self._asked(reading, task), reading.form.rules, said))
+        reading.counts[missing] += 1
+        self._end(reading, task, after_missing_answer(missing, self._attempts(reading, task), reading.form.rules, said))
 
-    def _asked(self, reading: ResultReader, task: PlacedTask) -> AttemptCounts:
+    def _attempts(self, reading: ResultReader, task: PlacedTask) -> AttemptCounts:
         stage = reading.form.stage
         return AttemptCounts(task.round, len(stage.models) - 1 - task.position, stage.repair - task.repairs)
 
@@ -296,14 +294,14 @@ class Ingester:
         tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
         reading.real = reading.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
         reading.unpriced += spent is None
-        if reading.record.run_id == self._scene.run:
-            self._book.count(call, spent, stage)
+        if reading.record.run_id == self._context.run:
+            self._recorder.count(call, spent, stage)
 
 
 _NO_ROW = Row(0, 0, None)
 
 
-def _lack_of(record: BatchRecord) -> MissingAnswer:
+def _missing_reason(record: BatchRecord) -> MissingAnswer:
     match record.status:
         case BatchState.EXPIRED:
             return "expired"

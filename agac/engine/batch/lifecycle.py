@@ -17,13 +17,13 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Params, Reply
 from agac.engine.budget import Amount, WorstCase
 from agac.engine.estimate import most_bytes, most_requests
-from agac.engine.invocation import Clocks
+from agac.engine.invocation import Batching, Clocks
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S, FailTask, RetryAfter, decide
 from agac.engine.routes import CHARACTERS_A_TOKEN, Route, price_by_tier
 from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
-from agac.plan.stage import PlannedModel
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import BatchApi, BatchLines, BatchTraits, ProviderBatch, ResultLine
 from agac.providers.batch_apis import LINES
 from agac.providers.dialects import DIALECTS
@@ -33,8 +33,6 @@ from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, BatchStep, may_follow, project_token, read_batch, tasks_at
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
-
-# How the tasks of a stage are written into batches of one of its models, and how their results are read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +79,46 @@ class BatchFormat(Route):
 
 
 def batch_format(like: BatchFormat, position: int, provider: Provider, model: str) -> BatchFormat:
-    """The form of a model that the stage of another form was asked of before, and is not any more."""
-    assert provider.batch is not None
+    """The format of a model that the stage of another format used before, and does not use any more."""
     planned = PlannedModel(provider, model, Params())
-    return replace(
-        like,
+    return _format(like.stage, position, planned, like.checker, like.redactor, keeps_all=like.keeps_all)
+
+
+def _format(
+    stage: PlannedStage, position: int, model: PlannedModel, checker: Checker, redactor: Redactor, *, keeps_all: bool
+) -> BatchFormat:
+    traits = model.provider.batch
+    assert traits is not None
+    return BatchFormat(
+        stage=stage,
         position=position,
-        model=planned,
-        traits=provider.batch,
-        dialect=DIALECTS[provider.dialect],
-        lines=LINES[provider.batch.api],
-        most=WorstCase(planned, in_dollars=True, batch=True),
-        price=price_by_tier(planned),
-        base_url=like.redactor.clean(provider.base_url),
+        model=model,
+        traits=traits,
+        dialect=DIALECTS[model.provider.dialect],
+        lines=LINES[traits.api],
+        checker=checker,
+        most=WorstCase(model, in_dollars=True, batch=True),
+        price=price_by_tier(model),
+        redactor=redactor,
+        base_url=redactor.clean(model.provider.base_url),
+        keeps_all=keeps_all,
     )
 
 
 BatchFormats = Mapping[tuple[int, int], BatchFormat]
-"""Forms by the stage's position in the run and the model's position among the stage's."""
+"""Formats by the stage's position in the run and the model's position among the stage's."""
 
 
 def batch_formats(plan: Plan, redactor: Redactor) -> BatchFormats:
-    """The forms of all stages of a plan, batch stages or not: a stage's mode may have been another when its batches
+    """The formats of all stages of a plan, batch stages or not: a stage's mode may have been another when its batches
     were made. Models of providers without batches have none."""
+    keeps_all = plan.rules.keep_replies == "all"
     found: dict[tuple[int, int], BatchFormat] = {}
     for stage in plan.asking:
         checker = Checker(stage)
         for position, model in enumerate(stage.models):
-            traits = model.provider.batch
-            if traits is not None:
-                found[stage.index, position] = BatchFormat(
-                    stage=stage,
-                    position=position,
-                    model=model,
-                    traits=traits,
-                    dialect=DIALECTS[model.provider.dialect],
-                    lines=LINES[traits.api],
-                    checker=checker,
-                    most=WorstCase(model, in_dollars=True, batch=True),
-                    price=price_by_tier(model),
-                    redactor=redactor,
-                    base_url=redactor.clean(model.provider.base_url),
-                    keeps_all=plan.rules.keep_replies == "all",
-                )
+            if model.provider.batch is not None:
+                found[stage.index, position] = _format(stage, position, model, checker, redactor, keeps_all=keeps_all)
     return found
 
 
@@ -327,9 +322,6 @@ def observation(record: BatchRecord, seen: ProviderBatch, now: float) -> dict[st
     }
 
 
-# The accounts whose batches an invocation works with, opened when they are first needed.
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
     """One account at a provider. `mark` tells it from others and holds nothing secret; `base_url` as it may be
@@ -370,7 +362,7 @@ class Accounts:
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
             raise UsageError(
-                f"provider {name!r} wants {names}, which is not set",
+                f"provider {name!r} needs {names}, which is not set",
                 remedy=f"set {names} in the environment or in .env, then run the same command again",
             )
         shown = self._clean(provider.base_url)
@@ -384,8 +376,6 @@ class Accounts:
         for account in self._accounts.values():
             await account.api.close()
 
-
-# What all work on batches shares in one invocation.
 
 _log = logging.getLogger("agac.batch")
 
@@ -410,7 +400,7 @@ class BatchContext:
     run: int
     event: int
     forms: Callable[[int], Awaitable[BatchFormats]]
-    stays: bool
+    wait: bool
 
     def account(self, record: BatchRecord) -> Account:
         """The account at which a batch is, or will be."""
@@ -431,13 +421,13 @@ class BatchContext:
         """The batch's file, or another beside it."""
         return self.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
-    async def patient(self, fault: Fault, attempt: int, what: str) -> bool:
+    async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Whether it was waited for another try, after `attempt` of them. Raises Halted when the run stops, which it
         does here for a fault that every further request would meet."""
         if fault.kind is FaultKind.PAUSE and (fault.delay or 0.0) > MAX_RETRY_DELAY_S:  # another command may come then
             return False
         match decide(fault, attempt, 0, self.clocks.jitter()):
-            case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.stays:
+            case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
                 return True
@@ -449,9 +439,33 @@ class BatchContext:
 
 
 @asynccontextmanager
-async def closing(accounts: Accounts) -> AsyncIterator[Accounts]:
-    """The accounts, closed when the block ends."""
+async def batch_context(
+    database: Database, ledger: Ledger, batching: Batching, redactor: Redactor, clocks: Clocks, control: StopSignal,
+    *, workflow: str, run: int, event: int, formats: dict[int, BatchFormats],
+) -> AsyncIterator[BatchContext]:  # fmt: skip
+    """The shared part of work on batches; its connections are closed when the block ends. `formats`: those known
+    already, by run."""
+
+    async def forms(of_run: int) -> BatchFormats:
+        if of_run not in formats:
+            formats[of_run] = batch_formats(await batching.recorded(database, of_run), redactor)
+        return formats[of_run]
+
+    accounts = Accounts(batching.providers, batching.open_api, redactor.clean)
     try:
-        yield accounts
+        yield BatchContext(
+            database=database,
+            ledger=ledger,
+            journal=Journal(database, ledger, clocks.wall),
+            stop_signal=control,
+            accounts=accounts,
+            clocks=clocks,
+            folder=batching.folder,
+            workflow=workflow,
+            run=run,
+            event=event,
+            forms=forms,
+            wait=batching.wait,
+        )
     finally:
         await accounts.close()

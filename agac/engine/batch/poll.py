@@ -44,14 +44,14 @@ LATE_FILES = (0.1, 0.5, 2.0, 5.0)
 class BatchPoller:
     """Takes batches from SUBMITTED to their end, each as far as it goes now."""
 
-    def __init__(self, scene: BatchContext, submitter: Submitter, ingester: Ingester) -> None:
-        self._scene, self._journal = scene, scene.journal
+    def __init__(self, context: BatchContext, submitter: Submitter, ingester: Ingester) -> None:
+        self._context, self._journal = context, context.journal
         self._submitter, self._ingester = submitter, ingester
 
     async def collect(self, record: BatchRecord) -> BatchRecord:
         """As far as it goes: CLEANED, or a step before it. Raises Halted when the run stops."""
         while True:
-            self._scene.stop_signal.check()
+            self._context.stop_signal.check()
             before = record.state
             match BatchStep(before):
                 case BatchStep.SUBMITTED:
@@ -70,10 +70,10 @@ class BatchPoller:
     async def _follow(self, record: BatchRecord) -> BatchRecord:
         """Asks how it stands. What is not found may show up yet: only a state that ends it ends it."""
         assert record.provider_id is not None
-        seen = await self._scene.account(record).api.look(record.provider_id)
+        seen = await self._context.account(record).api.look(record.provider_id)
         if isinstance(seen, Fault):
             if seen.kind is FaultKind.FATAL:
-                self._scene.stop_signal.fail(seen)
+                self._context.stop_signal.fail(seen)
                 raise RunStopped
             _log.warning("batch %d (%s): %s", record.id, record.provider_id, seen.message)
             if seen.status == HTTPStatus.NOT_FOUND and self._is_past(record):
@@ -94,14 +94,14 @@ class BatchPoller:
 
     def _is_past(self, record: BatchRecord) -> bool:
         """Whether what is not found is not late any more: its results would be deleted by now, or its user ended it."""
-        kept = self._scene.account(record).traits.results_kept or RESULTS_KEPT
+        kept = self._context.account(record).traits.results_kept or RESULTS_KEPT
         until = record.results_until or (record.submitted_at or record.planned_at) + kept
-        return record.cancel_at is not None or self._scene.clocks.wall() > until
+        return record.cancel_at is not None or self._context.clocks.wall() > until
 
     async def _in_time(self, record: BatchRecord) -> BatchRecord:
         """Ends what has met its deadline; asks again for the end of what was cancelled and goes on."""
-        due = record.deadline is not None and self._scene.clocks.wall() >= record.deadline
-        form = await self._scene.form(record)
+        due = record.deadline is not None and self._context.clocks.wall() >= record.deadline
+        form = await self._context.form(record)
         if record.note == UNSURE:  # it may be somebody else's
             return record
         if due and record.cancel_at is None and form is not None and form.rules.on_deadline == "sync":
@@ -113,7 +113,7 @@ class BatchPoller:
     async def observe(self, record: BatchRecord) -> BatchRecord | Fault:
         """How it stands now, without going on with it."""
         assert record.provider_id is not None
-        seen = await self._scene.account(record).api.look(record.provider_id)
+        seen = await self._context.account(record).api.look(record.provider_id)
         return seen if isinstance(seen, Fault) else await self._journal.seen(record, seen)
 
     async def cancel(self, record: BatchRecord) -> BatchRecord:
@@ -123,11 +123,11 @@ class BatchPoller:
         attempt = 0
         while True:
             attempt += 1
-            fault = await self._scene.account(record).api.cancel(record.provider_id)
+            fault = await self._context.account(record).api.cancel(record.provider_id)
             if fault is None:
                 return record
             fatal = fault.kind is FaultKind.FATAL
-            if fatal or not await self._scene.patient(fault, attempt, f"cancelling batch {record.id}"):
+            if fatal or not await self._context.wait_and_retry(fault, attempt, f"cancelling batch {record.id}"):
                 return await self._journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
 
     async def _refused(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
@@ -142,14 +142,14 @@ class BatchPoller:
         note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
         record = await self._journal.reject(record, lines, note)
         if not lines:
-            self._scene.stop_signal.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
+            self._context.stop_signal.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
             raise RunStopped
         return record
 
     async def _fetch(self, record: BatchRecord) -> BatchRecord:
         """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
         assert record.provider_id is not None
-        api = self._scene.account(record).api
+        api = self._context.account(record).api
         seen = await api.look(record.provider_id)
         if isinstance(seen, Fault):
             if seen.status == HTTPStatus.NOT_FOUND and self._is_past(record):
@@ -172,7 +172,7 @@ class BatchPoller:
                     return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
                 return await self._journal.remark(record, f"its results could not be fetched: {got.message}")
             files.append(got)
-        if not seen.results and seen.results_until is not None and seen.results_until < self._scene.clocks.wall():
+        if not seen.results and seen.results_until is not None and seen.results_until < self._context.clocks.wall():
             note = f"its results are gone from {record.provider}, and may have been paid"
             return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
         return await self._journal.downloaded(record, files)
@@ -183,23 +183,23 @@ class BatchPoller:
             finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
             if seen.results or not finished:
                 break
-            await self._scene.stop_signal.sleep(pause)
-            again = await self._scene.account(record).api.look(seen.id)
+            await self._context.stop_signal.sleep(pause)
+            again = await self._context.account(record).api.look(seen.id)
             if isinstance(again, ProviderBatch) and again.state.is_terminal:
                 seen = again
         return seen
 
     async def _download(self, record: BatchRecord, remote: Remote, suffix: str = "") -> tuple[str, int, str] | Fault:
         """One file, whole or not at all. `suffix` keeps it apart from what the batch has itself."""
-        path = self._scene.path(record, KINDS[remote.kind] + suffix)
+        path = self._context.path(record, KINDS[remote.kind] + suffix)
         part = path.with_name(path.name + ".part")
-        gone = record.results_until is not None and self._scene.clocks.wall() > record.results_until
+        gone = record.results_until is not None and self._context.clocks.wall() > record.results_until
         attempt = 0
         while True:
             attempt += 1
             try:
                 part.parent.mkdir(parents=True, exist_ok=True)
-                got = await self._scene.account(record).api.download(remote, part)
+                got = await self._context.account(record).api.download(remote, part)
                 if not isinstance(got, Fault):
                     return path.name, got, await asyncio.to_thread(_kept, part, path)
             except OSError as error:
@@ -207,17 +207,19 @@ class BatchPoller:
                 raise full_or_forbidden(error, part) from error
             if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
                 got = replace(got, kind=FaultKind.TASK)
-            if got.kind is FaultKind.TASK or not await self._scene.patient(got, attempt, f"fetching {path.name}"):
+            if got.kind is FaultKind.TASK or not await self._context.wait_and_retry(
+                got, attempt, f"fetching {path.name}"
+            ):
                 part.unlink(missing_ok=True)
                 return got
 
     async def _ingest(self, record: BatchRecord) -> BatchRecord:
         """Reads its results into the store; a file that is not what was downloaded is downloaded again."""
         for name, size, digest in json.loads(record.outputs or "[]"):
-            if not await asyncio.to_thread(is_whole, self._scene.folder / name, size, digest):
+            if not await asyncio.to_thread(is_whole, self._context.folder / name, size, digest):
                 return await self._journal.step(record, BatchStep.TERMINAL, f"{name} is not what was downloaded")
-        files = [self._scene.folder / name for name, _, _ in json.loads(record.outputs or "[]")]
-        form = await self._scene.form(record)
+        files = [self._context.folder / name for name, _, _ in json.loads(record.outputs or "[]")]
+        form = await self._context.form(record)
         if form is None:
             return await self._journal.remark(record, f"{record.provider} has no batch API in agac.yml any more")
         if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its size alone
@@ -227,13 +229,13 @@ class BatchPoller:
     async def take_late(self, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
         """Keeps the answers of a batch whose tasks were asked again, where no other is there: how many, and how many
         were paid for twice."""
-        form = await self._scene.form(record)
+        form = await self._context.form(record)
         assert form is not None
         kept = twice = 0
         for remote in seen.results:
             got = await self._download(record, remote, LATE)
             if not isinstance(got, Fault):
-                file = self._scene.folder / got[0]
+                file = self._context.folder / got[0]
                 fresh, others = await self._ingester.late(record, form, file)
                 kept, twice = kept + fresh, twice + others
                 file.unlink(missing_ok=True)
@@ -242,7 +244,7 @@ class BatchPoller:
 
     async def _clean(self, record: BatchRecord) -> BatchRecord:
         """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no fault."""
-        api = self._scene.account(record).api
+        api = self._context.account(record).api
         refs = await self._remote_files(record)
         for ref in refs:
             fault = await api.delete(file=ref)
@@ -252,7 +254,7 @@ class BatchPoller:
         return await self._journal.cleaned(record)
 
     async def _remote_files(self, record: BatchRecord) -> Sequence[str]:
-        api = self._scene.account(record).api
+        api = self._context.account(record).api
         if not api.uploads:
             return []
         seen = await api.look(record.provider_id) if record.provider_id is not None else None
@@ -262,7 +264,7 @@ class BatchPoller:
     def forget_files(self, record: BatchRecord) -> None:
         """Removes what lies on this machine of a batch."""
         for suffix in ("", *KINDS.values()):
-            self._scene.path(record, suffix).unlink(missing_ok=True)
+            self._context.path(record, suffix).unlink(missing_ok=True)
 
 
 def _kept(part: Path, path: Path) -> str:

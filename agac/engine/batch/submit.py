@@ -19,8 +19,6 @@ from agac.providers.batch import BatchError, Order, ProviderBatch, UnreadableLin
 from agac.spec.workflow import DayTime
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
-# A batch whose creation was begun and of which nothing is known: is it there, or is it not? It never guesses.
-#
 # Whoever was killed, or cut off, between asking for a batch and learning its name has perhaps a batch that costs. It
 # is looked for by what the provider echoes; that it is absent is believed only once the provider's list had time to
 # show it (`grace`), and never where the list may be cut or echoes nothing.
@@ -70,11 +68,11 @@ class NeedsDecision:
 Verdict = Found | Absent | Undecided | NeedsDecision
 
 
-def order_of(scene: BatchContext, record: BatchRecord, endpoint: str) -> Order:
+def order_of(context: BatchContext, record: BatchRecord, endpoint: str) -> Order:
     """What is, or was, asked for."""
     return Order(
         key=record.key,
-        path=scene.path(record),
+        path=context.path(record),
         endpoint=endpoint,
         model=record.model,
         requests=record.tasks,
@@ -83,28 +81,28 @@ def order_of(scene: BatchContext, record: BatchRecord, endpoint: str) -> Order:
     )
 
 
-async def find(scene: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
+async def find(context: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
     """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises Halted when the run
     stops meanwhile."""
-    account = scene.account(record)
+    account = context.account(record)
     assert record.created_after is not None
-    grace = await _grace(scene, record)
+    grace = await _grace(context, record)
     ends = record.created_after + grace
     for turn in range(1_000_000):
-        verdict = await look(scene, record, order)
+        verdict = await look(context, record, order)
         if not isinstance(verdict, Absent):
             return verdict
-        left = ends - scene.clocks.wall()
+        left = ends - context.clocks.wall()
         if left <= 0:
             break
-        if left > MAX_WAIT_S and not scene.stays:
+        if left > MAX_WAIT_S and not context.wait:
             return Undecided(f"whether {account.provider.name} has it is known in {left:.0f} s", ends)
-        await scene.stop_signal.sleep(min(_LOOKS[min(turn, len(_LOOKS) - 1)], left))
+        await context.stop_signal.sleep(min(_LOOKS[min(turn, len(_LOOKS) - 1)], left))
     if account.mark != record.account:
         return NeedsDecision(
             "it was asked for with another key, or at another address: its batches may not be seen from here"
         )
-    if not await _echoes(scene, record):
+    if not await _echoes(context, record):
         return NeedsDecision(
             f"{account.provider.name} does not tell which batch is which: it echoes neither key nor file"
         )
@@ -113,46 +111,46 @@ async def find(scene: BatchContext, record: BatchRecord, order: Order) -> Verdic
     return Absent()
 
 
-async def _echoes(scene: BatchContext, record: BatchRecord) -> bool:
+async def _echoes(context: BatchContext, record: BatchRecord) -> bool:
     """Whether the provider tells of a batch by what it is found; where no other batch is known it is taken to do so."""
-    if scene.account(record).traits.finds_by == "count":
+    if context.account(record).traits.finds_by == "count":
         return True
-    other = await newest_at(scene.database, record.provider, record.id)
-    seen = await scene.account(record).api.look(other) if other is not None else None
+    other = await newest_at(context.database, record.provider, record.id)
+    seen = await context.account(record).api.look(other) if other is not None else None
     return not isinstance(seen, ProviderBatch) or seen.key is not None or seen.file_id is not None
 
 
-async def _grace(scene: BatchContext, record: BatchRecord) -> float:
-    form = await scene.form(record)
+async def _grace(context: BatchContext, record: BatchRecord) -> float:
+    form = await context.form(record)
     wished = form.rules.grace if form is not None else None
-    return scene.account(record).traits.grace if wished is None else wished
+    return context.account(record).traits.grace if wished is None else wished
 
 
-async def look(scene: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
+async def look(context: BatchContext, record: BatchRecord, order: Order) -> Verdict | Fault:
     """What the provider's list says now."""
-    api, traits = scene.account(record).api, scene.account(record).traits
+    api, traits = context.account(record).api, context.account(record).traits
     assert record.created_after is not None
     listed: list[ProviderBatch] = []
     async for one in api.candidates(order, record.created_after - CLOCKS_APART):
         if isinstance(one, Fault):
             return one
         listed.append(one)
-    known = await known_ids(scene.database, [one.id for one in listed])
+    known = await known_ids(context.database, [one.id for one in listed])
     fresh = [one for one in listed if one.id not in known and one.id not in record.not_ours]
     if traits.finds_by == "count":
-        return await _by_size(scene, record, fresh)
+        return await _by_size(context, record, fresh)
     sure = sorted(fresh, key=lambda one: one.created_at or 0.0)
     return Found(sure[0], others=tuple(sure[1:])) if sure else Absent()
 
 
-async def _by_size(scene: BatchContext, record: BatchRecord, fresh: Iterable[ProviderBatch]) -> Verdict | Fault:
+async def _by_size(context: BatchContext, record: BatchRecord, fresh: Iterable[ProviderBatch]) -> Verdict | Fault:
     """Nothing but size and time tells such batches apart, and the names in their results once they have ended."""
     unsure = []
     for one in fresh:
         if not one.state.is_terminal:
             unsure.append(one)
             continue
-        mine = await is_ours(scene, record, one)
+        mine = await is_ours(context, record, one)
         if isinstance(mine, Fault):
             return mine
         if mine is None:
@@ -167,13 +165,13 @@ async def _by_size(scene: BatchContext, record: BatchRecord, fresh: Iterable[Pro
     return Undecided(f"{len(unsure)} batches of its size are there ({names}); their results will tell which is ours")
 
 
-async def is_ours(scene: BatchContext, record: BatchRecord, seen: ProviderBatch) -> bool | Fault | None:
+async def is_ours(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> bool | Fault | None:
     """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
-    form = await scene.form(record)
-    path = scene.path(record, ".candidate")
+    form = await context.form(record)
+    path = context.path(record, ".candidate")
     assert form is not None
     for remote in seen.results:
-        size = await scene.account(record).api.download(remote, path)
+        size = await context.account(record).api.download(remote, path)
         if isinstance(size, Fault):
             return size
         try:
@@ -206,8 +204,6 @@ def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None
     return mine
 
 
-# A batch on its way to the provider: uploaded, created, and looked for where nobody knows whether it was created.
-#
 # What reaches the provider is preceded by a committed intent. A crash before a request leaves the intent alone; a crash
 # after it leaves a file, which is found or uploaded again, or a batch, which is found (`find`) and never created twice.
 
@@ -232,15 +228,15 @@ _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s
 class Submitter:
     """Takes batches from BUILT to SUBMITTED. One after the other, so that at most one creation is in doubt."""
 
-    def __init__(self, scene: BatchContext) -> None:
-        self._scene, self._journal = scene, scene.journal
+    def __init__(self, context: BatchContext) -> None:
+        self._context, self._journal = context, context.journal
 
     async def send(self, record: BatchRecord) -> BatchRecord:
         """As far as it goes now: SUBMITTED, or a step before it, whose note says why it waits. Raises Halted when the
         run stops."""
         fresh = False  # whether the intent was committed just now: then nothing can be there yet
         while True:
-            self._scene.stop_signal.check()
+            self._context.stop_signal.check()
             before = record
             match BatchStep(record.state):
                 case BatchStep.BUILT:
@@ -260,13 +256,13 @@ class Submitter:
     async def _from_built(self, record: BatchRecord) -> BatchRecord:
         if (let_go := await self._if_spoiled(record)) is not None:
             return let_go
-        if self._scene.account(record).api.uploads:
+        if self._context.account(record).api.uploads:
             return await self._journal.step(record, BatchStep.UPLOAD_INTENT)
         return await self._intend(record)
 
     async def _if_spoiled(self, record: BatchRecord) -> BatchRecord | None:
         """The batch without its tasks where its file is not what was written; None: it is."""
-        path = self._scene.path(record)
+        path = self._context.path(record)
         if await asyncio.to_thread(is_whole, path, record.bytes, record.sha256):
             return None
         note = f"{path.name} is not what was written; its tasks go into another batch"
@@ -278,33 +274,33 @@ class Submitter:
 
     async def look_once(self, record: BatchRecord) -> BatchRecord:
         """Looks once more for a batch that nobody could find, with the key that asked for it."""
-        form = await self._scene.form(record)
+        form = await self._context.form(record)
         if form is None:
             return record
-        verdict = await look(self._scene, record, order_of(self._scene, record, form.address))
+        verdict = await look(self._context, record, order_of(self._context, record, form.address))
         if isinstance(verdict, Found) and verdict.sure:
             return await self._journal.submitted(record, verdict.seen, self.deadline(form), None)
         return record
 
     async def _upload(self, record: BatchRecord, *, fresh: bool) -> BatchRecord:
         """Its input goes to the provider. Killed after the upload: the file is found by its name and size."""
-        api, name = self._scene.account(record).api, f"agac-{record.file}"
+        api, name = self._context.account(record).api, f"agac-{record.file}"
         if not fresh and (let_go := await self._if_spoiled(record)) is not None:
             return let_go
         for attempt in range(1, 100):
             given = None if fresh else await api.uploaded(name, record.bytes)
             if given is None:
-                given = await api.upload(self._scene.path(record), name)
+                given = await api.upload(self._context.path(record), name)
             if isinstance(given, str):
                 return await self._journal.uploaded(record, given)
             fresh = False
-            if not await self._scene.patient(given, attempt, f"uploading {name}"):
+            if not await self._context.wait_and_retry(given, attempt, f"uploading {name}"):
                 return await self._waits(record, given.message)
         return record
 
     async def _intend(self, record: BatchRecord) -> BatchRecord:
         """Commits that it is about to be created, once there is room for it."""
-        account = self._scene.account(record)
+        account = self._context.account(record)
         why = await self._no_room(record, account)
         if why is not None:
             return await self._waits(record, why)
@@ -312,12 +308,14 @@ class Submitter:
 
     async def _no_room(self, record: BatchRecord, account: Account) -> str | None:
         """Why it has to wait; None: it may go."""
-        now = self._scene.clocks.wall()
+        now = self._context.clocks.wall()
         if record.try_at is not None and record.try_at > now:
             return record.note or "it is tried again later"
-        if account.traits.finds_by == "count" and await others_in_intent(self._scene.database, account.mark, record.id):
-            return "another batch of the account may have been created: `agac doctor` settles first which is which"
-        load = await lane_load(self._scene.database, record, account.mark, now - CAP_KEPT)
+        if account.traits.finds_by == "count" and await others_in_intent(
+            self._context.database, account.mark, record.id
+        ):
+            return "another batch of the account may have been created: run `agac doctor` first"
+        load = await lane_load(self._context.database, record, account.mark, now - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         if caps and load.batches and load.tokens + record.tokens > min(caps):
             return (
@@ -334,10 +332,10 @@ class Submitter:
 
     async def _create(self, record: BatchRecord) -> BatchRecord:
         """Asks for it, once. Killed after that: it is found."""
-        form = await self._scene.form(record)
-        account = self._scene.account(record)
+        form = await self._context.form(record)
+        account = self._context.account(record)
         assert form is not None
-        made = await account.api.create(order_of(self._scene, record, form.address))
+        made = await account.api.create(order_of(self._context, record, form.address))
         if isinstance(made, ProviderBatch):
             return await self._journal.submitted(record, made, self.deadline(form), None)
         if made.ambiguous:
@@ -354,19 +352,19 @@ class Submitter:
             return await self._journal.defer(record, BatchStep.BUILT, None, fault.message)
         if fault.kind in (FaultKind.RETRY, FaultKind.PAUSE):
             again = await self._journal.defer(record, back, None, fault.message)
-            if await self._scene.patient(fault, record.attempt, f"creating batch {record.id}"):
+            if await self._context.wait_and_retry(fault, record.attempt, f"creating batch {record.id}"):
                 return again
-            at = self._scene.clocks.wall() + (fault.delay or AGAIN_AFTER)
+            at = self._context.clocks.wall() + (fault.delay or AGAIN_AFTER)
             return await self._journal.put_off(again, at, fault.message)
         await self._journal.defer(record, back, None, fault.message)
-        self._scene.stop_signal.fail(fault)
+        self._context.stop_signal.fail(fault)
         raise RunStopped
 
     async def over_cap(self, record: BatchRecord, back: BatchStep, message: str) -> BatchRecord:
         """The account has too many tokens enqueued: nothing ran. What it takes is learned; the batch waits until there
         is room, or is cut into smaller ones where it can never have any."""
-        now = self._scene.clocks.wall()
-        load = await lane_load(self._scene.database, record, record.account, now - CAP_KEPT)
+        now = self._context.clocks.wall()
+        load = await lane_load(self._context.database, record, record.account, now - CAP_KEPT)
         others = load.tokens - (record.tokens if load.batches else 0)
         told = _cap_of(message)
         cap = told if told is not None else max(others + record.tokens - 1, 1)
@@ -385,14 +383,14 @@ class Submitter:
 
     async def _find(self, record: BatchRecord) -> BatchRecord:
         """It may exist. Found: it is ours, as it is; proved absent: it is asked for again; else it waits."""
-        form, account = await self._scene.form(record), self._scene.account(record)
+        form, account = await self._context.form(record), self._context.account(record)
         if form is None:
             return record
         for attempt in range(1, 100):
-            verdict = await find(self._scene, record, order_of(self._scene, record, form.address))
+            verdict = await find(self._context, record, order_of(self._context, record, form.address))
             if not isinstance(verdict, Fault):
                 break
-            if not await self._scene.patient(verdict, attempt, f"looking for batch {record.id}"):
+            if not await self._context.wait_and_retry(verdict, attempt, f"looking for batch {record.id}"):
                 return await self._waits(record, verdict.message)
         match verdict:
             case Found(seen, sure, others):
@@ -416,11 +414,11 @@ class Submitter:
     def day_deadline(self, form: BatchFormat) -> float | None:
         """A deadline that is a time of day, which counts for what waits for room, too; seconds since 1970."""
         wish = _deadline_of(form)
-        return next_of_day(wish, self._scene.clocks.wall()) if isinstance(wish, DayTime) else None
+        return next_of_day(wish, self._context.clocks.wall()) if isinstance(wish, DayTime) else None
 
     def deadline(self, form: BatchFormat) -> float | None:
         """When what is not finished is cancelled, in seconds since 1970."""
-        wish, now = _deadline_of(form), self._scene.clocks.wall()
+        wish, now = _deadline_of(form), self._context.clocks.wall()
         if isinstance(wish, DayTime):
             return next_of_day(wish, now)
         return None if wish is None else now + wish
