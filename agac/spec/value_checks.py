@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,12 +96,8 @@ def param_hints() -> Mapping[str, str]:
     return {**later, **twice, "model": "unknown key; the card's own `model` says which model runs"}
 
 
-# Checks of single values in files, used by the models. Each gives the value back or raises with a whole sentence.
-
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-_STAGE_NAME = re.compile(rf"{_NAME}\Z")
-_PROVIDER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_LETTERS = "use letters, digits, _ and -, and start with a letter"
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
 _SECRET_START = re.compile(rf"(?i)(?:{_KEY_STARTS})")
@@ -135,13 +131,33 @@ def _refuse(message: str) -> PydanticCustomError:
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
 
 
+def _named_as(pattern: str, form: str) -> Callable[[str], str]:
+    """A check that a whole name matches; one that does not "is no" `form`."""
+    whole = re.compile(rf"{pattern}\Z")
+
+    def check(name: str) -> str:
+        if not whole.match(name):
+            raise _refuse(f"{name!r} is no {form}")
+        return name
+
+    return check
+
+
+_readable_name = _named_as(_NAME, f"stage name; {_LETTERS} or _")
+var_name = _named_as(_NAME, f"name for a variable; {_LETTERS} or _")
+
+provider_name = _named_as(r"[A-Za-z][A-Za-z0-9_-]*", f"provider name; {_LETTERS}")
+"""No dot and no slash: both end the provider in a model string."""
+
+header_name = _named_as(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "header name")
+"""A token of RFC 9110."""
+
+
 def stage_name(name: str) -> str:
     """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
     if name in RESERVED_NAMES:
         raise _refuse(f"{name!r} has a meaning of its own in templates; choose another name")
-    if not _STAGE_NAME.match(name):
-        raise _refuse(f"{name!r} is no stage name; use letters, digits, _ and -, and start with a letter or _")
-    return name
+    return _readable_name(name)
 
 
 def field_name(name: str) -> str:
@@ -175,27 +191,6 @@ def field_way(name: str) -> str:
         field_name(part)
         if not part:
             raise _refuse(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
-    return name
-
-
-def var_name(name: str) -> str:
-    """As stage names."""
-    if not _STAGE_NAME.match(name):
-        raise _refuse(f"{name!r} is no name for a variable; use letters, digits, _ and -, and start with a letter or _")
-    return name
-
-
-def provider_name(name: str) -> str:
-    """No dot and no slash: both end the provider in a model string."""
-    if not _PROVIDER_NAME.match(name):
-        raise _refuse(f"{name!r} is no provider name; use letters, digits, _ and -, and start with a letter")
-    return name
-
-
-def header_name(name: str) -> str:
-    """A token of RFC 9110."""
-    if not _HEADER_NAME.match(name):
-        raise _refuse(f"{name!r} is no header name")
     return name
 
 
@@ -267,31 +262,23 @@ def seconds_or_parts(value: Any) -> Any:
     return {"total": value}
 
 
-def one_or_many(value: Any) -> Any:
-    """One name is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected the name of a stage")
-    return [value]
+def _list_of(expected: str) -> Callable[[Any], Any]:
+    """A check that makes one text a list of one; what is neither is refused with what was `expected`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) or value is None:
+            return value
+        if not isinstance(value, str):
+            raise _refuse(f"expected {expected}")
+        return [value]
+
+    return check
 
 
-def field_or_fields(value: Any) -> Any:
-    """One field is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected a field, as topic or classify.topic, or a list of them")
-    return [value]
-
-
-def paths(value: Any) -> Any:
-    """One path is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected a path, or a list of paths")
-    return [value]
+one_or_many = _list_of("the name of a stage")
+field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
+paths = _list_of("a path, or a list of paths")
+model_or_chain = _list_of("provider/model, or a list of them")
 
 
 def output_formats(value: Any) -> Any:
@@ -303,15 +290,6 @@ def output_formats(value: Any) -> Any:
         if name in ("sqlite", "db"):
             raise _refuse(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
     return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
-
-
-def model_or_chain(value: Any) -> Any:
-    """One model is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected provider/model, or a list of them")
-    return [value]
 
 
 def split_chain(data: Any) -> Any:
@@ -390,20 +368,21 @@ def message_content(value: Any) -> Any:
     return value
 
 
-def not_tool_only(value: bool) -> bool:
-    """A card that only other agents may call cannot be a stage's agent."""
-    if value:
-        raise _refuse("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
-    return value
+def _false_only(message: str) -> Callable[[bool], bool]:
+    """A check of a flag that may only be false."""
+
+    def check(value: bool) -> bool:
+        if value:
+            raise _refuse(message)
+        return value
+
+    return check
+
+
+not_tool_only = _false_only("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
+nobody_there = _false_only("`human_input: true` is not supported: a run cannot ask a person; remove it")
 
 
 def in_small_letters(value: Any) -> Any:
     """A word in any case of its letters."""
     return value.lower() if isinstance(value, str) else value
-
-
-def nobody_there(value: bool) -> bool:
-    """A run cannot ask a person."""
-    if value:
-        raise _refuse("`human_input: true` is not supported: a run cannot ask a person; remove it")
-    return value
