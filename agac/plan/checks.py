@@ -22,8 +22,6 @@ from agac.spec.stages import said
 from agac.spec.value_checks import duration
 from agac.spec.workflow import Budget, Level, Workflow, WrittenStage
 
-# Checks of a workflow's models against the providers, and of what must be installed. Problems come all at once.
-
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
 
@@ -210,8 +208,6 @@ def _lack_of_json_repair() -> str | None:
     return None if "strict" in signature(loads).parameters else "installed in too old a version"
 
 
-# What `run_mode: batch` asks of a stage's models: that their providers have batches, and take them so.
-
 _EXTRAS = {"anthropic": "anthropic"}
 """The libraries that a batch API needs beyond agac's own; the extras have their names."""
 
@@ -308,9 +304,6 @@ def _no_first_token(workflow: Workflow) -> Problem:
     place = workflow.rules.where.get(key, Where(workflow.file))
     message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
     return Problem(place, message, "telemetry.ttft", "warning")
-
-
-# What a budget needs to be kept: a bound on every reply, and for dollars a known price of every model.
 
 
 def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:

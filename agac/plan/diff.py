@@ -10,8 +10,6 @@ from typing import Any
 
 from agac.spec.templates import as_text
 
-# Why a task has to be asked: what differs from the last time its row's stage was asked.
-
 FRESH = "--fresh"
 NEW_ROW = "new row"
 ROW_CHANGED = "row changed"
@@ -48,8 +46,6 @@ def upstream_blocked(name: str) -> str:
     """The stage before cannot be asked, so that this one has nothing to follow."""
     return f"upstream {name} blocked"
 
-
-# What differs between two stored definitions: of a workflow in a few words, of one stage as reasons to ask it.
 
 PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)

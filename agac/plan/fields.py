@@ -15,8 +15,6 @@ from agac.spec.levels import seen_after
 from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Placeholder, Template
 from agac.spec.workflow import Dedupe, Filter, Group, Python, Rename, Select, Workflow, WrittenStage
 
-# The fields of a row as each stage of a workflow sees them, as far as files tell.
-
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
 """Formats of inputs in which every field is text."""
 
@@ -138,8 +136,6 @@ def group_fields(group: Group, members: StageScope) -> Fields:
         shapes[name] = members.shape((name,)).limited(ways)
     return Fields(shapes)
 
-
-# Fields that the keys of a stage name, against what its rows have: select, rename, explode, group_by and dedupe.
 
 _Finding = tuple[str, bool]
 """A sentence, and whether it is only a warning."""
@@ -274,8 +270,6 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> Iterator[_Finding]:
             yield f"{before}.{part}: no such field; {did_you_mean(f'{before}.{part}', known)}", False
             return
 
-
-# What the texts of a workflow name with `${…}`: placeholders that nothing can satisfy, and those of other tools.
 
 _FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
 """`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""

@@ -37,8 +37,6 @@ from agac.spec.workflow import (
     shape_of_ends,
 )
 
-# A Plan: a workflow with everything resolved that its rows will need, and nothing asked yet.
-
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""
 

@@ -19,8 +19,6 @@ from agac.spec.levels import StageNode
 from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
 from agac.spec.workflow import Example, Filter, ReusePolicy, Stage
 
-# A stage that asks each row several times: what its replicas are asked with, and what is made of their answers.
-
 
 class VoteResult(NamedTuple):
     """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
@@ -82,9 +80,6 @@ def share(agreement: str) -> float:
     """`2/3` as a number."""
     count, _, most = agreement.partition("/")
     return int(count) / int(most)
-
-
-# A row and a stage become a request and its fingerprint: the same for asking, for looking up and for showing.
 
 
 class Prepared(NamedTuple):
@@ -250,9 +245,6 @@ def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
             return json.dumps(row_id)
         case "never":
             return json.dumps([row_id, run])
-
-
-# The conditions of a plan, made ready for many rows.
 
 
 def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:

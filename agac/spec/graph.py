@@ -16,8 +16,6 @@ from agac.spec.python_code import parse_reference
 from agac.spec.workflow import CHANGING, OPERATIONS, Dedupe, Filter, Group, Operation, Python, Rename, Select, made_by
 from agac.spec.yaml import Document
 
-# Stages that ask no model, as they are written: which of their keys go together.
-
 _ASKING = frozenset(
     {
         "agent",
@@ -113,9 +111,6 @@ def operation(
     if written.dedupe is not None:
         return Dedupe(ways(written.dedupe)), []
     return None, []
-
-
-# The order in which a row meets the stages: what `needs` makes of them is a graph without circles.
 
 
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:

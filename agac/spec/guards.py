@@ -15,12 +15,6 @@ from typing import Any
 from agac.core.errors import Problem, Where, did_you_mean, listed
 from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, parse, references, refusals, shown, spot
 
-# Guards (`when:`): expressions in CEL over a row and the results that it has so far, true or false.
-#
-# guards      what a guard is; whether its text can be read    guardslips   words for what CEL's parser refuses
-# guardcheck  its names and values against columns and schemas guardvalues  evaluating it for a row
-# celtext     the text as a tree                               guardfaults  why an evaluation failed
-
 MAX_LENGTH = 10_000
 """Characters of a guard: a list of a thousand ids fits."""
 
@@ -185,8 +179,6 @@ def _never_bool(tree: CelNode) -> bool:
         return tree.value in _GETTERS or (tree.value in (*_CONVERSIONS, "size") and tree.value != "dyn")
     return tree.kind in ("list", "map") or (tree.kind == "macro" and tree.value in ("map", "filter"))
 
-
-# Why a guard could not be evaluated for a row, in words about the row: the smallest part that fails is looked for.
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 """What the library raises for a value that does not fit."""

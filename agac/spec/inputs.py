@@ -18,8 +18,6 @@ from agac.spec.templates import near_files
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
-# Which format a file has, by its name.
-
 SUFFIXES: Mapping[str, InputFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -51,8 +49,6 @@ def format_of(name: str) -> InputFormat | None:
     """The format that a file's name tells, if it tells one."""
     return SUFFIXES.get(suffix_of(name))
 
-
-# `sqlite://data.db?query=SELECT …` and `sqlite://data.db?table=name`: a database file and what is read of it.
 
 SCHEME = "sqlite://"
 KEYS = ("query", "table")
@@ -100,8 +96,6 @@ def parse_database(text: str) -> DatabaseUrl:
         raise NoDatabase("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
 
-
-# Where a workflow's rows come from: a file, several, a database, or standard input.
 
 PIPED = "-"
 """Standard input, as a path."""

@@ -19,8 +19,6 @@ from agac.spec.value_checks import PLACEHOLDER_PREFIXES_LATER, PLACEHOLDERS_LATE
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document
 
-# Instructions are the same for every row: they are filled once, when the files are loaded.
-#
 # `${vars.x}` is filled in every instruction; in a card's, `{{x}}` too, from the same variables and the card's own
 # facts. What is filled in is never read again.
 
@@ -108,9 +106,6 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
     remedy = did_you_mean(name, known, "known")
     stop = "" if remedy.endswith("?") else "."
     return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"
-
-
-# Examples for the model: `messages` before the prompt, written in a stage or kept in files that a card names.
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,6 @@ from agac.core.types import JSONValue
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
 
-
-# Following a JSON Schema to a place in the values that it describes.
-
 _DATA = frozenset({"enum", "const", "default", "examples"})
 
 LOCAL_HOPS = 20
@@ -151,8 +148,6 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
     return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
 
 
-# JSON Schemas as data: whether they are valid, point at nothing outside, and can be compiled.
-
 _JSON_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _REFS = ("$ref", "$dynamicRef")
 
@@ -258,8 +253,6 @@ def _compile_faults(body: dict[str, Any]) -> list[SchemaFault]:
         return [(tuple(getattr(error, "instance_path", ())), f"this JSON Schema cannot be compiled: {message}")]
     return []
 
-
-# Which values a result may have at a place, as far as its schema says; words for comparisons that cannot be met.
 
 _KINDS = {
     "string": "text",
@@ -469,9 +462,6 @@ def _choice(text: str, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
     if twice:
         faults.append((path, f"{text!r} names {twice!r} twice"))
     return {"type": "string", "enum": choices}
-
-
-# What is known of a field of the row: a place in values that a JSON Schema describes.
 
 
 @dataclass(frozen=True, slots=True)

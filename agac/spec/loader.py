@@ -21,8 +21,6 @@ from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
 
-# `output.to`: the table in a database that results go into.
-
 _FORM = "write it as sqlite://data/out.db?table=results"
 _MAGIC = b"SQLite format 3\0"
 
@@ -110,9 +108,6 @@ def _reads(statement: str, table: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", statement, re.IGNORECASE) is not None
 
 
-# Where the results of a workflow go.
-
-
 def output_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
 ) -> tuple[OutputSpec | None, list[Problem]]:
@@ -170,8 +165,6 @@ def _output_refusal(folder: Path, project: ProjectSpec, source: InputSpec | None
         return f"{project.shown(folder)} is a file, and results need a folder; move it away, or name another folder"
     return ""
 
-
-# What a workflow comes to: the stages whose results are written, and the rows that have them.
 
 _PATH = ("output", "stages")
 
@@ -265,8 +258,6 @@ def _different(
     )
     return Problem(document.where(_PATH), message, key_path(_PATH))
 
-
-# From a folder to a Workflow: every file that it names is read, and every problem of every file comes at once.
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
 _UNSET = "the environment variable {} is not set; set it or add it to .env"

@@ -41,8 +41,6 @@ from agac.spec.workflow import (
     RunMode,
 )
 
-# What all models of files are: mappings in which nothing is unknown, and nothing is guessed.
-
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
 Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
@@ -86,8 +84,6 @@ def set_keys(level: FileModel) -> Iterator[str]:
         if isinstance(value := getattr(level, name), FileModel) and value.merges:
             yield from (f"{name}.{inner}" for inner in set_keys(value))
 
-
-# The keys of `batch:`, which stands among the defaults of both files and in stages: see `models`.
 
 SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
 Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
@@ -155,8 +151,6 @@ class BatchFile(FileModel):
     )
 
 
-# The keys of `input` and `output` of a workflow.
-
 Paths = Annotated[
     list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
 ]
@@ -218,11 +212,6 @@ class OutputFile(FileModel):
             raise PydanticCustomError("not_used", "csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
         return self
 
-
-# The keys of workflow files, and of what agac.yml says for all of them. `projectmodels` has agac.yml's other keys and
-# `cardmodels` those of AgentCards: they are the only description; docs and the JSON Schemas for editors are made of it.
-#
-# What needs more than one key, another file or the project around it is checked where the file is loaded.
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
@@ -549,9 +538,6 @@ class WorkflowFile(RunRulesFile):
     output: OutputFile = Field(default=OutputFile(), description="Where results go.")
 
 
-# The keys of AgentCards: see `models`.
-
-
 def _camel(value: Any) -> Any:
     """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
     if not isinstance(value, dict):
@@ -605,8 +591,6 @@ class CardFile(FileModel):
         default=False, description="Must be false."
     )
 
-
-# The keys of `agac.yml` that workflow files do not have too: see `models`.
 
 ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
 HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]

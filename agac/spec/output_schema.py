@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from agac.spec.models import StageFile
     from agac.spec.yaml import Document
 
-
-# `output_schema: python:module.Class`: a pydantic model of the project, read to check it, imported to run.
-
 PREFIX = "python:"
 
 
@@ -156,9 +153,6 @@ def _import(module: str, name: str, root: Path) -> ModuleType:
     except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
         reason = as_written(f"{type(error).__name__}: {error}")
         raise UsageError(f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'") from error
-
-
-# `vote` of a stage: whether its results have the field that decides among them.
 
 
 def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:

@@ -37,8 +37,6 @@ def find_project(start: Path, explicit: Path | None = None) -> Path:
     )
 
 
-# Paths that files of a project name: always inside the project, whatever links and dots they go through.
-
 MAX_LENGTH = 1_000
 
 
@@ -114,8 +112,6 @@ def _decode(raw: bytes, shown: str) -> tuple[str, Problem | None]:
     return text.replace("\r\n", "\n").replace("\r", "\n"), None
 
 
-# The files that paths and patterns name below a folder: found as they are asked for, always in the same order.
-#
 # `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
 # named with its dot. `**` goes through no links; a link that leads out of the folder is refused, not followed. Memory
 # is that of the largest single folder.

@@ -50,8 +50,6 @@ from agac.spec.workflow import (
 )
 from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml
 
-# `output_schema` in its four forms, each to a `SchemaSpec`: a file, inline JSON Schema, shorthand, `python:…`.
-
 _NAME_BREAK = re.compile(r"[^A-Za-z0-9_-]+")
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -185,8 +183,6 @@ def _not_finite(text: str) -> NoReturn:
     raise _SchemaRefused(f"{text} is not JSON; give a finite number")
 
 
-# Rules across keys: what in a stage's `batch` contradicts itself, and when a run stops by itself.
-
 _DAY = 86_400.0
 
 
@@ -247,8 +243,6 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
 def _budget(file: BudgetFile | None) -> Budget | None:
     return Budget(**dict(file)) if file else None
 
-
-# One stage with everything resolved: its card, its texts, its schema, and who says which parameter.
 
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}

@@ -15,8 +15,6 @@ from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible
 from agac.spec.paths import MAX_LENGTH, OutsideProject, inside, read_text
 
-# Prompt templates: text in which only `${name}` stands for something.
-#
 # `$5` and `"$ref"` stay as they are, `$${` gives `${`. A template is compiled once and rendered in one pass for each
 # row: what a value contains is never expanded again.
 
@@ -241,8 +239,6 @@ def visible_row(
     """The names a stage's template can use for one row."""
     return VisibleRow(data, results, variables)
 
-
-# Texts that a workflow holds itself or keeps in a file: `instructions`, `prompt`, `template`.
 
 _SUFFIXES = (".md", ".markdown", ".txt")
 _STARTS = ("/", "~/", "./", "../")

@@ -18,9 +18,6 @@ from agac.spec.templates import NO_TEXT, Template, compile_template
 if TYPE_CHECKING:
     from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
 
-
-# How a stage's batches are cut, waited for and ended, with every default resolved.
-
 BatchRetry = Literal["batch", "sync", "fail"]
 AtDeadline = Literal["wait", "sync"]
 
@@ -60,9 +57,6 @@ class BatchRules:
 
 DEFAULT_BATCH = BatchRules()
 """The rules of a stage that says nothing."""
-
-
-# Stages that ask no model: what they do to a row.
 
 Fields = dict[str, JSONValue]
 
@@ -220,8 +214,6 @@ def read_operation(body: Mapping[str, Any]) -> Operation:
     return Dedupe(tuple(tuple(field.split(".")) for field in body["dedupe"]))
 
 
-# How a stage that is asked once a group makes groups of rows: what stands beside `group_by`.
-
 Incomplete = Literal["use", "fail"]
 
 
@@ -269,8 +261,6 @@ class Group:
         return Group(fields, reduce.get("max_rows"), reduce.get("max_tokens"), body.get("incomplete", "use"))
 
 
-# What a project's files mean once every default is resolved: nothing below asks again where a value came from.
-#
 # Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
 
 Level = Literal["project", "defaults", "card", "stage", "override"]
