@@ -55,7 +55,7 @@ def resolve_models(
         params, found = _params(stage, ref)
         problems += found
         problems += _cannot(ref, params, providers[ref.provider], stage.at("model"), _model_key(stage))
-        fallbacks, found = _fallbacks(stage, params, providers, aliases, lost)
+        fallbacks, found = _fallbacks(stage, providers, aliases, lost)
         problems += found
         problems += _seeds(stage, (params, *(other.params for other in fallbacks)))
         resolved[stage.name] = ResolvedModel(_held(providers[ref.provider], ref), ref, params, fallbacks)
@@ -105,7 +105,6 @@ def _names(model: str, providers: Collection[str]) -> bool:
 
 def _fallbacks(
     stage: WrittenStage,
-    params: Params,
     providers: Mapping[str, Provider],
     aliases: Mapping[str, str] | None,
     lost: Collection[str],
@@ -116,7 +115,7 @@ def _fallbacks(
     """
     found: list[ResolvedModel] = []
     problems: list[Problem] = []
-    common = _keys_alone(stage, params)
+    common = _keys_alone(stage)
     where, path = stage.at("fallback"), f"{stage.path}.fallback"
     for text in stage.fallback:
         if _names(text, lost):
@@ -130,11 +129,13 @@ def _fallbacks(
     return tuple(found), problems
 
 
-def _keys_alone(stage: WrittenStage, params: Params) -> Params:
+def _keys_alone(stage: WrittenStage) -> Params:
     """The stage's parameters as its keys set them at every level, without those of a model string."""
-    merged = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
-    known = {f.name for f in fields(params)}
-    return Params(**{key: value for key, value in merged.items() if key in known})
+    return _known_params({k: value for level in _STRONGEST_LAST for k, value in stage.params.get(level, {}).items()})
+
+
+def _known_params(given: Mapping[str, Any]) -> Params:
+    return Params(**{f.name: given[f.name] for f in fields(Params) if f.name in given})
 
 
 def _model_key(stage: WrittenStage) -> str:
@@ -162,8 +163,7 @@ def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
             merged |= ref.params
     if stage.levels.get("model") == "override":
         merged |= ref.params
-    known = {f.name for f in fields(Params)}
-    return Params(**{key: value for key, value in merged.items() if key in known}), problems
+    return _known_params(merged), problems
 
 
 def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
@@ -226,7 +226,7 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
             continue
         problems += _beyond(stage, model, model.provider.batch)
         problems += _unheard(stage, model)
-        places = [("model", stage.key("model", stage.levels.get("model")))]
+        places = [("model", _model_key(stage))]
         places += [("fallback", f"{stage.path}.fallback")] * len(model.fallbacks)
         for (key, path), one in zip(places, (model, *model.fallbacks), strict=True):
             problems += _unfit(stage.at(key), path, one)
@@ -280,7 +280,7 @@ def _unheard(stage: WrittenStage, model: ResolvedModel) -> Iterator[Problem]:
     for key in ("transport", "idle_timeout"):
         if getattr(ref, key) is not None:
             message = f"{key} has no effect in batch mode, where no connection stays open; leave it out"
-            yield Problem(stage.at("model"), message, stage.key("model", stage.levels.get("model")), "warning")
+            yield Problem(stage.at("model"), message, _model_key(stage), "warning")
 
 
 def _unfit(where: Where, path: str, model: ResolvedModel) -> Iterator[Problem]:

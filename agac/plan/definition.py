@@ -1,7 +1,7 @@
 """The definition of a workflow: everything that decides what is asked, as it is stored with its runs.
 
-It is made of the fields of the stages (`spec.workflow.Stored`) and read back as `RecordedStage`s, from which prompts
-and fingerprints are rebuilt for a row.
+It is made of the fields of the stages (`spec.workflow.StoredModel`) and read back as `RecordedStage`s, from which
+prompts and fingerprints are rebuilt for a row.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class RecordedStage(Stage):
     alias: Mapping[str, str] | None = None
     variables: Mapping[str, JSONValue] = field(default_factory=dict)
 
-    def messages(self, sight: RowView) -> tuple[Message, ...]:
+    def messages(self, view: RowView) -> tuple[Message, ...]:
         """What was asked of a row. Raises MissingField."""
-        visible = sight.sent(self)
+        visible = view.sent(self)
         asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
         return (Message.of("system", self.system), *asked) if self.system else asked
 

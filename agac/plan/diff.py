@@ -105,8 +105,8 @@ def stage_changes(
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
         changed.discard("system")
-    told = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
-    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in told if key in changed))
+    parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
+    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed))
     if asks and (by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))):
         found.append(VARS)
     return found

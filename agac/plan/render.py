@@ -16,8 +16,9 @@ from agac.providers.dialects import unsendable
 from agac.providers.provider import Provider
 from agac.spec.guards import ROW, Evaluator
 from agac.spec.levels import StageNode
+from agac.spec.operations import Filter
 from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
-from agac.spec.workflow import Example, Filter, ReusePolicy, Stage
+from agac.spec.workflow import Example, ReusePolicy, Stage
 
 
 class VoteResult(NamedTuple):
@@ -202,9 +203,9 @@ class Preparer:
         """What there is to see of a row, before any stage has answered."""
         return RowView(data or {}, self._vars, self._sees_all)
 
-    def prepare(self, stage: PlannedStage, sight: RowView, row_id: RowId) -> Prepared | RowError:
+    def prepare(self, stage: PlannedStage, view: RowView, row_id: RowId) -> Prepared | RowError:
         """The stage's request for a row, and what stands for it; or why none can be made."""
-        visible = sight.sent(stage)
+        visible = view.sent(stage)
         try:
             text = stage.prompt.render(visible)
             examples = self._fixed[stage.index]

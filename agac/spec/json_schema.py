@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
@@ -478,6 +478,18 @@ class FieldShape:
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
         return frozenset(below) or property_names(dict(self.body), (*self.path, *way))
+
+    def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
+        """Which part of the way `rest` is a name that is not there, and the names that are; None: none is known to be
+        missing. Places in lists are not judged."""
+        way = [str(part) for part in rest]
+        for depth, part in enumerate(rest):
+            if isinstance(part, int):
+                continue
+            names = self.names(way[:depth])
+            if names is None or part not in names:
+                return None if names is None else (depth, names)
+        return None
 
     def values(self, rest: Iterable[str] = ()) -> list[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""

@@ -200,6 +200,10 @@ class Document:
             node = child
         return Where(self.shown, *mark)
 
+    def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
+        """What is wrong with the value at `path`, or with its key."""
+        return Problem(self.where(path, key=key), message, key_path(path))
+
 
 def read_yaml(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> Document:
     """Reads a file; everything wrong with it stands in the document's `problems`."""
