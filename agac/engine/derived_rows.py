@@ -18,8 +18,9 @@ from agac.engine.stop_rules import StopSignal
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.levels import Level, Levels, seen_after
+from agac.spec.operations import Dedupe
 from agac.spec.templates import INDEX, ITEM, SKIPPED
-from agac.spec.workflow import Dedupe, Stage
+from agac.spec.workflow import Stage
 from agac.store.records import Child, Children, DedupeCandidate, DerivedRows, Membership, NewRow
 from agac.store.rows import DedupeRow, PriorTask, State, dedupe_page, prior_tasks, rows_of_keys
 from agac.store.writer import Ledger

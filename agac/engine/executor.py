@@ -27,7 +27,7 @@ from agac.plan.render import Prepared, Preparer, RowView, filters, followed, gua
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.levels import Level
-from agac.spec.workflow import Filter, Python, Rename, Select, UnfitRow
+from agac.spec.operations import Filter, Python, Rename, Select, UnfitRow
 from agac.store.records import DerivedRows, Endpoint, Result
 from agac.store.rows import State
 from agac.tools.processes import FunctionFailed, Runner

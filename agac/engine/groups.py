@@ -22,8 +22,8 @@ from agac.plan.reduce_tree import CallSize, NodeId, Tree, TreeNode
 from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Level
+from agac.spec.operations import Group
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
-from agac.spec.workflow import Group
 from agac.store.records import NewRow, Part
 from agac.store.rows import (
     GroupSize,

@@ -22,8 +22,6 @@ from agac.spec.stages import said
 from agac.spec.value_checks import duration
 from agac.spec.workflow import Budget, Level, Workflow, WrittenStage
 
-# Checks of a workflow's models against the providers, and of what must be installed. Problems come all at once.
-
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 _NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
 
@@ -57,7 +55,7 @@ def resolve_models(
         params, found = _params(stage, ref)
         problems += found
         problems += _cannot(ref, params, providers[ref.provider], stage.at("model"), _model_key(stage))
-        fallbacks, found = _fallbacks(stage, params, providers, aliases, lost)
+        fallbacks, found = _fallbacks(stage, providers, aliases, lost)
         problems += found
         problems += _seeds(stage, (params, *(other.params for other in fallbacks)))
         resolved[stage.name] = ResolvedModel(_held(providers[ref.provider], ref), ref, params, fallbacks)
@@ -107,7 +105,6 @@ def _names(model: str, providers: Collection[str]) -> bool:
 
 def _fallbacks(
     stage: WrittenStage,
-    params: Params,
     providers: Mapping[str, Provider],
     aliases: Mapping[str, str] | None,
     lost: Collection[str],
@@ -118,7 +115,7 @@ def _fallbacks(
     """
     found: list[ResolvedModel] = []
     problems: list[Problem] = []
-    common = _keys_alone(stage, params)
+    common = _keys_alone(stage)
     where, path = stage.at("fallback"), f"{stage.path}.fallback"
     for text in stage.fallback:
         if _names(text, lost):
@@ -132,11 +129,13 @@ def _fallbacks(
     return tuple(found), problems
 
 
-def _keys_alone(stage: WrittenStage, params: Params) -> Params:
+def _keys_alone(stage: WrittenStage) -> Params:
     """The stage's parameters as its keys set them at every level, without those of a model string."""
-    merged = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
-    known = {f.name for f in fields(params)}
-    return Params(**{key: value for key, value in merged.items() if key in known})
+    return _known_params({k: value for level in _STRONGEST_LAST for k, value in stage.params.get(level, {}).items()})
+
+
+def _known_params(given: Mapping[str, Any]) -> Params:
+    return Params(**{f.name: given[f.name] for f in fields(Params) if f.name in given})
 
 
 def _model_key(stage: WrittenStage) -> str:
@@ -164,8 +163,7 @@ def _params(stage: WrittenStage, ref: ModelRef) -> tuple[Params, list[Problem]]:
             merged |= ref.params
     if stage.levels.get("model") == "override":
         merged |= ref.params
-    known = {f.name for f in fields(Params)}
-    return Params(**{key: value for key, value in merged.items() if key in known}), problems
+    return _known_params(merged), problems
 
 
 def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
@@ -210,8 +208,6 @@ def _lack_of_json_repair() -> str | None:
     return None if "strict" in signature(loads).parameters else "installed in too old a version"
 
 
-# What `run_mode: batch` asks of a stage's models: that their providers have batches, and take them so.
-
 _EXTRAS = {"anthropic": "anthropic"}
 """The libraries that a batch API needs beyond agac's own; the extras have their names."""
 
@@ -230,7 +226,7 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
             continue
         problems += _beyond(stage, model, model.provider.batch)
         problems += _unheard(stage, model)
-        places = [("model", stage.key("model", stage.levels.get("model")))]
+        places = [("model", _model_key(stage))]
         places += [("fallback", f"{stage.path}.fallback")] * len(model.fallbacks)
         for (key, path), one in zip(places, (model, *model.fallbacks), strict=True):
             problems += _unfit(stage.at(key), path, one)
@@ -284,7 +280,7 @@ def _unheard(stage: WrittenStage, model: ResolvedModel) -> Iterator[Problem]:
     for key in ("transport", "idle_timeout"):
         if getattr(ref, key) is not None:
             message = f"{key} has no effect in batch mode, where no connection stays open; leave it out"
-            yield Problem(stage.at("model"), message, stage.key("model", stage.levels.get("model")), "warning")
+            yield Problem(stage.at("model"), message, _model_key(stage), "warning")
 
 
 def _unfit(where: Where, path: str, model: ResolvedModel) -> Iterator[Problem]:
@@ -308,9 +304,6 @@ def _no_first_token(workflow: Workflow) -> Problem:
     place = workflow.rules.where.get(key, Where(workflow.file))
     message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
     return Problem(place, message, "telemetry.ttft", "warning")
-
-
-# What a budget needs to be kept: a bound on every reply, and for dollars a known price of every model.
 
 
 def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:

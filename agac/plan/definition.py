@@ -1,7 +1,7 @@
 """The definition of a workflow: everything that decides what is asked, as it is stored with its runs.
 
-It is made of the fields of the stages (`spec.workflow.Stored`) and read back as `RecordedStage`s, from which prompts
-and fingerprints are rebuilt for a row.
+It is made of the fields of the stages (`spec.workflow.StoredModel`) and read back as `RecordedStage`s, from which
+prompts and fingerprints are rebuilt for a row.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ from typing import Any
 
 from agac.spec.templates import as_text
 
-# Why a task has to be asked: what differs from the last time its row's stage was asked.
-
 FRESH = "--fresh"
 NEW_ROW = "new row"
 ROW_CHANGED = "row changed"
@@ -48,8 +46,6 @@ def upstream_blocked(name: str) -> str:
     """The stage before cannot be asked, so that this one has nothing to follow."""
     return f"upstream {name} blocked"
 
-
-# What differs between two stored definitions: of a workflow in a few words, of one stage as reasons to ask it.
 
 PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
@@ -109,8 +105,8 @@ def stage_changes(
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
         changed.discard("system")
-    told = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
-    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in told if key in changed))
+    parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
+    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed))
     if asks and (by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))):
         found.append(VARS)
     return found

@@ -12,10 +12,9 @@ from agac.spec.guard_checks import check_guard
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.levels import seen_after
+from agac.spec.operations import Dedupe, Filter, Group, Python, Rename, Select
 from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Placeholder, Template
-from agac.spec.workflow import Dedupe, Filter, Group, Python, Rename, Select, Workflow, WrittenStage
-
-# The fields of a row as each stage of a workflow sees them, as far as files tell.
+from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
 """Formats of inputs in which every field is text."""
@@ -138,8 +137,6 @@ def group_fields(group: Group, members: StageScope) -> Fields:
         shapes[name] = members.shape((name,)).limited(ways)
     return Fields(shapes)
 
-
-# Fields that the keys of a stage name, against what its rows have: select, rename, explode, group_by and dedupe.
 
 _Finding = tuple[str, bool]
 """A sentence, and whether it is only a warning."""
@@ -275,8 +272,6 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> Iterator[_Finding]:
             return
 
 
-# What the texts of a workflow name with `${…}`: placeholders that nothing can satisfy, and those of other tools.
-
 _FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
 """`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
 
@@ -301,10 +296,6 @@ class _Visible:
         return self.sees.incoming if self.stage.group and self.sees.incoming else self.sees
 
     @property
-    def is_open(self) -> bool:
-        return self.sees.fields.open
-
-    @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self.sees.fields.shapes)
 
@@ -313,9 +304,9 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     """Every placeholder that nothing can satisfy. `columns` are the input's declared ones, None when rows bring theirs:
     then an unknown name is a warning, since some rows may have it."""
     problems: list[Problem] = []
-    eyes = StageScopes(input_fields(workflow, columns))
+    scopes = StageScopes(input_fields(workflow, columns))
     for stage in workflow.stages:
-        visible = _Visible(workflow, stage, eyes.of(stage))
+        visible = _Visible(workflow, stage, scopes.of(stage))
         problems += check_fields(workflow, stage, visible.sees)
         known = {*visible.columns, *visible.sees.earlier, *visible.own}
         seen: set[str] = set()
@@ -344,7 +335,8 @@ def _condition(visible: _Visible, guard: Guard, key: str) -> list[Problem]:
         many = [name for name in guard.names if name not in visible.columns and _of_members(name, visible.rows)]
         if many:
             words = f"a group has many rows, each with its own {many[0]!r}"
-            message = f"`{many[0]}`: {words}; a guard of groups sees {_listed(visible)} and {ROWS_FAILED}"
+            names = ", ".join([*visible.columns, ROWS_COUNT])
+            message = f"`{many[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
             return [Problem(guard.where, message, f"{stage.path}.{key}")]
     fields = visible.sees.fields
     stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
@@ -359,11 +351,6 @@ def _condition(visible: _Visible, guard: Guard, key: str) -> list[Problem]:
         extra=_OF_GROUPS if stage.group is not None else (),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     )
-
-
-def _listed(visible: _Visible) -> str:
-    """What a guard of groups sees, but for the last of it."""
-    return ", ".join([*visible.columns, ROWS_COUNT])
 
 
 def _of_members(name: str, members: StageScope) -> bool:
@@ -441,17 +428,14 @@ def _placeholders_inside(
     placeholder: Placeholder, head: str, shape: FieldShape, rest: tuple[str, ...], path: str
 ) -> list[Problem]:
     """A way into a field or a result, as far as it is known."""
-    for depth, part in enumerate(rest):
-        names = shape.names(rest[:depth])
-        if names is None:
-            return []
-        before = ".".join([head, *rest[:depth]])
-        if not names:
-            message = f"${{{placeholder.name}}}: no such field; {before} is a single value; write ${{{before}}}"
-            return [Problem(placeholder.where, message, path)]
-        if part not in names:
-            return _known(placeholder, part, sorted(names), "field", path, prefix=f"{before}.")
-    return []
+    if (missing := shape.missing(rest)) is None:
+        return []
+    depth, names = missing
+    before = ".".join([head, *rest[:depth]])
+    if not names:
+        message = f"${{{placeholder.name}}}: no such field; {before} is a single value; write ${{{before}}}"
+        return [Problem(placeholder.where, message, path)]
+    return _known(placeholder, rest[depth], sorted(names), "field", path, prefix=f"{before}.")
 
 
 def _result_field(placeholder: Placeholder, stage: WrittenStage, rest: str, path: str) -> list[Problem]:
@@ -487,7 +471,7 @@ def _nowhere(placeholder: Placeholder, visible: _Visible, head: str, path: str) 
         return [Problem(placeholder.where, message, path)]
     variables = [f"vars.{name}" for name in visible.workflow.vars]
     names = [*visible.columns, *visible.sees.earlier, ROW_JSON, *variables]
-    if visible.is_open:
+    if visible.sees.fields.open:
         return _perhaps(placeholder, names, path)
     return _known(placeholder, placeholder.name, names, "field", path)
 

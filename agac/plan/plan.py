@@ -18,26 +18,20 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedModel, PlannedStage, ca
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.guards import Guard, compile_guard
+from agac.spec.operations import STORED, Filter, Operation, Python, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
 from agac.spec.python_code import same_function
 from agac.spec.workflow import (
-    STORED,
-    Filter,
     InputSpec,
-    Operation,
     OutputSpec,
-    Python,
     PythonSchema,
     RunRules,
-    Select,
     Stage,
     Timeout,
     Workflow,
     WrittenStage,
     shape_of_ends,
 )
-
-# A Plan: a workflow with everything resolved that its rows will need, and nothing asked yet.
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""
@@ -203,7 +197,7 @@ def _model(one: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
     return PlannedModel(one.provider, ref.wire, one.params, ref.transport, ref.idle_timeout, bounds, ref)
 
 
-# How a run goes about its definition, so that it can go on without the project's files: batches come back after days.
+# How a run is resumed without the project's files: batches come back after days.
 #
 # `run_settings` is what a Plan holds beyond its definition, as JSON; `restored_plan` makes the same Plan of both and
 # of the providers of today. Prompts, schemas, models and rules are those of the day on which the run began; what a
@@ -334,9 +328,8 @@ def restored_plan(
         _run_settings_stage(stage, how, providers, root, functions=functions)
         for stage, how in zip(recorded, settings["stages"], strict=True)
     )
-    told = definition["input"]
     ends = [stages[place].name for place in ends_of(definition)]
-    source = {**told, "shown": told["path"], **settings["input"]}
+    source = {**definition["input"], "shown": definition["input"]["path"], **settings["input"]}
     target = {**settings["output"], "stages": ends, "rows": definition.get("rows")}
     return Plan(
         workflow=workflow,

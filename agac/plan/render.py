@@ -16,10 +16,9 @@ from agac.providers.dialects import unsendable
 from agac.providers.provider import Provider
 from agac.spec.guards import ROW, Evaluator
 from agac.spec.levels import StageNode
+from agac.spec.operations import Filter
 from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
-from agac.spec.workflow import Example, Filter, ReusePolicy, Stage
-
-# A stage that asks each row several times: what its replicas are asked with, and what is made of their answers.
+from agac.spec.workflow import Example, ReusePolicy, Stage
 
 
 class VoteResult(NamedTuple):
@@ -82,9 +81,6 @@ def share(agreement: str) -> float:
     """`2/3` as a number."""
     count, _, most = agreement.partition("/")
     return int(count) / int(most)
-
-
-# A row and a stage become a request and its fingerprint: the same for asking, for looking up and for showing.
 
 
 class Prepared(NamedTuple):
@@ -250,9 +246,6 @@ def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
             return json.dumps(row_id)
         case "never":
             return json.dumps([row_id, run])
-
-
-# The conditions of a plan, made ready for many rows.
 
 
 def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:

@@ -1,7 +1,7 @@
 """A Stage with what it needs to be run: its models with their providers, its schema and its fingerprinter.
 
-What a run keeps of its stages is two projections of their fields (`spec.workflow.Stored`): the definition, which says
-what is the same and whose hash is a run's identity (`plan.definition`), and the settings beside it
+What a run keeps of its stages is two projections of their fields (`spec.workflow.StoredModel`): the definition, which
+says what is the same and whose hash is a run's identity (`plan.definition`), and the settings beside it
 (`plan.run_settings`).
 """
 
@@ -15,7 +15,8 @@ from agac.core.keys import Fingerprinter
 from agac.core.types import JSONValue, Params
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.workflow import Operation, PythonSchema, Stage, Timeout
+from agac.spec.operations import Operation
+from agac.spec.workflow import PythonSchema, Stage, Timeout
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""

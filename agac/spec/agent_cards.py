@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path, nearest
+from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, nearest
 from agac.core.types import JSONValue
 from agac.spec.instructions import InstructionValues, card_examples, fill
 from agac.spec.models import CardFile
-from agac.spec.paths import OutsideProject, inside, read_text
+from agac.spec.paths import OutsideProject, files_called, read_text
 from agac.spec.validation import described, validate
 from agac.spec.value_checks import FIELDS_LATER, TYPES_LATER, hints, param_hints
 from agac.spec.workflow import CardInfo, Example, ProjectSpec
@@ -53,18 +53,15 @@ def card_names(project: ProjectSpec) -> list[str]:
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
     try:
-        candidates = [inside(project.root, name + suffix, base=project.paths.agentcards) for suffix in SUFFIXES]
-        if name.endswith(SUFFIXES):
-            candidates = [inside(project.root, name), inside(project.root, name, base=project.paths.agentcards)]
+        found = files_called(name, project.root, project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
         return None, str(error)
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
+    if not found:
         folder = project.shown(project.paths.agentcards)
         return None, f"no agent {name!r}; {did_you_mean(name, card_names(project), f'agents in {folder}/')}"
-    if found.name == "SKILL.md":
+    if found[0].name == "SKILL.md":
         return None, "SKILL.md describes a skill, not an agent"
-    return found, ""
+    return found[0], ""
 
 
 def load_card(
@@ -120,7 +117,7 @@ def _mapping(source: _Source, shown: str, what: str) -> tuple[_Source | None, Pr
         return source, None
     if document.empty:
         return _Source(Document(shown, {}, []), source.body, source.body_line), None
-    return None, Problem(document.where(()), f"expected a mapping, got {described(document.data)}; {what}")
+    return None, document.problem((), f"expected a mapping, got {described(document.data)}; {what}")
 
 
 def _body(lines: list[str], start: int) -> tuple[str, int]:
@@ -136,11 +133,10 @@ def _type_problems(document: Document) -> list[Problem]:
     kind = document.data.get("type") if isinstance(document.data, dict) else None
     if not isinstance(kind, str) or kind.lower() == "agent":
         return []
-    where = document.where(("type",))
     if kind.lower() in TYPES_LATER:
-        return [Problem(where, f"`type: {kind}` is not supported yet; agent is", "type")]
+        return [document.problem(("type",), f"`type: {kind}` is not supported yet; agent is")]
     remedy = "did you mean 'agent'?" if nearest(kind, ["agent"]) else "only 'agent' is supported yet"
-    return [Problem(where, f"unknown type {kind!r}; {remedy}", "type")]
+    return [document.problem(("type",), f"unknown type {kind!r}; {remedy}")]
 
 
 def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, list[Problem]]:
@@ -159,7 +155,7 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
             message = (
                 f"the environment variable {name} is not set; set it, add it to .env, or write ${{{name}:default}}"
             )
-            problems.append(Problem(document.where(path), message, key_path(path)))
+            problems.append(document.problem(path, message))
         return text
 
     data = walk(document.data, ())
@@ -179,7 +175,7 @@ def _instruction(
     written = document.data.get("instruction") if isinstance(document.data, dict) else None
     if written is not None and source.body:
         message = "the instruction is given twice: here and below the front matter; keep one of them"
-        return None, [Problem(document.where(("instruction",), key=True), message, "instruction")]
+        return None, [document.problem(("instruction",), message, key=True)]
     text, where = source.body, Where(document.shown, source.body_line, 1)
     if isinstance(written, str):
         text, where = written, document.where(("instruction",))

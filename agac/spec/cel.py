@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The pieces of a CEL expression, with their places: names, numbers, texts, signs, and what is none of them.
-
 RESERVED = frozenset({
     "as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop",
     "namespace", "null", "package", "return", "true", "var", "void", "while",
@@ -51,8 +49,6 @@ def tokens(text: str) -> Iterator[Token]:
     yield Token("end", "", len(text))
 
 
-# The text of a CEL expression as a tree with places, and the names that it asks for.
-#
 # The library that evaluates guards tells only first names. What is read here has been accepted by that library before,
 # so that this reader may be lenient: it has to understand every accepted text, not to refuse every other one.
 
@@ -292,8 +288,6 @@ class _Parser:
         has = token.text == "has" and len(arguments) == 1
         return self._node("has" if has else "call", token.text, arguments, token.start)
 
-
-# Words for guards that CEL's parser refuses: the slips that everybody makes, else the place where reading stopped.
 
 _FIRST = re.compile(r"ERROR: <input>:(\d+):(\d+): ([^\n]*)")
 _WORDS = {

@@ -12,31 +12,14 @@ from agac.core.errors import Path_, Problem, did_you_mean, key_path
 from agac.spec.guards import compile_guard
 from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
 from agac.spec.models import DefaultsFile, StageFile
+from agac.spec.operations import CHANGING, OPERATIONS, Dedupe, Filter, Group, Operation, Python, Rename, Select, made_by
 from agac.spec.python_code import parse_reference
-from agac.spec.workflow import CHANGING, OPERATIONS, Dedupe, Filter, Group, Operation, Python, Rename, Select, made_by
 from agac.spec.yaml import Document
 
-# Stages that ask no model, as they are written: which of their keys go together.
-
-_ASKING = frozenset(
-    {
-        "agent",
-        "instructions",
-        "prompt",
-        "template",
-        "messages",
-        "output_schema",
-        "output_field",
-        "visible",
-        "budget",
-        "group_by",
-        "reduce",
-        "incomplete",
-        "replicas",
-        "vote",
-    }
-    | DefaultsFile.model_fields.keys()
-)
+_ASKING = DefaultsFile.model_fields.keys() | {
+    "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "visible", "budget",
+    "group_by", "reduce", "incomplete", "replicas", "vote",
+}  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
 
@@ -53,26 +36,19 @@ def makes_of(written: StageFile) -> Makes | None:
 def misplaced(written: StageFile, document: Document, path: Path_) -> list[Problem]:
     """Keys that do not go with what the stage does."""
     does = operations_of(written)
-    problems = []
+    found: list[tuple[str, str]] = []
     if len(does) > 1:
-        message = f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"
-        problems.append(Problem(document.where((*path, does[1]), key=True), message, key_path((*path, does[1]))))
-    for key in sorted(_ASKING & written.model_fields_set) if does else ():
-        message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
-        problems.append(Problem(document.where((*path, key), key=True), message, key_path((*path, key))))
+        found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
+    if does:
+        message = f"a stage with {does[0]} asks no model; remove {{0}}, or make a stage of its own of it"
+        found += [(key, message.format(key)) for key in sorted(_ASKING & written.model_fields_set)]
     if written.explode is not None and written.dedupe is not None:
-        at = (*path, "explode")
-        message = "explode makes rows and dedupe drops some of them; make a stage of each"
-        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
+        found.append(("explode", "explode makes rows and dedupe drops some of them; make a stage of each"))
     if written.when is not None and written.dedupe is not None:
-        at = (*path, "when")
-        message = "dedupe looks at all rows that come to it; put the condition into a filter before it"
-        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
+        found.append(("when", "dedupe looks at all rows that come to it; put the condition into a filter before it"))
     if written.processes is not None and written.python is None:
-        at = (*path, "processes")
-        message = "processes says where a function runs; add python, or remove processes"
-        problems.append(Problem(document.where(at, key=True), message, key_path(at)))
-    return problems
+        found.append(("processes", "processes says where a function runs; add python, or remove processes"))
+    return [document.problem((*path, key), message, key=True) for key, message in found]
 
 
 def ways(fields: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -115,9 +91,6 @@ def operation(
     return None, []
 
 
-# The order in which a row meets the stages: what `needs` makes of them is a graph without circles.
-
-
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
     problems = _repeated(stages, document)
@@ -155,12 +128,15 @@ def _needs(index: int, stages: Sequence[StageFile], document: Document) -> tuple
     stage = stages[index]
     if stage.needs is None:
         return ([stages[index - 1].name] if index else []), []
-    names = [known.name for known in stages]
-    known = set(names)
+    names = [other.name for other in stages]
     problems = [
-        _problem(document, index, f"stage {stage.name!r} needs {need!r}, which does not exist; {_near(need, names)}")
+        _problem(
+            document,
+            index,
+            f"stage {stage.name!r} needs {need!r}, which does not exist; {did_you_mean(need, names, 'stages')}",
+        )
         for need in stage.needs
-        if need not in known
+        if need not in names
     ]
     if stage.name in stage.needs:
         problems.append(_problem(document, index, f"stage {stage.name!r} needs itself; name the stage before it"))
@@ -187,10 +163,6 @@ def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]
                     left += [places[need] for need in needs[at] if need in places]
         if place not in seen:
             needs[index] = [source[0]]
-
-
-def _near(need: str, names: list[str]) -> str:
-    return did_you_mean(need, names, "stages")
 
 
 def _circles(stages: Sequence[StageFile], needs: Sequence[Sequence[str]], document: Document) -> list[Problem]:
@@ -254,34 +226,27 @@ def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> li
 
 def _apart(links: Sequence[StageNode], document: Document) -> list[Problem]:
     """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
-    found = apart(links)
-    rows = rows_after(links) if found else {}
     index = {link.name: link.index for link in links}
-    beside = [] if found else beside_dedupe(links)
-    place = {link.name: link.index for link in links}
+    if found := apart(links):
+        makes, home = {link.name: link.makes for link in links}, homes(links)
+        rows = {name: rows_in_words(name if makes[name] == "kept" else home[name], makes) for name in makes}
+        return [
+            _problem(
+                document,
+                index[one.stage],
+                f"stage {one.stage!r} follows {one.one!r}, on {rows[one.one]}, and {one.other!r}, on "
+                f"{rows[one.other]}; no row has both: let it follow one of them",
+            )
+            for one in found
+        ]
     return [
         _problem(
             document,
-            place[maker],
+            index[maker],
             f"stage {maker!r} makes rows of those that {kept!r} may drop beside it; let one of them follow the other",
         )
-        for maker, kept in beside
-    ] + [
-        _problem(
-            document,
-            index[one.stage],
-            f"stage {one.stage!r} follows {one.one!r}, on {rows[one.one]}, and {one.other!r}, on {rows[one.other]}; "
-            "no row has both: let it follow one of them",
-        )
-        for one in found
+        for maker, kept in beside_dedupe(links)
     ]
-
-
-def rows_after(links: Sequence[StageNode]) -> dict[str, str]:
-    """The rows that go on after each stage, in words."""
-    makes = {link.name: link.makes for link in links}
-    home = homes(links)
-    return {name: rows_in_words(name if makes[name] == "kept" else home[name], makes) for name in makes}
 
 
 def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
@@ -342,5 +307,4 @@ def _without_disabled(stages: Sequence[StageFile], needs: Sequence[Sequence[str]
 
 
 def _problem(document: Document, index: int, message: str, key: str = "needs") -> Problem:
-    path = ("stages", index, key)
-    return Problem(document.where(path), message, key_path(path))
+    return document.problem(("stages", index, key), message)

@@ -42,16 +42,16 @@ def check_guard(
     upstream. `extra`: further names that the stage sees, such as `rows_count`.
     """
     closed = columns is not None and not open_columns
-    sight = _Sight(columns or (), closed, dict(stages), variables, others, (*extra, ROW, VARS), fields or {})
+    scope = _GuardScope(columns or (), closed, dict(stages), variables, others, (*extra, ROW, VARS), fields or {})
     tree = tree_of(guard.text)
-    found = [*sight.names(guard), *sight.comparisons(tree, guard.text)]
+    found = [*scope.names(guard), *scope.comparisons(tree, guard.text)]
     unique = dict.fromkeys(found)
     return [Problem(guard.where, message, path, "warning" if warn else "error") for message, warn in unique]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
-    """What a stage's guard can see."""
+class _GuardScope:
+    """The names and fields that a stage's guard can read."""
 
     columns: tuple[str, ...]
     closed: bool
@@ -199,19 +199,12 @@ class _Sight:
 
 def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[Finding]:
     """What a way asks for that is not there; `start` is how the place is written at which `shape` stands."""
-    way = [str(part) for part in rest]
-    for depth, part in enumerate(rest):
-        if isinstance(part, int):
-            continue
-        names = shape.names(way[:depth])
-        if names is None:
-            return
-        if part not in names:
-            before = shown((*start, *rest[:depth]))
-            known = [shown((before, name)) for name in sorted(names)]
-            hint = did_you_mean(shown((before, part)), known) if names else f"{before} is a single value"
-            yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
-            return
+    if (missing := shape.missing(rest)) is not None:
+        depth, names = missing
+        before = shown((*start, *rest[:depth]))
+        known = [shown((before, name)) for name in sorted(names)]
+        hint = did_you_mean(shown((before, rest[depth])), known) if names else f"{before} is a single value"
+        yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
 
 
 def _resolved(chain: Chain | None, bound: _Bound) -> Chain | None:

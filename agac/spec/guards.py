@@ -15,12 +15,6 @@ from typing import Any
 from agac.core.errors import Problem, Where, did_you_mean, listed
 from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, parse, references, refusals, shown, spot
 
-# Guards (`when:`): expressions in CEL over a row and the results that it has so far, true or false.
-#
-# guards      what a guard is; whether its text can be read    guardslips   words for what CEL's parser refuses
-# guardcheck  its names and values against columns and schemas guardvalues  evaluating it for a row
-# celtext     the text as a tree                               guardfaults  why an evaluation failed
-
 MAX_LENGTH = 10_000
 """Characters of a guard: a list of a thousand ids fits."""
 
@@ -186,8 +180,6 @@ def _never_bool(tree: CelNode) -> bool:
     return tree.kind in ("list", "map") or (tree.kind == "macro" and tree.value in ("map", "filter"))
 
 
-# Why a guard could not be evaluated for a row, in words about the row: the smallest part that fails is looked for.
-
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 """What the library raises for a value that does not fit."""
 
@@ -204,18 +196,18 @@ def not_a_flag(guard: Guard, result: Any, stages: frozenset[str]) -> str:
     chain = guard.chains[0] if len(guard.chains) == 1 else ()
     if result is None and len(chain) == 1 and chain[0] in stages and text == chain[0]:
         return _skipped(text)
-    return f"`{text}` is {_told(result)}, not true or false; {_as_condition(result, text)}"
+    return f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}"
 
 
 def explain(guard: Guard, visible: Mapping[str, Any], stages: frozenset[str], error: Exception) -> str:
     """The sentence for a guard that failed with `error` for what is visible."""
     scene = {name: visible[name] for name in guard.names if name in visible}
-    asking = _Asking(guard.text, stages, visible)
-    return asking.words(*asking.culprit(tree_of(guard.text), scene, error))
+    parts = _PartEvaluator(guard.text, stages, visible)
+    return parts.words(*parts.culprit(tree_of(guard.text), scene, error))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _PartEvaluator:
     """One guard's text, evaluated part by part."""
 
     text: str
@@ -277,8 +269,8 @@ class _Asking:
         for part, value in sides:
             if value is None and node.value not in ("==", "!=") and part.kind != "literal":
                 return self._absent(part, f"`{self._part(node)}` cannot be computed")
-        told = [f"{self._part(part)} is {_told(value)}" for part, value in sides if part.kind != "literal"]
-        what = f"`{self._part(node)}` cannot be computed: {' and '.join(told) or _reason(error)}"
+        values = [f"{self._part(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
+        what = f"`{self._part(node)}` cannot be computed: {' and '.join(values) or _reason(error)}"
         named = [(self._part(part), value) for part, value in sides]
         if node.kind == "op":
             return _operation(node, self._part(node), named, what, error)
@@ -304,21 +296,21 @@ class _Asking:
         before = self._part(node.parts[0])
         value = self._run(node.parts[0], scene)
         key = node.value if node.kind == "select" else self._run(node.parts[1], scene)
-        told = json.dumps(key, ensure_ascii=False, default=str)
+        step = json.dumps(key, ensure_ascii=False, default=str)
         if value is None:
-            return self._absent(node.parts[0], f"{before} has no {told}")
+            return self._absent(node.parts[0], f"{before} has no {step}")
         if isinstance(value, Mapping):
             chain = node.chain()
             way = shown(chain) if chain else self._part(node)
-            check = f"has({way})" if way.endswith(f".{key}") else f"{told} in {before}"
+            check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
             end = listed((str(name) for name in value), "no fields")
-            return f"`{before}` has no field {told}; it has: {end}; write `{check} && …` where it may be missing"
+            return f"`{before}` has no field {step}; it has: {end}; write `{check} && …` where it may be missing"
         if isinstance(value, list) and isinstance(key, int):
             check = f"size({before}) > {key}"
             return f"`{before}` has {len(value)} elements, none at {key} (counted from 0); write `{check} && …`"
         if isinstance(value, list):
-            return f"`{before}` is a list, which has no field {told}; write `{before}[0]` or `{before}.exists(item, …)`"
-        return f"`{before}` is {_told(value)}, which has no field {told}"
+            return f"`{before}` is a list, which has no field {step}; write `{before}[0]` or `{before}.exists(item, …)`"
+        return f"`{before}` is {_described(value)}, which has no field {step}"
 
     def _range(self, node: CelNode, scene: dict[str, Any], error: Exception) -> str:
         value = self._run(node.parts[0], scene)
@@ -326,12 +318,12 @@ class _Asking:
         if value is None:
             return self._absent(node.parts[0], f"`{self._part(node)}` cannot be computed")
         if not isinstance(value, list | dict):
-            return f"`{self._part(node)}`: {name} is {_told(value)}; `{node.value}` goes over a list"
+            return f"`{self._part(node)}`: {name} is {_described(value)}; `{node.value}` goes over a list"
         return f"`{self._part(node)}` cannot be computed: {_reason(error)}"
 
 
 def _call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
-    """What to write instead of a function's call that `what` tells of."""
+    """What to write instead of a function's call; `what` says why it fails."""
     name, value = sides[0]
     if node.value in _NUMERIC and isinstance(value, str):
         return f'{what}, which is no number; write `{name}.matches("{_NUMERIC[node.value]}") && …`'
@@ -344,10 +336,10 @@ def _call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
 
 
 def _operation(node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception) -> str:
-    """What to write instead of an operation that `what` tells of."""
+    """What to write instead of an operation; `what` says why it fails."""
     if node.value in ("&&", "||", "!", "?:"):
         name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
-        return f"`{name}` is {_told(value)}, not true or false; {_as_condition(value, name)}"
+        return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
     if isinstance(error, ArithmeticError):
         return f"{what}; {'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
     if node.value in ("+", "-", "*", "/", "%") and not any(isinstance(value, str) for _, value in sides):
@@ -385,7 +377,7 @@ def _as_condition(value: Any, name: str) -> str:
     return f"write `{name} != null`" if value is None else f"write `size({name}) > 0`"
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     """A value in a sentence: `the text "12"`, `a list of 3`."""
     if isinstance(value, str):
         return f"the text {json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"

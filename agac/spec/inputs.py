@@ -18,8 +18,6 @@ from agac.spec.templates import near_files
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
-# Which format a file has, by its name.
-
 SUFFIXES: Mapping[str, InputFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -51,8 +49,6 @@ def format_of(name: str) -> InputFormat | None:
     """The format that a file's name tells, if it tells one."""
     return SUFFIXES.get(suffix_of(name))
 
-
-# `sqlite://data.db?query=SELECT …` and `sqlite://data.db?table=name`: a database file and what is read of it.
 
 SCHEME = "sqlite://"
 KEYS = ("query", "table")
@@ -101,8 +97,6 @@ def parse_database(text: str) -> DatabaseUrl:
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
 
 
-# Where a workflow's rows come from: a file, several, a database, or standard input.
-
 PIPED = "-"
 """Standard input, as a path."""
 
@@ -121,9 +115,9 @@ class _InputRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is known beside a path: the input's keys, and whether it was typed on the command line; `says_format` is how
-    a format would be said.
+class _InputContext:
+    """What is known next to a path: the input's keys, and whether it was typed on the command line; `says_format` is
+    how a format would be said.
 
     What a file names stays inside the project; what is typed is relative to the current folder and may lie anywhere.
     """
@@ -149,10 +143,10 @@ class _Asked:
     def format_of(self, name: str) -> InputFormat | None:
         """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
         declared = self.keys.format if self.keys.format not in ("files", "sqlite") else None
-        told = format_of(name)
-        if self.typed and told not in (None, "txt"):
-            return told
-        return declared or told
+        by_name = format_of(name)
+        if self.typed and by_name not in (None, "txt"):
+            return by_name
+        return declared or by_name
 
 
 def input_spec(
@@ -164,38 +158,40 @@ def input_spec(
     """
     if file.input is not None and file.inputs is not None:
         message = "input and inputs are two spellings of one key; keep input"
-        return None, [Problem(document.where(("inputs",), key=True), message, "inputs")]
+        return None, [document.problem(("inputs",), message, key=True)]
     key = "inputs" if file.inputs is not None else "input"
     keys = file.inputs or file.input or InputFile()
-    asked = _Asked(
+    context = _InputContext(
         project, keys, document.where((key, "path")), _own_output(overrides.output or file.output.dir, project, name)
     )
     if overrides.input is not None:
-        return _typed([str(overrides.input)], replace(asked, typed=True), "--input "), []
+        return _typed([str(overrides.input)], replace(context, typed=True), "--input "), []
     if keys.path is None:
         message = "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"
-        return None, [Problem(asked.where, message, key)]
+        return None, [Problem(context.where, message, key)]
     try:
-        spec = _one(keys.path[0], asked) if len(keys.path) == 1 else _several(keys.path, asked)
+        spec = _one(keys.path[0], context) if len(keys.path) == 1 else _several(keys.path, context)
     except _InputRefused as error:
-        return None, [Problem(asked.where, str(error), key_path((key, "path")))]
+        return None, [Problem(context.where, str(error), key_path((key, "path")))]
     return spec, _unordered(spec, key)
 
 
 def free_input(texts: Sequence[str], project: ProjectSpec, found: InputFormat | None) -> InputSpec:
     """An input that no workflow names, of the format `found` where its name does not tell. Raises `UsageError`."""
     keys = InputFile() if found is None else InputFile(format=found)
-    asked = _Asked(project, keys, Where(texts[0]), project.paths.output, typed=True, says_format="--format csv")
-    return _typed(texts, asked, "")
+    context = _InputContext(
+        project, keys, Where(texts[0]), project.paths.output, typed=True, says_format="--format csv"
+    )
+    return _typed(texts, context, "")
 
 
-def _typed(texts: Sequence[str], asked: _Asked, flag: str) -> InputSpec:
+def _typed(texts: Sequence[str], context: _InputContext, flag: str) -> InputSpec:
     """The command line's input."""
     shown = "'' or ." if flag and texts[0] == "." else texts[0] or "''"  # a flag's path is the same for both
-    if Path(shown).parent == asked.project.root / INPUTS:
+    if Path(shown).parent == context.project.root / INPUTS:
         flag, shown = "", "standard input"
     try:
-        return _one(texts[0], asked) if len(texts) == 1 else _several(texts, asked)
+        return _one(texts[0], context) if len(texts) == 1 else _several(texts, context)
     except _InputRefused as error:
         what, _, todo = str(error).partition("; ")
         raise UsageError(f"{flag}{shown}: {what}", remedy=sentence(todo) if todo else _REMEDY) from None
@@ -216,51 +212,51 @@ def _unordered(spec: InputSpec, key: str) -> list[Problem]:
     return [Problem(spec.where, message, key_path((key, "path")), "warning")]
 
 
-def _one(text: str, asked: _Asked) -> InputSpec:
+def _one(text: str, context: _InputContext) -> InputSpec:
     if text == PIPED:
-        return _piped(asked)
+        return _piped(context)
     if text.startswith(SCHEME):
-        return _database(text, asked)
+        return _database(text, context)
     if "://" in text:
         raise _InputRefused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
-    path = asked.place(text)
-    if asked.keys.format == "files":
-        return _whole_files((text,), asked)
+    path = context.place(text)
+    if context.keys.format == "files":
+        return _whole_files((text,), context)
     if is_pattern(text) and not path.is_file():
-        return _several((text,), asked)
-    _refuse_no_file(text, path, asked)
-    if path.parent == asked.project.root / INPUTS and not asked.typed:
+        return _several((text,), context)
+    _refuse_no_file(text, path, context)
+    if path.parent == context.project.root / INPUTS and not context.typed:
         raise _InputRefused("is what was piped into an earlier run; write '-'")
-    return _file(text, path, asked)
+    return _file(text, path, context)
 
 
-def _file(text: str, path: Path, asked: _Asked) -> InputSpec:
-    if path.parent == asked.project.root / INPUTS:  # standard input as it was kept: the same run goes on
-        own = format_of(asked.keys.path[0]) if asked.keys.path else None
-        found = _piped_format(asked) or format_of(path.name) or own
+def _file(text: str, path: Path, context: _InputContext) -> InputSpec:
+    if path.parent == context.project.root / INPUTS:  # standard input as it was kept: the same run goes on
+        own = format_of(context.keys.path[0]) if context.keys.path else None
+        found = _piped_format(context) or format_of(path.name) or own
         if found is None:
-            raise _InputRefused(f"cannot tell the format of what is piped in; {_add_format(asked)}")
-        return asked.spec(path, PIPED, found)
-    found = asked.format_of(path.name)
+            raise _InputRefused(f"cannot tell the format of what is piped in; {_add_format(context)}")
+        return context.spec(path, PIPED, found)
+    found = context.format_of(path.name)
     if found is None:
-        raise _InputRefused(_no_format(text, asked))
-    return asked.spec(path, text, found)
+        raise _InputRefused(_no_format(text, context))
+    return context.spec(path, text, found)
 
 
-def _refuse_no_file(text: str, path: Path, asked: _Asked) -> None:
+def _refuse_no_file(text: str, path: Path, context: _InputContext) -> None:
     suffix = suffix_of(path.name)
     if suffix in TABLES_LATER:
         raise _InputRefused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
     if path.is_dir():
-        what = "is a folder" if asked.typed else f"{text!r} is a folder"
+        what = "is a folder" if context.typed else f"{text!r} is a folder"
         raise _InputRefused(f"{what}; name a file in it, or several as 'data/*.csv'; with format: files each is a row")
     if not path.exists():
-        if asked.typed:
+        if context.typed:
             raise _InputRefused("no such file")
-        raise _InputRefused(f"no such file: {text!r}; {near_files(path, asked.project.root)}")
+        raise _InputRefused(f"no such file: {text!r}; {near_files(path, context.project.root)}")
     if not path.is_file():
-        raise _InputRefused("is not a file" if asked.typed else f"{text!r} is not a file")
-    if asked.keys.format == "sqlite" or (suffix in DATABASES and asked.format_of(path.name) is None):
+        raise _InputRefused("is not a file" if context.typed else f"{text!r} is not a file")
+    if context.keys.format == "sqlite" or (suffix in DATABASES and context.format_of(path.name) is None):
         raise _InputRefused(
             f"a database is named with what to read: {SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
         )
@@ -268,100 +264,100 @@ def _refuse_no_file(text: str, path: Path, asked: _Asked) -> None:
         raise _InputRefused(f"parquet is compressed inside; unpack the {path.suffix.lower()} around it")
 
 
-def _no_format(text: str, asked: _Asked) -> str:
-    if asked.typed:
-        return f"its name does not tell the format; {_add_format(asked)}"
+def _no_format(text: str, context: _InputContext) -> str:
+    if context.typed:
+        return f"its name does not tell the format; {_add_format(context)}"
     formats = " or ".join(dict.fromkeys(SUFFIXES.values()))
     return f"cannot tell the format of {text!r}; add format: {formats}"
 
 
-def _add_format(asked: _Asked) -> str:
-    return f"add {asked.says_format}, or another of {listed(dict.fromkeys(SUFFIXES.values()))}"
+def _add_format(context: _InputContext) -> str:
+    return f"add {context.says_format}, or another of {listed(dict.fromkeys(SUFFIXES.values()))}"
 
 
-def _piped(asked: _Asked) -> InputSpec:
-    spec = asked.spec(asked.project.root / INPUTS, PIPED, _piped_format(asked))
+def _piped(context: _InputContext) -> InputSpec:
+    spec = context.spec(context.project.root / INPUTS, PIPED, _piped_format(context))
     return replace(spec, piped=True)
 
 
-def _piped_format(asked: _Asked) -> InputFormat | None:
-    if asked.keys.format in ("files", "sqlite"):
-        raise _InputRefused(f"format: {asked.keys.format} cannot be piped in")
-    return asked.keys.format
+def _piped_format(context: _InputContext) -> InputFormat | None:
+    if context.keys.format in ("files", "sqlite"):
+        raise _InputRefused(f"format: {context.keys.format} cannot be piped in")
+    return context.keys.format
 
 
-def _database(text: str, asked: _Asked) -> InputSpec:
-    if asked.keys.format not in (None, "sqlite") and not asked.typed:
-        raise _InputRefused(f"the path names a SQLite database, and format says {asked.keys.format}; remove format")
+def _database(text: str, context: _InputContext) -> InputSpec:
+    if context.keys.format not in (None, "sqlite") and not context.typed:
+        raise _InputRefused(f"the path names a SQLite database, and format says {context.keys.format}; remove format")
     try:
         url = parse_database(text)
     except NoDatabase as error:
-        raise _InputRefused(str(error) if asked.typed else f"{text.partition('?')[0]!r}: {error}") from None
-    path = asked.place(url.path)
+        raise _InputRefused(str(error) if context.typed else f"{text.partition('?')[0]!r}: {error}") from None
+    path = context.place(url.path)
     if not path.is_file():
         raise _InputRefused(f"no such database: {url.path!r}")
-    return replace(asked.spec(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
+    return replace(context.spec(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
 
-def _several(texts: Sequence[str], asked: _Asked) -> InputSpec:
-    if asked.keys.format == "files":
-        return _whole_files(texts, asked)
-    root, patterns = _patterns(texts, asked)
-    spec = replace(asked.spec(root, ", ".join(texts), None), patterns=patterns, skipped=_skipped(patterns, asked))
-    return replace(spec, format=_common_format(_first_matches(spec, texts), asked))
+def _several(texts: Sequence[str], context: _InputContext) -> InputSpec:
+    if context.keys.format == "files":
+        return _whole_files(texts, context)
+    root, patterns = _patterns(texts, context)
+    spec = replace(context.spec(root, ", ".join(texts), None), patterns=patterns, skipped=_skipped(patterns, context))
+    return replace(spec, format=_common_format(_first_matches(spec, texts), context))
 
 
-def _whole_files(texts: Sequence[str], asked: _Asked) -> InputSpec:
+def _whole_files(texts: Sequence[str], context: _InputContext) -> InputSpec:
     """Each file a row; a folder stands for all that is in it, and the path is the id."""
-    below = [f"{text.rstrip('/')}/{ANY_FOLDERS}" if asked.place(text).is_dir() else text for text in texts]
-    root, patterns = _patterns(below, asked)
+    below = [f"{text.rstrip('/')}/{ANY_FOLDERS}" if context.place(text).is_dir() else text for text in texts]
+    root, patterns = _patterns(below, context)
     spec = replace(
-        asked.spec(root, ", ".join(texts), "files"),
-        id_field=asked.keys.id_field or "path",
+        context.spec(root, ", ".join(texts), "files"),
+        id_field=context.keys.id_field or "path",
         patterns=patterns,
-        skipped=_skipped(patterns, asked),
+        skipped=_skipped(patterns, context),
     )
     _first_matches(spec, texts)
     return spec
 
 
-def _patterns(texts: Sequence[str], asked: _Asked) -> tuple[Path, tuple[str, ...]]:
+def _patterns(texts: Sequence[str], context: _InputContext) -> tuple[Path, tuple[str, ...]]:
     """The folder that patterns are relative to, and the patterns. All that is wrong with them is said at once."""
     refused, found = [], []
     for text in texts:
         try:
-            found.append(_pattern(text, asked))
+            found.append(_pattern(text, context))
         except _InputRefused as error:
             refused.append(str(error))
     if refused:
         raise _InputRefused("; ".join(refused))
-    root = asked.project.root
+    root = context.project.root
     if not all(lies_in(path, root) for path in found):
         root = Path(os.path.commonpath([fixed_part(path.as_posix()) for path in found]))
     return root, tuple(path.relative_to(root).as_posix() for path in found)
 
 
-def _pattern(text: str, asked: _Asked) -> Path:
+def _pattern(text: str, context: _InputContext) -> Path:
     """A path or a pattern, absolute."""
     if text == PIPED or "://" in text:
         raise _InputRefused(f"{text!r} cannot stand in a list; a list names files")
-    path = asked.place(text)
+    path = context.place(text)
     if path.is_file():
-        return path if asked.typed else asked.project.root / PurePosixPath(text)
+        return path if context.typed else context.project.root / PurePosixPath(text)
     if not is_pattern(text):
         raise _InputRefused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
-    if ".." in PurePosixPath(text).parts and not asked.typed:
+    if ".." in PurePosixPath(text).parts and not context.typed:
         raise _InputRefused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
     fixed = fixed_part(text)
-    return asked.place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
+    return context.place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
 
 
-def _skipped(patterns: Sequence[str], asked: _Asked) -> tuple[Path, ...]:
+def _skipped(patterns: Sequence[str], context: _InputContext) -> tuple[Path, ...]:
     """State, and results: the workflow's own always, all others unless a pattern begins among them."""
-    root = asked.project.root
-    output = asked.project.paths.output
+    root = context.project.root
+    output = context.project.paths.output
     named = any(lies_in(root / fixed_part(pattern), output) for pattern in patterns)
-    return (*(root / name for name in STATE_FOLDERS), asked.own_output, *(() if named else (output,)))
+    return (*(root / name for name in STATE_FOLDERS), context.own_output, *(() if named else (output,)))
 
 
 def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
@@ -386,10 +382,10 @@ def _near(spec: InputSpec, text: str) -> str:
     return near_files(path, spec.path) if lies_in(path, spec.path) else "check the folder"
 
 
-def _common_format(names: Sequence[str], asked: _Asked) -> InputFormat:
+def _common_format(names: Sequence[str], context: _InputContext) -> InputFormat:
     formats: dict[InputFormat, str] = {}
     for name in names:
-        found = asked.format_of(name)
+        found = context.format_of(name)
         if found is None:
             raise _InputRefused(f"cannot tell the format of {name!r}; name files of one format, or say it with format")
         formats.setdefault(found, name)

@@ -13,14 +13,12 @@ from agac.core.errors import Path_, Problem, Where, did_you_mean, key_path
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import MessageFile
-from agac.spec.paths import OutsideProject, inside, read_text
-from agac.spec.templates import VARS, MissingField, Placeholder, as_text, compile_template, near_files, spot_of
+from agac.spec.paths import read_text
+from agac.spec.templates import VARS, MissingField, Placeholder, as_text, compile_template, existing_file, spot_of
 from agac.spec.value_checks import PLACEHOLDER_PREFIXES_LATER, PLACEHOLDERS_LATER
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document
 
-# Instructions are the same for every row: they are filled once, when the files are loaded.
-#
 # `${vars.x}` is filled in every instruction; in a card's, `{{x}}` too, from the same variables and the card's own
 # facts. What is filled in is never read again.
 
@@ -110,9 +108,6 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
     return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"
 
 
-# Examples for the model: `messages` before the prompt, written in a stage or kept in files that a card names.
-
-
 @dataclass(frozen=True, slots=True)
 class ExampleMessages:
     """Who speaks, and where that stands: what the order of messages is judged by."""
@@ -193,13 +188,9 @@ def _example(spoken: ExampleMessages, text: str) -> Example:
 
 
 def _file(name: str, card: Path, project: ProjectSpec, where: Where) -> tuple[_Read, list[Problem]]:
-    try:
-        path = inside(project.root, name, base=card.parent)
-    except OutsideProject as error:
-        return [], [Problem(where, str(error), "messages")]
-    if not path.is_file():
-        message = f"no such file: {name!r}; {near_files(path, project.root)}"
-        return [], [Problem(where, message, "messages")]
+    path = existing_file(name, project.root, where, "messages", base=card.parent)
+    if isinstance(path, Problem):
+        return [], [path]
     shown = project.shown(path)
     text, problem = read_text(path, shown)
     if problem is not None:

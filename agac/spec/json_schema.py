@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
@@ -14,9 +14,6 @@ from agac.core.types import JSONValue
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
-
-
-# Following a JSON Schema to a place in the values that it describes.
 
 _DATA = frozenset({"enum", "const", "default", "examples"})
 
@@ -151,8 +148,6 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
     return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
 
 
-# JSON Schemas as data: whether they are valid, point at nothing outside, and can be compiled.
-
 _JSON_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _REFS = ("$ref", "$dynamicRef")
 
@@ -258,8 +253,6 @@ def _compile_faults(body: dict[str, Any]) -> list[SchemaFault]:
         return [(tuple(getattr(error, "instance_path", ())), f"this JSON Schema cannot be compiled: {message}")]
     return []
 
-
-# Which values a result may have at a place, as far as its schema says; words for comparisons that cannot be met.
 
 _KINDS = {
     "string": "text",
@@ -471,9 +464,6 @@ def _choice(text: str, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
     return {"type": "string", "enum": choices}
 
 
-# What is known of a field of the row: a place in values that a JSON Schema describes.
-
-
 @dataclass(frozen=True, slots=True)
 class FieldShape:
     """What stands at `path` in values that `body` describes; numbers in a path are places in lists. `only`: of that no
@@ -488,6 +478,18 @@ class FieldShape:
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
         return frozenset(below) or property_names(dict(self.body), (*self.path, *way))
+
+    def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
+        """Which part of the way `rest` is a name that is not there, and the names that are; None: none is known to be
+        missing. Places in lists are not judged."""
+        way = [str(part) for part in rest]
+        for depth, part in enumerate(rest):
+            if isinstance(part, int):
+                continue
+            names = self.names(way[:depth])
+            if names is None or part not in names:
+                return None if names is None else (depth, names)
+        return None
 
     def values(self, rest: Iterable[str] = ()) -> list[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""

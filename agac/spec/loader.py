@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from agac.core.errors import Problem, UsageError, Where, did_you_mean, key_path, listed
+from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, listed
 from agac.core.types import JSONValue
 from agac.spec.graph import graph, rows_in_words
 from agac.spec.inputs import STATE_FOLDERS, input_spec
 from agac.spec.levels import StageNode, homes
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, StageFile, WorkflowFile
-from agac.spec.paths import PROJECT_FILE, OutsideProject, inside, lies_in
+from agac.spec.paths import PROJECT_FILE, OutsideProject, files_called, inside, lies_in
 from agac.spec.stages import StageBuilder, places_of, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
-
-# `output.to`: the table in a database that results go into.
 
 _FORM = "write it as sqlite://data/out.db?table=results"
 _MAGIC = b"SQLite format 3\0"
@@ -110,9 +108,6 @@ def _reads(statement: str, table: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", statement, re.IGNORECASE) is not None
 
 
-# Where the results of a workflow go.
-
-
 def output_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
 ) -> tuple[OutputSpec | None, list[Problem]]:
@@ -129,11 +124,7 @@ def output_spec(
     if written.to is not None:
         target, refused["to"] = table_target(written.to, project, folder, source)
         target = target and replace(target, where=document.where(("output", "to")))
-    problems = [
-        Problem(document.where(("output", key)), message, f"output.{key}")
-        for key, message in refused.items()
-        if message
-    ]
+    problems = [document.problem(("output", key), message) for key, message in refused.items() if message]
     if problems:
         return None, problems
     formats, where = tuple(written.format), document.where(("output", "format"))
@@ -170,8 +161,6 @@ def _output_refusal(folder: Path, project: ProjectSpec, source: InputSpec | None
         return f"{project.shown(folder)} is a file, and results need a folder; move it away, or name another folder"
     return ""
 
-
-# What a workflow comes to: the stages whose results are written, and the rows that have them.
 
 _PATH = ("output", "stages")
 
@@ -216,7 +205,7 @@ def _unknown(
         if name not in order:
             near = did_you_mean(name, list(order), "stages")
             why = "which is not enabled" if name in disabled else f"which does not exist; {near}"
-            problems.append(Problem(document.where(_PATH), f"names the stage {name!r}, {why}", key_path(_PATH)))
+            problems.append(document.problem(_PATH, f"names the stage {name!r}, {why}"))
     return problems
 
 
@@ -259,14 +248,10 @@ def _different(
     last = ", ".join(list(found.values())[-1])
     if chosen:
         message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
-        return Problem(document.where(_PATH), message, key_path(_PATH))
-    message = (
-        f"the results that no stage needs are of different rows: {shown}; choose with `output: {{stages: [{last}]}}`"
-    )
-    return Problem(document.where(_PATH), message, key_path(_PATH))
+        return document.problem(_PATH, message)
+    message = "the results that no stage needs are of different rows"
+    return document.problem(_PATH, f"{message}: {shown}; choose with `output: {{stages: [{last}]}}`")
 
-
-# From a folder to a Workflow: every file that it names is read, and every problem of every file comes at once.
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
 _UNSET = "the environment variable {} is not set; set it or add it to .env"
@@ -285,7 +270,9 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     file, found = validate(ProjectFile, document, hints={"": _misplaced(ProjectFile, "`defaults`")})
     if file is None:
         return None, in_order([*problems, *found])
-    defaults, unset = _expanded_model(file.defaults, document, env)
+    problems += found
+    defaults = _expanded_model(file.defaults, document, env, problems)
+    aliases = {name: _expanded(text, ("aliases", name), document, env, problems) for name, text in file.aliases.items()}
     paths, outside = _paths(file.paths, root, document)
     where = places_of(file.defaults, document, ("defaults",))
     where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
@@ -295,21 +282,8 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
         where[f"providers.{name}"] = document.where(("providers", name), key=True)
         for key in provider.model_fields_set:
             where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
-    aliases, more = _expanded_aliases(file.aliases, document, env)
     project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env, aliases)
-    return project, in_order([*problems, *found, *unset, *more, *outside])
-
-
-def _expanded_aliases(
-    aliases: Mapping[str, str], document: Document, env: Mapping[str, str]
-) -> tuple[dict[str, str], list[Problem]]:
-    found: dict[str, str] = {}
-    problems: list[Problem] = []
-    for name, text in aliases.items():
-        found[name], missing = expand(text, env)
-        path = ("aliases", name)
-        problems += [Problem(document.where(path), _UNSET.format(unset), key_path(path)) for unset in missing]
-    return found, problems
+    return project, in_order([*problems, *outside])
 
 
 def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
@@ -318,23 +292,23 @@ def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
     return {key: f"unknown key here; {key} belongs into {where}" for key in keys}
 
 
+def _expanded(text: str, path: Path_, document: Document, env: Mapping[str, str], problems: list[Problem]) -> str:
+    """The text at `path` with its variables filled in; one that is not set goes to `problems`."""
+    found, missing = expand(text, env)
+    problems += [document.problem(path, _UNSET.format(name)) for name in missing]
+    return found
+
+
 def _expanded_model(
-    defaults: DefaultsFile, document: Document, env: Mapping[str, str]
-) -> tuple[DefaultsFile, list[Problem]]:
-    problems: list[Problem] = []
-
-    def expanded(text: str, key: str) -> str:
-        found, missing = expand(text, env)
-        where = document.where(("defaults", key))
-        problems.extend(Problem(where, _UNSET.format(name), f"defaults.{key}") for name in missing)
-        return found
-
+    defaults: DefaultsFile, document: Document, env: Mapping[str, str], problems: list[Problem]
+) -> DefaultsFile:
     update: dict[str, object] = {}
     if defaults.model is not None:
-        update["model"] = expanded(defaults.model, "model")
+        update["model"] = _expanded(defaults.model, ("defaults", "model"), document, env, problems)
     if "fallback" in defaults.model_fields_set:
-        update["fallback"] = [expanded(text, "fallback") for text in defaults.fallback]
-    return (defaults.model_copy(update=update) if update else defaults), problems
+        at = ("defaults", "fallback")
+        update["fallback"] = [_expanded(text, at, document, env, problems) for text in defaults.fallback]
+    return defaults.model_copy(update=update) if update else defaults
 
 
 def _paths(paths: PathsFile, root: Path, document: Document) -> tuple[ProjectPaths, list[Problem]]:
@@ -345,7 +319,7 @@ def _paths(paths: PathsFile, root: Path, document: Document) -> tuple[ProjectPat
             found[key] = inside(root, getattr(paths, key))
         except OutsideProject as error:
             found[key] = root / str(PathsFile.model_fields[key].default)
-            problems.append(Problem(document.where(("paths", key)), str(error), f"paths.{key}"))
+            problems.append(document.problem(("paths", key), str(error)))
     return ProjectPaths(**found), problems
 
 
@@ -355,7 +329,7 @@ def _mapping_problems(document: Document, *, empty_is_fine: bool = False) -> lis
         problems.append(Problem(Where(document.shown), "is empty; a workflow has at least input and stages"))
     elif not problems and not document.empty and not isinstance(document.data, dict):
         message = f"expected a mapping of keys at the top, got {described(document.data)}"
-        problems.append(Problem(document.where(()), message))
+        problems.append(document.problem((), message))
     return problems
 
 
@@ -370,12 +344,9 @@ def find_workflow(project: ProjectSpec, name: str) -> Path:
     """The file of the workflow called `name`, or at the path `name` inside the project. Raises `UsageError`."""
     folder = project.paths.workflows
     try:
-        candidates = [inside(project.root, name + suffix, base=folder) for suffix in WORKFLOW_SUFFIXES]
-        if name.endswith(WORKFLOW_SUFFIXES):
-            candidates = [inside(project.root, name), inside(project.root, name, base=folder)]
+        files = files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
     except OutsideProject as error:
         raise UsageError(str(error)) from None
-    files = [path for path in candidates if path.is_file()]
     if not files:
         known = workflow_names(project)
         remedy = f"Workflows in {project.shown(folder)}/: {listed(known)}."

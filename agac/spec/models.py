@@ -21,15 +21,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from agac.spec import value_checks as check
+from agac.spec.operations import Incomplete
 from agac.spec.value_checks import CAMEL_CASE
 from agac.spec.workflow import (
     DEFAULT_BATCH,
     AtDeadline,
     BatchRetry,
-    Incomplete,
     InputFormat,
     KeepReplies,
     Merge,
@@ -40,8 +39,6 @@ from agac.spec.workflow import (
     ReusePolicy,
     RunMode,
 )
-
-# What all models of files are: mappings in which nothing is unknown, and nothing is guessed.
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
@@ -60,7 +57,7 @@ class FileModel(BaseModel):
     @classmethod
     def _has_value(cls, value: Any) -> Any:
         if value is None:
-            raise PydanticCustomError("no_value", "has no value; give one or remove the key")
+            raise check.refused("has no value; give one or remove the key")
         return value
 
 
@@ -86,8 +83,6 @@ def set_keys(level: FileModel) -> Iterator[str]:
         if isinstance(value := getattr(level, name), FileModel) and value.merges:
             yield from (f"{name}.{inner}" for inner in set_keys(value))
 
-
-# The keys of `batch:`, which stands among the defaults of both files and in stages: see `models`.
 
 SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
 Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
@@ -155,11 +150,11 @@ class BatchFile(FileModel):
     )
 
 
-# The keys of `input` and `output` of a workflow.
-
 Paths = Annotated[
     list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
 ]
+
+StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])]
 
 
 class InputFile(FileModel):
@@ -200,13 +195,11 @@ class OutputFile(FileModel):
         description="What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), "
         "`update` (the same, the result's win), `append` (the row with the result under the stage's name).",
     )
-    stages: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
-        Field(
-            default=None,
-            min_length=1,
-            description="The stages whose results are written: one alone, of several an object by their names; those "
-            "that no other stage needs when left out.",
-        )
+    stages: StageNames | None = Field(
+        default=None,
+        min_length=1,
+        description="The stages whose results are written: one alone, of several an object by their names; those "
+        "that no other stage needs when left out.",
     )
     csv_safe: bool = Field(
         default=False, description="Keep spreadsheets from running cells of csv and tsv files as formulas."
@@ -215,14 +208,9 @@ class OutputFile(FileModel):
     @model_validator(mode="after")
     def _safe_cells_somewhere(self) -> OutputFile:
         if self.csv_safe and not {"csv", "tsv"} & set(self.format):
-            raise PydanticCustomError("not_used", "csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
+            raise check.refused("csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
         return self
 
-
-# The keys of workflow files, and of what agac.yml says for all of them. `projectmodels` has agac.yml's other keys and
-# `cardmodels` those of AgentCards: they are the only description; docs and the JSON Schemas for editors are made of it.
-#
-# What needs more than one key, another file or the project around it is checked where the file is loaded.
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 StageName = Annotated[str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)]
@@ -255,7 +243,7 @@ class BudgetFile(FileModel):
     @model_validator(mode="after")
     def _bounds_something(self) -> BudgetFile:
         if self.usd is None and self.tokens is None and self.calls is None:
-            raise PydanticCustomError("no_bound", "is empty; give usd, tokens or calls")
+            raise check.refused("is empty; give usd, tokens or calls")
         return self
 
 
@@ -301,15 +289,16 @@ class RunRulesFile(FileModel):
     telemetry: TelemetryFile = Field(default=TelemetryFile(), description="What is measured of each call, and told.")
 
 
+ModelChain = Annotated[NonEmpty, WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})]
+
+
 class DefaultsFile(FileModel):
     """What holds for every stage that does not say otherwise."""
 
-    model: Annotated[NonEmpty, WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})] | None = (
-        Field(
-            default=None,
-            description="Model as `provider/model?key=value`; a list is a model and its fallbacks.",
-            examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
-        )
+    model: ModelChain | None = Field(
+        default=None,
+        description="Model as `provider/model?key=value`; a list is a model and its fallbacks.",
+        examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
     )
     run_mode: RunMode = Field(
         default="sync",
@@ -366,7 +355,7 @@ class VisibleFile(FileModel):
     @model_validator(mode="after")
     def _says_something(self) -> VisibleFile:
         if self.only is None and self.never is None:
-            raise PydanticCustomError("nothing", "is empty; give only or never")
+            raise check.refused("is empty; give only or never")
         return self
 
 
@@ -381,7 +370,7 @@ class ReduceFile(FileModel):
     @model_validator(mode="after")
     def _bounds_something(self) -> ReduceFile:
         if self.max_rows is None and self.max_tokens is None:
-            raise PydanticCustomError("no_bound", "is empty; give max_rows or max_tokens")
+            raise check.refused("is empty; give max_rows or max_tokens")
         return self
 
 
@@ -397,12 +386,10 @@ class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
     name: StageName = Field(description="Name of the stage; later stages use its result as `${name}`.")
-    needs: Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])] | None = (
-        Field(
-            default=None,
-            description="The stages whose results this one follows; the stage before when left out, none for `[]`. "
-            "Stages that do not need each other run at the same time.",
-        )
+    needs: StageNames | None = Field(
+        default=None,
+        description="The stages whose results this one follows; the stage before when left out, none for `[]`. "
+        "Stages that do not need each other run at the same time.",
     )
     enabled: bool = Field(
         default=True, description="false: the stage is passed over, and who needs it needs what it needs."
@@ -500,38 +487,19 @@ class StageFile(DefaultsFile):
     budget: BudgetFile | None = Field(default=None, description="What this stage may spend at most in a run.")
 
     @model_validator(mode="after")
-    def _otherwise_of_what(self) -> StageFile:
+    def _keys_go_together(self) -> StageFile:
         if "otherwise" in self.model_fields_set and self.when is None:
-            raise PydanticCustomError(
-                "no_guard", "otherwise says what happens when `when` is false; add when, or remove otherwise"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _vote_of_several(self) -> StageFile:
+            raise check.refused("otherwise says what happens when `when` is false; add when, or remove otherwise")
         if self.vote is not None and self.replicas == 1:
-            raise PydanticCustomError(
-                "no_replicas", "vote chooses among several answers; add `replicas: 3`, or remove vote"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _beside_group_by(self) -> StageFile:
+            raise check.refused("vote chooses among several answers; add `replicas: 3`, or remove vote")
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for key, what in beside.items() if self.group_by is None else ():
             if key in self.model_fields_set:
-                raise PydanticCustomError("no_group", f"{key} says {what}; add group_by, or remove {key}")
+                raise check.refused(f"{key} says {what}; add group_by, or remove {key}")
         if self.group_by is not None and self.explode is not None:
-            message = "explode makes rows and group_by makes groups of rows; make a stage of each"
-            raise PydanticCustomError("two_levels", message)
-        return self
-
-    @model_validator(mode="after")
-    def _one_form(self) -> StageFile:
+            raise check.refused("explode makes rows and group_by makes groups of rows; make a stage of each")
         if self.output_field is not None and self.output_schema is not None:
-            raise PydanticCustomError(
-                "two_forms", "output_field is for plain replies; give either output_field or output_schema"
-            )
+            raise check.refused("output_field is for plain replies; give either output_field or output_schema")
         return self
 
 
@@ -547,9 +515,6 @@ class WorkflowFile(RunRulesFile):
     )
     stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
     output: OutputFile = Field(default=OutputFile(), description="Where results go.")
-
-
-# The keys of AgentCards: see `models`.
 
 
 def _camel(value: Any) -> Any:
@@ -594,8 +559,8 @@ class CardFile(FileModel):
     request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = Field(
         default=RequestParamsFile(), description="Sampling and service parameters."
     )
-    messages: Annotated[list[NonEmpty], BeforeValidator(check.paths, json_schema_input_type=str | list[str])] | None = (
-        Field(default=None, min_length=1, description="Files of messages that stand before the prompt.")
+    messages: Paths | None = Field(
+        default=None, min_length=1, description="Files of messages that stand before the prompt."
     )
     schema_version: int = Field(default=1, ge=1, le=1, description="Version of the card format.")
     default: bool = Field(default=False, description="No meaning in a workflow: the stage names its card.")
@@ -605,8 +570,6 @@ class CardFile(FileModel):
         default=False, description="Must be false."
     )
 
-
-# The keys of `agac.yml` that workflow files do not have too: see `models`.
 
 ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]
 HeaderValue = Annotated[NonEmpty, AfterValidator(check.header_value)]
@@ -675,20 +638,19 @@ class BatchApiFile(FileModel):
     )
 
 
+DialectName = Annotated[Literal["openai-chat", "openai-responses", "anthropic"], BeforeValidator(check.dialect)]
+BatchApi = Annotated[BatchApiFile, BeforeValidator(check.batch_api, json_schema_input_type=BatchApiName | BatchApiFile)]
+
+
 class ProviderSpec(FileModel):
     """A provider as agac.yml tells it. `${VAR}` in texts is looked up in the environment by whoever uses them."""
 
-    dialect: (
-        Annotated[Literal["openai-chat", "openai-responses", "anthropic"], BeforeValidator(check.dialect)] | None
-    ) = Field(default=None, description="The API that it speaks.")
+    dialect: DialectName | None = Field(default=None, description="The API that it speaks.")
     base_url: Annotated[str, AfterValidator(check.base_url)] | None = Field(
         default=None, description="Address up to and with the version, as `http://127.0.0.1:8000/v1`."
     )
     api_key: ApiKey | None = Field(default=None, description="The key as `${VARIABLE}` of the environment or .env.")
-    batch: (
-        Annotated[BatchApiFile, BeforeValidator(check.batch_api, json_schema_input_type=BatchApiName | BatchApiFile)]
-        | None
-    ) = Field(
+    batch: BatchApi | None = Field(
         default=None,
         description="Batch API that it offers: `openai`, `anthropic`, `none`, or a mapping that says where it differs; "
         "when left out what agac knows of it, else sync only.",

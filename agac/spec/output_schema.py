@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from agac.spec.models import StageFile
     from agac.spec.yaml import Document
 
-
-# `output_schema: python:module.Class`: a pydantic model of the project, read to check it, imported to run.
-
 PREFIX = "python:"
 
 
@@ -158,24 +155,19 @@ def _import(module: str, name: str, root: Path) -> ModuleType:
         raise UsageError(f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'") from error
 
 
-# `vote` of a stage: whether its results have the field that decides among them.
-
-
 def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:
     """What is wrong with a stage's `vote`, as far as files tell. `schema` None: it has none, or one with problems."""
     if written.vote is None:
         return []
-    from agac.core.errors import key_path
-
     at = (*path, "vote")
     if written.output_schema is None and written.output_field is None:
         message = "vote names a field of the results, and these are plain text; add output_field or output_schema"
-        return [Problem(document.where(at, key=True), message, key_path(at))]
+        return [document.problem(at, message, key=True)]
     body = field_shape(written.output_field) if written.output_field is not None else None
     if isinstance(schema, JsonSchema):
         body = schema.schema.body
     fault = lacks_field(body, written.vote) if body is not None else None
-    return [Problem(document.where(at), fault, key_path(at))] if fault else []
+    return [document.problem(at, fault)] if fault else []
 
 
 def lacks_field(body: dict[str, Any], vote: str) -> str | None:

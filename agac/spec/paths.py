@@ -37,8 +37,6 @@ def find_project(start: Path, explicit: Path | None = None) -> Path:
     )
 
 
-# Paths that files of a project name: always inside the project, whatever links and dots they go through.
-
 MAX_LENGTH = 1_000
 
 
@@ -66,6 +64,15 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
     if not path.is_relative_to(real_root):
         raise OutsideProject(f"{text!r} leads out of the project; name a path inside it")
     return path
+
+
+def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files that `name` may mean: one in `folder` with any of the suffixes, or with its own suffix a path from the
+    root or from the folder. Raises `OutsideProject`."""
+    candidates = [inside(root, name + suffix, base=folder) for suffix in suffixes]
+    if name.endswith(suffixes):
+        candidates = [inside(root, name), inside(root, name, base=folder)]
+    return [path for path in candidates if path.is_file()]
 
 
 def lies_in(path: Path, folder: Path) -> bool:
@@ -114,8 +121,6 @@ def _decode(raw: bytes, shown: str) -> tuple[str, Problem | None]:
     return text.replace("\r\n", "\n").replace("\r", "\n"), None
 
 
-# The files that paths and patterns name below a folder: found as they are asked for, always in the same order.
-#
 # `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
 # named with its dot. `**` goes through no links; a link that leads out of the folder is refused, not followed. Memory
 # is that of the largest single folder.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue, Schema
@@ -15,7 +15,7 @@ from agac.spec.agent_cards import Card, find_card, load_card
 from agac.spec.graph import exploded, grouping, misplaced, operation, operations_of
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.instructions import InstructionValues, fill, stage_examples
-from agac.spec.json_schema import SchemaFault, expand_shorthand, is_json_schema, schema_faults
+from agac.spec.json_schema import expand_shorthand, is_json_schema, schema_faults
 from agac.spec.levels import StageNode
 from agac.spec.models import (
     BatchFile,
@@ -50,8 +50,6 @@ from agac.spec.workflow import (
 )
 from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml
 
-# `output_schema` in its four forms, each to a `SchemaSpec`: a file, inline JSON Schema, shorthand, `python:…`.
-
 _NAME_BREAK = re.compile(r"[^A-Za-z0-9_-]+")
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -77,12 +75,8 @@ def _inline(
     value: dict[str, Any], document: Document, path: Path_, name: str
 ) -> tuple[SchemaSpec | None, list[Problem]]:
     body, faults = (value, schema_faults(value)) if is_json_schema(value) else expand_shorthand(value)
-    problems = [_at(document, (*path, *inner), message) for inner, message in faults]
+    problems = [document.problem((*path, *inner), message) for inner, message in faults]
     return (None, problems) if problems else (JsonSchema(Schema(schema_name(name), body)), [])
-
-
-def _at(document: Document, path: Path_, message: str) -> Problem:
-    return Problem(document.where(path), message, key_path(path))
 
 
 def _from_file(text: str, project: ProjectSpec, where: Where, key: str) -> tuple[SchemaSpec | None, list[Problem]]:
@@ -132,10 +126,7 @@ def _parsed(text: str, shown: str, path: Path) -> tuple[SchemaSpec | None, list[
         return None, [
             Problem(Where(shown, 1, 1), "expected a JSON Schema: a mapping with type, properties and the like")
         ]
-    faults: list[SchemaFault]
-    body, faults = (body, schema_faults(body)) if is_json_schema(body) else expand_shorthand(body)
-    problems = [_at(document, inner, message) for inner, message in faults]
-    return (None, problems) if problems else (JsonSchema(Schema(schema_name(path.stem), body)), [])
+    return _inline(body, document, (), path.stem)
 
 
 def _json(text: str, shown: str) -> tuple[JSONValue, list[Problem]]:
@@ -184,8 +175,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _not_finite(text: str) -> NoReturn:
     raise _SchemaRefused(f"{text} is not JSON; give a finite number")
 
-
-# Rules across keys: what in a stage's `batch` contradicts itself, and when a run stops by itself.
 
 _DAY = 86_400.0
 
@@ -248,7 +237,7 @@ def _budget(file: BudgetFile | None) -> Budget | None:
     return Budget(**dict(file)) if file else None
 
 
-# One stage with everything resolved: its card, its texts, its schema, and who says which parameter.
+T = TypeVar("T")
 
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
@@ -300,8 +289,7 @@ class StageBuilder:
 
     def _local(self, written: StageFile, path: Path_) -> dict[str, Any]:
         """The fields of a stage that asks no model."""
-        does, problems = operation(written, self.document, path, self.project.root)
-        self.problems += problems
+        does = self._noted(operation(written, self.document, path, self.project.root))
         places = {**places_of(written, self.document, path), "": self.document.where(path)}
         return {**_same_fields(written, DefaultsFile()), "operation": does, "where": places}
 
@@ -340,8 +328,13 @@ class StageBuilder:
         self._answers[written.name] = found if operations_of(written) else (written.name,)
         return found
 
+    def _noted(self, found: tuple[T, list[Problem]]) -> T:
+        """What was read; what is wrong with it is noted."""
+        self.problems += found[1]
+        return found[0]
+
     def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
-        self.problems.append(Problem(self.document.where(path, key=key), message, key_path(path)))
+        self.problems.append(self.document.problem(path, message, key=key))
 
     def _card(self, written: StageFile, path: Path_) -> Card | None:
         if written.agent is None:
@@ -350,9 +343,7 @@ class StageBuilder:
         if file is None:
             self._problem((*path, "agent"), reason)
             return None
-        card, problems = load_card(file, self.project, self.variables)
-        self.problems += problems
-        return card
+        return self._noted(load_card(file, self.project, self.variables))
 
     def _prompt(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
@@ -365,51 +356,39 @@ class StageBuilder:
             where = self.document.where(path)
             return default_prompt(answers, where) if written.group_by is None else group_prompt(where)
         read = template_file if written.template else text_or_file
-        source, problems = read(value, self.project.root, where, shown)
-        self.problems += problems
+        source = self._noted(read(value, self.project.root, where, shown))
         if source is None:
             return None
         own = "" if source.is_file else shown
-        template, problems = compile_template(source.text, source.where, positions=source.is_file, path=own)
-        self.problems += problems
-        return template
+        return self._noted(compile_template(source.text, source.where, positions=source.is_file, path=own))
 
     def _examples(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Example, ...]:
         """The stage's examples, else its card's."""
         if written.messages is None:
             return card.info.messages if card else ()
-        found, problems = stage_examples(written.messages, self.document, (*path, "messages"))
-        self.problems += problems
-        return found
+        return self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
 
     def _instructions(self, written: StageFile, path: Path_, card: Card | None) -> str | None:
         if written.instructions is None:
             return card.info.instruction if card else None
         where, key = self.document.where((*path, "instructions")), key_path((*path, "instructions"))
-        source, problems = text_or_file(written.instructions, self.project.root, where, key)
-        self.problems += problems
+        source = self._noted(text_or_file(written.instructions, self.project.root, where, key))
         if source is None:
             return None
         filling = InstructionValues(self.variables, source.is_file)
-        text, problems = fill(source.text, source.where, filling, "" if source.is_file else key)
-        self.problems += problems
-        return text
+        return self._noted(fill(source.text, source.where, filling, "" if source.is_file else key))
 
     def _guard(self, written: StageFile, path: Path_) -> Guard | None:
         if written.when is None:
             return None
         at = (*path, "when")
-        guard, problems = compile_guard(written.when, self.document.where(at), key_path(at))
-        self.problems += problems
-        return guard
+        return self._noted(compile_guard(written.when, self.document.where(at), key_path(at)))
 
     def _schema(self, written: StageFile, path: Path_) -> SchemaSpec | None:
         if written.output_schema is None:
             return None
         at = (*path, "output_schema")
-        schema, problems = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
-        self.problems += problems
-        return schema
+        return self._noted(load_schema(written.output_schema, self.project, self.document, at, name=written.name))
 
     def _levels(self, written: StageFile, path: Path_, card: Card | None) -> list[KeyLevel]:
         """What each level says, weakest first."""

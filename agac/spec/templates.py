@@ -15,8 +15,6 @@ from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible
 from agac.spec.paths import MAX_LENGTH, OutsideProject, inside, read_text
 
-# Prompt templates: text in which only `${name}` stands for something.
-#
 # `$5` and `"$ref"` stay as they are, `$${` gives `${`. A template is compiled once and rendered in one pass for each
 # row: what a value contains is never expanded again.
 
@@ -242,8 +240,6 @@ def visible_row(
     return VisibleRow(data, results, variables)
 
 
-# Texts that a workflow holds itself or keeps in a file: `instructions`, `prompt`, `template`.
-
 _SUFFIXES = (".md", ".markdown", ".txt")
 _STARTS = ("/", "~/", "./", "../")
 
@@ -271,22 +267,15 @@ def text_or_file(value: str, root: Path, where: Where, key: str) -> tuple[ReadTe
         if looks_like_path or _names_something(root, value):
             return None, [Problem(where, str(error), key)]
         return ReadText(value, where, False), []
-    if path.is_file():
-        return _file(path, root, where, key)
-    if looks_like_path:
-        return None, [_missing(value, path, root, where, key)]
+    if path.is_file() or looks_like_path:
+        return template_file(value, root, where, key)
     return ReadText(value, where, False), []
 
 
 def template_file(value: str, root: Path, where: Where, key: str) -> tuple[ReadText | None, list[Problem]]:
     """The text of a file that must exist."""
-    try:
-        path = inside(root, value)
-    except OutsideProject as error:
-        return None, [Problem(where, str(error), key)]
-    if not path.is_file():
-        return None, [_missing(value, path, root, where, key)]
-    return _file(path, root, where, key)
+    path = existing_file(value, root, where, key)
+    return (None, [path]) if isinstance(path, Problem) else _file(path, root, where, key)
 
 
 def _names_something(root: Path, value: str) -> bool:
@@ -305,8 +294,15 @@ def _file(path: Path, root: Path, where: Where, key: str) -> tuple[ReadText | No
     return ReadText(text, Where(shown, 1, 1), True), []
 
 
-def _missing(value: str, path: Path, root: Path, where: Where, key: str) -> Problem:
-    return Problem(where, f"no such file: {value!r}; {near_files(path, root)}", key)
+def existing_file(value: str, root: Path, where: Where, key: str, *, base: Path | None = None) -> Path | Problem:
+    """The file of the project that `value` names, relative to `base` (the root when None); or why there is none."""
+    try:
+        path = inside(root, value, base=base)
+    except OutsideProject as error:
+        return Problem(where, str(error), key)
+    if not path.is_file():
+        return Problem(where, f"no such file: {value!r}; {near_files(path, root)}", key)
+    return path
 
 
 def near_files(path: Path, root: Path) -> str:

@@ -13,8 +13,6 @@ from agac.core.errors import Path_, Problem, did_you_mean, key_path, nearest
 from agac.core.types import JSONValue
 from agac.spec.yaml import Document
 
-# Reading on after a mistake: what is wrong is taken out of the data, so that the rest of the files is checked too.
-#
 # What comes of it is never run: it only lets one `validate` find the problems of every file at once.
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -80,8 +78,6 @@ def _at(data: Any, loc: Iterable[Any]) -> Any:
             return None
     return data
 
-
-# pydantic's errors as Problems: in agac's words, each at the place of the key or value that is wrong.
 
 _EXPECTED = {
     "string_type": "text",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,12 +96,8 @@ def param_hints() -> Mapping[str, str]:
     return {**later, **twice, "model": "unknown key; the card's own `model` says which model runs"}
 
 
-# Checks of single values in files, used by the models. Each gives the value back or raises with a whole sentence.
-
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-_STAGE_NAME = re.compile(rf"{_NAME}\Z")
-_PROVIDER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_LETTERS = "use letters, digits, _ and -, and start with a letter"
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
 _SECRET_START = re.compile(rf"(?i)(?:{_KEY_STARTS})")
@@ -130,31 +126,51 @@ SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 50
 API_KEY_FORM = {"pattern": f"^(?!{_KEY_STARTS})(?!{_KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
-def _refuse(message: str) -> PydanticCustomError:
+def refused(message: str) -> PydanticCustomError:
     """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
+
+
+def _named_as(pattern: str, form: str) -> Callable[[str], str]:
+    """A check that a whole name matches; one that does not "is no" `form`."""
+    whole = re.compile(rf"{pattern}\Z")
+
+    def check(name: str) -> str:
+        if not whole.match(name):
+            raise refused(f"{name!r} is no {form}")
+        return name
+
+    return check
+
+
+_readable_name = _named_as(_NAME, f"stage name; {_LETTERS} or _")
+var_name = _named_as(_NAME, f"name for a variable; {_LETTERS} or _")
+
+provider_name = _named_as(r"[A-Za-z][A-Za-z0-9_-]*", f"provider name; {_LETTERS}")
+"""No dot and no slash: both end the provider in a model string."""
+
+header_name = _named_as(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "header name")
+"""A token of RFC 9110."""
 
 
 def stage_name(name: str) -> str:
     """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
     if name in RESERVED_NAMES:
-        raise _refuse(f"{name!r} has a meaning of its own in templates; choose another name")
-    if not _STAGE_NAME.match(name):
-        raise _refuse(f"{name!r} is no stage name; use letters, digits, _ and -, and start with a letter or _")
-    return name
+        raise refused(f"{name!r} has a meaning of its own in templates; choose another name")
+    return _readable_name(name)
 
 
 def field_name(name: str) -> str:
     """A name that `${stage.name}` can be read with."""
     if any(character in name for character in ".{}\n") or name != name.strip():
-        raise _refuse(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
+        raise refused(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
     return name
 
 
 def field_path(path: str) -> str:
     """A way to a field: `topic`, `classify.topic`."""
     if any(not part or part != part.strip() for part in path.split(".")) or "${" in path:
-        raise _refuse(f"{path!r} is no field; write its name, or stage.field, as in classify.topic, without braces")
+        raise refused(f"{path!r} is no field; write its name, or stage.field, as in classify.topic, without braces")
     return path
 
 
@@ -162,10 +178,10 @@ def no_repeats(names: list[str]) -> list[str]:
     """Each field once."""
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise _refuse(f"names the field {twice!r} twice; name it once")
+        raise refused(f"names the field {twice!r} twice; name it once")
     inner = next(((one, other) for one in names for other in names if other.startswith(f"{one}.")), None)
     if inner is not None:
-        raise _refuse(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
+        raise refused(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
     return names
 
 
@@ -174,49 +190,28 @@ def field_way(name: str) -> str:
     for part in name.split("."):
         field_name(part)
         if not part:
-            raise _refuse(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
-    return name
-
-
-def var_name(name: str) -> str:
-    """As stage names."""
-    if not _STAGE_NAME.match(name):
-        raise _refuse(f"{name!r} is no name for a variable; use letters, digits, _ and -, and start with a letter or _")
-    return name
-
-
-def provider_name(name: str) -> str:
-    """No dot and no slash: both end the provider in a model string."""
-    if not _PROVIDER_NAME.match(name):
-        raise _refuse(f"{name!r} is no provider name; use letters, digits, _ and -, and start with a letter")
-    return name
-
-
-def header_name(name: str) -> str:
-    """A token of RFC 9110."""
-    if not _HEADER_NAME.match(name):
-        raise _refuse(f"{name!r} is no header name")
+            raise refused(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
     return name
 
 
 def dialect(value: Any) -> Any:
     """Known dialects that are not spoken yet get a sentence of their own."""
     if value in DIALECTS_LATER:
-        raise _refuse(f"dialect {value!r} is not supported yet; openai-chat, openai-responses and anthropic are")
+        raise refused(f"dialect {value!r} is not supported yet; openai-chat, openai-responses and anthropic are")
     return value
 
 
 def batch_api(value: Any) -> Any:
     """The name of a batch API is short for a mapping that says no more."""
     if not isinstance(value, (str, Mapping)):
-        raise _refuse("expected openai, anthropic, none, or a mapping with api")
+        raise refused("expected openai, anthropic, none, or a mapping with api")
     return {"api": value} if isinstance(value, str) else value
 
 
 def endpoint_prefix(value: str) -> str:
     """Empty, or a path to which another is added."""
     if value and not (value.startswith("/") and not value.endswith("/")):
-        raise _refuse(f"{value!r} is no start of a path; write it as /v1, or as '' for none")
+        raise refused(f"{value!r} is no start of a path; write it as /v1, or as '' for none")
     return value
 
 
@@ -225,16 +220,16 @@ def base_url(value: str) -> str:
     if value.startswith("${"):
         return value
     if not value.startswith(("http://", "https://")):
-        raise _refuse(f"{value!r} is no address; it starts with http:// or https://")
+        raise refused(f"{value!r} is no address; it starts with http:// or https://")
     if "@" in urlsplit(value).netloc:
-        raise _refuse("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
+        raise refused("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
     return value
 
 
 def api_key(value: str) -> str:
     """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
     if _KEY_SHAPE.match(_without_variables(value)):
-        raise _refuse(_LITERAL_KEY)
+        raise refused(_LITERAL_KEY)
     return value
 
 
@@ -242,19 +237,19 @@ def header_value(value: str) -> str:
     """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
     words = _without_variables(value).split()
     if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(_TOKEN_SHAPE.match, words))):
-        raise _refuse(_LITERAL_KEY)
+        raise refused(_LITERAL_KEY)
     return value
 
 
 def _without_variables(value: str) -> str:
     """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
     if "\n" in value or "\r" in value:
-        raise _refuse("must be a single line")
+        raise refused("must be a single line")
     rest = _VARIABLE.sub("", value)
     if "${" in rest:
-        raise _refuse("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
+        raise refused("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
     if any(_SECRET_START.match(word) for word in rest.split()):
-        raise _refuse(_LITERAL_KEY)
+        raise refused(_LITERAL_KEY)
     return rest
 
 
@@ -263,35 +258,27 @@ def seconds_or_parts(value: Any) -> Any:
     if isinstance(value, dict) or value is None:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _refuse("expected a number of seconds or a mapping with connect, first_byte, total")
+        raise refused("expected a number of seconds or a mapping with connect, first_byte, total")
     return {"total": value}
 
 
-def one_or_many(value: Any) -> Any:
-    """One name is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected the name of a stage")
-    return [value]
+def _list_of(expected: str) -> Callable[[Any], Any]:
+    """A check that makes one text a list of one; what is neither is refused with what was `expected`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) or value is None:
+            return value
+        if not isinstance(value, str):
+            raise refused(f"expected {expected}")
+        return [value]
+
+    return check
 
 
-def field_or_fields(value: Any) -> Any:
-    """One field is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected a field, as topic or classify.topic, or a list of them")
-    return [value]
-
-
-def paths(value: Any) -> Any:
-    """One path is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected a path, or a list of paths")
-    return [value]
+one_or_many = _list_of("the name of a stage")
+field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
+paths = _list_of("a path, or a list of paths")
+model_or_chain = _list_of("provider/model, or a list of them")
 
 
 def output_formats(value: Any) -> Any:
@@ -299,19 +286,10 @@ def output_formats(value: Any) -> Any:
     formats = value if isinstance(value, list) else [value]
     for name in formats:
         if name in ("json", "jsonl", "ndjson"):
-            raise _refuse(f"{name!r}: results.jsonl and results.json are always written; leave it out")
+            raise refused(f"{name!r}: results.jsonl and results.json are always written; leave it out")
         if name in ("sqlite", "db"):
-            raise _refuse(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
+            raise refused(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
     return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
-
-
-def model_or_chain(value: Any) -> Any:
-    """One model is a list of one."""
-    if isinstance(value, list) or value is None:
-        return value
-    if not isinstance(value, str):
-        raise _refuse("expected provider/model, or a list of them")
-    return [value]
 
 
 def split_chain(data: Any) -> Any:
@@ -320,22 +298,22 @@ def split_chain(data: Any) -> Any:
         return data
     first, *others = data["model"] or [None]
     if first is None:
-        raise _refuse("model is an empty list; name at least one model")
+        raise refused("model is an empty list; name at least one model")
     if not others:
         return data | {"model": first}
     if data.get("fallback") is not None:
-        raise _refuse("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
+        raise refused("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
     return data | {"model": first, "fallback": others}
 
 
 def duration(value: Any) -> Any:
     """Seconds, or a number with s, m, h, d or w."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise _refuse("expected a time as 90, 30m, 12h or 7d")
+        raise refused("expected a time as 90, 30m, 12h or 7d")
     if isinstance(value, str):
         match = _DURATION.match(value)
         if match is None:
-            raise _refuse(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
+            raise refused(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
         return float(match[1]) * _SECONDS[match[2]]
     return float(value)
 
@@ -343,11 +321,11 @@ def duration(value: Any) -> Any:
 def size(value: Any) -> Any:
     """Bytes, or a number with kB, MB, GB or their binary kin."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise _refuse("expected a size as 5000000, 500kB or 100MB")
+        raise refused("expected a size as 5000000, 500kB or 100MB")
     if isinstance(value, str):
         match = _SIZED.match(value)
         if match is None:
-            raise _refuse(f"{value!r} is no size; write it as 500kB, 100MB, 1GB or 64MiB")
+            raise refused(f"{value!r} is no size; write it as 500kB, 100MB, 1GB or 64MiB")
         return int(float(match[1]) * _BYTES[match[2]])
     return value
 
@@ -359,51 +337,52 @@ def deadline(value: Any) -> float | DayTime:
     try:
         seconds: float = duration(value)
     except PydanticCustomError:
-        raise _refuse(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
+        raise refused(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
     if not seconds > 0:
-        raise _refuse(f"must be more than 0, not {value!r}")
+        raise refused(f"must be more than 0, not {value!r}")
     return seconds
 
 
 def schema_form(value: Any) -> Any:
     """A path, `python:…`, or a mapping; which of them is decided where it is resolved."""
     if isinstance(value, bool) or not isinstance(value, (str, dict)):
-        raise _refuse("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
+        raise refused("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
     if not value:
-        raise _refuse("is empty; name a file or list the fields of the result")
+        raise refused("is empty; name a file or list the fields of the result")
     return value
 
 
 def message_role(value: Any) -> Any:
     """A system message has a key of its own."""
     if value in ("system", "developer"):
-        raise _refuse(f"{value!r}: what the system message says stands in instructions")
+        raise refused(f"{value!r}: what the system message says stands in instructions")
     return value
 
 
 def message_content(value: Any) -> Any:
     """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
     if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
-        raise _refuse("expected text, or a result as a mapping or a list, and not empty")
+        raise refused("expected text, or a result as a mapping or a list, and not empty")
     if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
-        raise _refuse("holds a placeholder, which is filled in text only; write the JSON as text")
+        raise refused("holds a placeholder, which is filled in text only; write the JSON as text")
     return value
 
 
-def not_tool_only(value: bool) -> bool:
-    """A card that only other agents may call cannot be a stage's agent."""
-    if value:
-        raise _refuse("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
-    return value
+def _false_only(message: str) -> Callable[[bool], bool]:
+    """A check of a flag that may only be false."""
+
+    def check(value: bool) -> bool:
+        if value:
+            raise refused(message)
+        return value
+
+    return check
+
+
+not_tool_only = _false_only("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
+nobody_there = _false_only("`human_input: true` is not supported: a run cannot ask a person; remove it")
 
 
 def in_small_letters(value: Any) -> Any:
     """A word in any case of its letters."""
     return value.lower() if isinstance(value, str) else value
-
-
-def nobody_there(value: bool) -> bool:
-    """A run cannot ask a person."""
-    if value:
-        raise _refuse("`human_input: true` is not supported: a run cannot ask a person; remove it")
-    return value

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.guards import Guard
-from agac.spec.levels import Makes, StageNode
-from agac.spec.python_code import FunctionRef
+from agac.spec.levels import StageNode
+from agac.spec.operations import (
+    CHANGING,
+    STORED,
+    Dedupe,
+    Fields,
+    Filter,
+    Group,
+    Operation,
+    Python,
+    made_by,
+    read_operation,
+)
 from agac.spec.templates import NO_TEXT, Template, compile_template
 
 if TYPE_CHECKING:
     from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
-
-
-# How a stage's batches are cut, waited for and ended, with every default resolved.
 
 BatchRetry = Literal["batch", "sync", "fail"]
 AtDeadline = Literal["wait", "sync"]
@@ -61,216 +68,6 @@ class BatchRules:
 DEFAULT_BATCH = BatchRules()
 """The rules of a stage that says nothing."""
 
-
-# Stages that ask no model: what they do to a row.
-
-Fields = dict[str, JSONValue]
-
-STORED = Where("the stored definition")
-"""The place of what a run stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Python:
-    """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
-
-    `processes`: calls run in that many; None: in this one.
-    """
-
-    key: ClassVar[str] = "python"
-    function: FunctionRef
-    processes: int | None
-
-    def body(self) -> dict[str, JSONValue]:
-        """What decides its results, for the definition."""
-        return {"python": str(self.function), "source": self.function.source_hash.hex()}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row that the function gave, as it is stored (JSON). None: not known, or it gave a list, of which each row
-        is one of its own."""
-        given = json.loads(value) if value is not None else None
-        return given if isinstance(given, dict) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Rows for which the condition is not true leave."""
-
-    key: ClassVar[str] = "filter"
-    guard: Guard
-
-    def body(self) -> dict[str, JSONValue]:
-        """What decides who stays, for the definition."""
-        return {"filter": self.guard.text}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row as it was."""
-        return data
-
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """The row goes on with these fields, in this order."""
-
-    key: ClassVar[str] = "select"
-    fields: tuple[str, ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        """What it does, for the definition."""
-        return {"select": list(self.fields)}
-
-    def apply(self, data: Fields) -> Fields:
-        """The row with these fields. Raises UnfitRow when it lacks one."""
-        _has(data, self.fields)
-        return {field: data[field] for field in self.fields}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row with these fields; None: it lacks one."""
-        return _form(self, data)
-
-
-@dataclass(frozen=True, slots=True)
-class Rename:
-    """Fields get other names, at their places: old name → new one."""
-
-    key: ClassVar[str] = "rename"
-    names: Mapping[str, str]
-
-    def body(self) -> dict[str, JSONValue]:
-        """What it does, for the definition."""
-        return {"rename": dict(self.names)}
-
-    def apply(self, data: Fields) -> Fields:
-        """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name already."""
-        _has(data, self.names)
-        renamed = {self.names.get(name, name): value for name, value in data.items()}
-        if len(renamed) < len(data):
-            taken = next(new for old, new in self.names.items() if new in data and new not in self.names)
-            raise UnfitRow(f"the row has a field {taken!r} already")
-        return renamed
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row with the new names; None: it cannot have them."""
-        return _form(self, data)
-
-
-class UnfitRow(Exception):
-    """The row is not as a stage needs it: `str()` says why."""
-
-
-def _has(data: Fields, fields: Iterable[str]) -> None:
-    missing = next((field for field in fields if field not in data), None)
-    if missing is not None:
-        raise UnfitRow(f"the row has no field {missing!r}; it has {', '.join(data) or 'none'}")
-
-
-@dataclass(frozen=True, slots=True)
-class Dedupe:
-    """Of rows with the same values of these fields the first goes on, the others leave. Each field is a way, by its
-    parts: a field of the row, or a stage upstream and fields of its result."""
-
-    key: ClassVar[str] = "dedupe"
-    fields: tuple[tuple[str, ...], ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        """What decides who stays, for the definition."""
-        return {"dedupe": [".".join(field) for field in self.fields]}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row as it was."""
-        return data
-
-
-Operation = Python | Filter | Select | Rename | Dedupe
-OPERATIONS = ("python", "filter", "select", "rename", "dedupe")
-"""The keys of which a stage that asks no model has one."""
-
-CHANGING = ("python", "select", "rename")
-"""Those after which a row has other fields: their result is the row from there on."""
-
-
-def made_by(explode: object | None, group: object | None, operation: str | None) -> Makes | None:
-    """What a stage makes of rows: one that explodes, one that groups, or one with this operation, by its key."""
-    if explode is not None:
-        return "items"
-    if group is not None:
-        return "groups"
-    return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
-
-
-def _form(operation: Select | Rename, data: Fields) -> Fields | None:
-    try:
-        return operation.apply(data)
-    except UnfitRow:
-        return None
-
-
-def read_operation(body: Mapping[str, Any]) -> Operation:
-    """The operation of a stored definition. Functions and conditions are named, not read: nothing can be run."""
-    if "python" in body:
-        shown, _, name = body["python"].rpartition(":")
-        function = FunctionRef(Path(shown), shown, name, is_async=False, source_hash=bytes.fromhex(body["source"]))
-        return Python(function, None)
-    if "filter" in body:
-        return Filter(Guard(body["filter"], (), STORED))
-    if "select" in body:
-        return Select(tuple(body["select"]))
-    if "rename" in body:
-        return Rename(body["rename"])
-    return Dedupe(tuple(tuple(field.split(".")) for field in body["dedupe"]))
-
-
-# How a stage that is asked once a group makes groups of rows: what stands beside `group_by`.
-
-Incomplete = Literal["use", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows with the same values of `fields` are one group; without fields all are.
-
-    Each field is a way, by its parts: a field of the row, or a stage upstream and fields of its result. A group of more
-    than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and then of the parts'
-    results; None: not bounded. `incomplete` says what becomes of a group with failed members.
-    """
-
-    fields: tuple[tuple[str, ...], ...]
-    max_rows: int | None = None
-    max_tokens: int | None = None
-    incomplete: Incomplete = "use"
-
-    @property
-    def reduces(self) -> bool:
-        """Whether groups may be cut into parts."""
-        return self.max_rows is not None or self.max_tokens is not None
-
-    def fits(self, rows: int, tokens: int) -> bool:
-        """Whether one call holds so many members, of so many tokens."""
-        fits = self.max_rows is None or rows <= self.max_rows
-        return fits and (self.max_tokens is None or tokens <= self.max_tokens or rows == 1)
-
-    def body(self) -> dict[str, Any]:
-        """What decides its results, for the definition."""
-        bounds = {"max_rows": self.max_rows, "max_tokens": self.max_tokens}
-        reduce = {key: value for key, value in bounds.items() if value is not None}
-        return {
-            "group_by": [".".join(field) for field in self.fields],
-            **({"reduce": reduce} if reduce else {}),
-            **({"incomplete": self.incomplete} if self.incomplete != "use" else {}),
-        }
-
-    @staticmethod
-    def of(body: Mapping[str, Any]) -> Group | None:
-        """The groups of a stage of a stored definition; None: it makes none."""
-        if "group_by" not in body:
-            return None
-        reduce = body.get("reduce", {})
-        fields = tuple(tuple(field.split(".")) for field in body["group_by"])
-        return Group(fields, reduce.get("max_rows"), reduce.get("max_tokens"), body.get("incomplete", "use"))
-
-
-# What a project's files mean once every default is resolved: nothing below asks again where a value came from.
-#
 # Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
 
 Level = Literal["project", "defaults", "card", "stage", "override"]

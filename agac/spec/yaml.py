@@ -85,8 +85,6 @@ def _float(text: str) -> float:
     return value
 
 
-# Plain sentences for what PyYAML's scanner and parser say, whichever of its two implementations is speaking.
-
 _UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
 _BY_PROBLEM = {
     "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': ', "
@@ -147,8 +145,6 @@ def _line(text: str, number: int) -> str:
     return lines[number] if number < len(lines) else ""
 
 
-# Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML.
-#
 # PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1 (`on` is true, `012`
 # is ten), let a later duplicate key win, and expand aliases without a bound.
 
@@ -203,6 +199,10 @@ class Document:
             mark = node.keys[part] if key and last and isinstance(part, str) else child.mark
             node = child
         return Where(self.shown, *mark)
+
+    def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
+        """What is wrong with the value at `path`, or with its key."""
+        return Problem(self.where(path, key=key), message, key_path(path))
 
 
 def read_yaml(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> Document:

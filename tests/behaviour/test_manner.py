@@ -27,17 +27,15 @@ from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
+from agac.spec.operations import Group, Python, Rename
 from agac.spec.python_code import FunctionRef
 from agac.spec.workflow import (
     BatchRules,
     Budget,
     Example,
-    Group,
     InputSpec,
     OutputSpec,
-    Python,
     PythonSchema,
-    Rename,
     RunRules,
     Stage,
     TableTarget,

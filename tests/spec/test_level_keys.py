@@ -15,8 +15,9 @@ from agac.plan.plan import Selection, make_plan
 from agac.providers.table import SHIPPED
 from agac.spec.graph import graph
 from agac.spec.models import StageFile
+from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import default_prompt, group_prompt
-from agac.spec.workflow import Dedupe, Group, Stage, Workflow
+from agac.spec.workflow import Stage, Workflow
 from agac.spec.yaml import parse_yaml
 
 HEAD = "input: {path: data/reviews.csv}\nstages:\n"
