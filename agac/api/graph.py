@@ -20,7 +20,7 @@ from agac.plan.checks import resolve_models
 from agac.plan.definition import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.levels import StageNode
 from agac.spec.loader import in_order, load_workflow
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
@@ -239,7 +239,7 @@ def graph(workflow: str | None = None, *, run: int | None = None, project: Path 
     Raises SpecError for problems in the file, UsageError for a run that does not exist.
     """
     if run is not None:
-        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        root = project_root(project)
         return asyncio.run(_of_run(root, workflow_name(workflow), run))
     if workflow is None:
         raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")

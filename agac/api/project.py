@@ -33,7 +33,7 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import in_order, load_project, load_workflow, output_folder, workflow_names
-from agac.spec.paths import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, project_root
 from agac.spec.workflow import Overrides, ProjectSpec, Workflow
 
 # A project opened for use: its files, its environment, its providers. Everything that composes agac starts here.
@@ -64,7 +64,7 @@ def open_project(project: Path | str | None, *, start: Path | None = None) -> Pr
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
     """
-    root = find_project(start or Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project, start)
     env = environment(root)
     spec, problems = load_project(root, env)
     if spec is None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,7 +41,7 @@ FURTHER_ERRORS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Finishing:
+class Finishing(Report):
     """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
 
     What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
@@ -55,10 +55,6 @@ class Finishing:
     budget: str | None = None
     stage: str | None = None
     max_errors: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return asdict(self)
 
 
 def finishing(

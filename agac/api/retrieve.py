@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted
+from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
 from agac.api.options import RunOptions
 from agac.api.plan import estimates, stored_tasks
 from agac.api.project import Project, embedded_address, open_project
@@ -295,15 +295,10 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
                     changed = await end(tended, view.batch)
                     (asked if changed else kept).append(view.batch.id)
                 await tidy(tended.scene)
-            again = [view for view in await _views(database, views) if view.batch.id in asked + kept]
-            lines = {line.id: line.as_json() for line in await batch_lines(database, providers, again)}
+            again = await batch_lines(database, providers, await stored_again(database, views))
+            lines = {line.id: line.as_json() for line in again}
     told = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
     return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], told)
-
-
-async def _views(database: Database, views: Sequence[BatchView]) -> list[BatchView]:
-    runs_of = sorted({view.batch.run_id for view in views})
-    return [view for run in runs_of for view in await batches.batches(database, run=run, closed=True)]
 
 
 # The store held against the providers: what was lost is found, what is undecided is decided, what is stale is told.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType
 from agac.core.report import iso
-from agac.core.types import Message, Outcome
+from agac.core.types import Message, Outcome, texts_of
 from agac.engine.replay import RowHistory
 from agac.engine.validate import complaint
 from agac.plan.definition import RecordedStage, recorded_stages
@@ -213,9 +213,7 @@ def _stage_report(
         **(_task_report(task, called) if task else {}),
         "in_batches": [in_batch(one) for one in called.history.in_batches if one.stage == stage.index],
         **_replica_reports(stage, rebuilt, task, called),
-        "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
-        if prompt
-        else None,
+        "prompt": texts_of(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, called.attempts.get(stage.index, [])),
     }

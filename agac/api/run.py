@@ -53,7 +53,7 @@ from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.providers.batch_apis import open_batch_api
 from agac.providers.provider import Provider
 from agac.spec.loader import in_order
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.store import runs
 from agac.store.batches import CLOSED, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
@@ -469,7 +469,7 @@ class RetryChoice(Report):
 
 def retry_choice(run: int | str, choice: Retry, *, project: Path | str | None = None) -> RetryChoice:
     """What `retry` with this choice would take up. Reads the store only."""
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_chosen(root, run, choice))[0]
 
 

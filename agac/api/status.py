@@ -14,10 +14,9 @@ from agac.core.report import Report, iso, json_form
 from agac.core.types import Outcome, RowId
 from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
-from agac.spec.paths import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, holder_of, open_database, open_for_reading
-from agac.store.history import workflows_run
 
 # A run in words that commands share: its state, its last invocation, the command that goes on with it.
 
@@ -224,9 +223,12 @@ def workflow_name(name: str | None) -> str | None:
     return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
 
 
-def refuse_unknown(name: str, known: Iterable[str]) -> None:
-    """Raises UsageError when no workflow is called `name`."""
-    names = sorted(set(known))
+async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
+    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
+    known = await history.workflows_run(database) if database else []
+    if name is None or name in known:
+        return
+    names = sorted({*known, *workflow_files(root)})
     if name not in names:
         near = did_you_mean(name, names, "there is")
         hint = f"; {near}" if near.startswith("did") else ""
@@ -266,7 +268,7 @@ def status(
 
     Raises UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_status(root, workflow_name(workflow), run, newest))
 
 
@@ -277,10 +279,7 @@ async def _status(root: Path, workflow: str | None, run: int | str | None, newes
             record = await find_run(database, workflow, run)
             assert database is not None
             return StatusReport(root, database_bytes(path), [await full_report(database, record)])
-        if workflow is not None:
-            known = await workflows_run(database) if database else []
-            if workflow not in known:
-                refuse_unknown(workflow, [*known, *workflow_files(root)])
+        await refuse_unknown(database, root, workflow)
         if database is None:
             return StatusReport(root, 0, [])
         ids = (await runs.run_ids(database, workflow))[:newest]
@@ -317,7 +316,7 @@ def export(
 
     A run with open rows is refused unless `partial`. Gives the summary and the files.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_export(root, workflow, run, partial))
 
 

@@ -136,7 +136,7 @@ def test_nothing_is_migrated_under_a_process_at_work(tmp_path: Path, request: py
     request.getfixturevalue("next_schema")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (this_process(),))
-        with pytest.raises(LeaseHeld, match="wants to be brought up to date"):
+        with pytest.raises(LeaseHeld, match="must be brought up to date"):
             asyncio.run(opened(path))
         assert connection.execute("PRAGMA user_version").fetchone() == (11,)
         connection.execute("UPDATE lease SET holder = ''")
