@@ -24,8 +24,6 @@ from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, Batc
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, run_settings_of
 
-# Batches as values: how each stands, what it waits for, and what can be done about it.
-
 STUCK_AFTER = BatchRules().stuck_after
 """Seconds without a count that moved, in runs of which it is not known."""
 

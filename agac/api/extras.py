@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from agac.spec.editor_schema import FileKind
 
 
-# Care for the store: dropping what is old, and copying what is there.
-
-
 @dataclass(frozen=True, slots=True)
 class GcReport(Report):
     """What was dropped, or with `dry_run` would be. Sizes in bytes, with what waits to be written into the database."""

@@ -27,9 +27,7 @@ from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
 
-# A workflow as a picture: what is drawn, and as Mermaid text. `svg.py` draws the same as an image.
-#
-# Every text may be the user's: names, labels and counts' words are cut and escaped here and there, never trusted.
+# Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
 
 WORDS = ("done", "reused", "failed", "skipped", "dropped")
 """Counts that have a colour, in the order in which they are shown; others come after them."""

@@ -34,8 +34,6 @@ from agac.store.batches import OpenBatches, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
-# Looking at runs: all of them side by side, one of them, or one of its rows with everything that was asked of it.
-
 
 @dataclass(frozen=True, slots=True)
 class RunsReport(Report):

@@ -33,8 +33,6 @@ from agac.store import runs
 from agac.store.batches import CLOSED, LaneTimes, batches_of_run, lane_times
 from agac.store.db import Database, open_for_reading
 
-# What a plan tells of a stage's batches: how many there will be, and how long those of its lane took before.
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatches(Report):
@@ -70,11 +68,6 @@ async def planned_batches(
     window = stage.batch.completion_window or stage.provider.batch.windows[0]
     return PlannedBatches(cuts(stage, requests, characters), window, times)
 
-
-# What a run would do and cost, before anything is asked: `agac plan`, and what `confirm_above` compares.
-#
-# `expected_cost` gives the dollars that a run or a retry is expected to cost, `input_tasks` and `stored_tasks` what is
-# left to do of a run: all of it is the same dry run.
 
 HISTORY_RUNS = 5
 """Newest runs of a workflow from which its stages' history is taken."""

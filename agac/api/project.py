@@ -36,8 +36,6 @@ from agac.spec.loader import in_order, load_project, load_workflow, output_folde
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.spec.workflow import Overrides, ProjectSpec, Workflow
 
-# A project opened for use: its files, its environment, its providers. Everything that composes agac starts here.
-
 
 @dataclass(frozen=True, slots=True)
 class Project:

@@ -31,8 +31,6 @@ from agac.store import batches, runs
 from agac.store.batches import BatchRecord, BatchStep, batches_alike, read_batch, rows_in_batches
 from agac.store.db import Database
 
-# What it takes to finish a run that met a limit: each stage's open tasks at what its tasks took before.
-
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
 
@@ -107,9 +105,6 @@ def _rounded_up(usd: float) -> str:
     step = 10.0**-digits
     text = f"{math.ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-# How an invocation ended: its outputs written, its report made.
 
 
 def error_of(error: AgacError) -> dict[str, Any]:

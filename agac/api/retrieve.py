@@ -50,8 +50,6 @@ from agac.store.batches import (
 )
 from agac.store.db import Database, open_database, open_for_reading
 
-# Taking in what batches brought, waiting for them, ending them: all on a run's recorded definition and rows.
-
 
 @dataclass(frozen=True, slots=True)
 class RetrieveReport(Report):

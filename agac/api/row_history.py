@@ -30,8 +30,6 @@ from agac.store.history import (
 from agac.store.rows import State, group_sizes
 from agac.store.runs import RunRecord
 
-# What a stored row was made of, what was made of it, and the groups that it is in, each by its id.
-
 STATES = {
     State.PENDING: "open",
     State.DONE: "done",
@@ -102,12 +100,6 @@ async def _members(database: Database, group: RowRecord) -> dict[str, Any]:
         "failed_ids": await member_ids(database, group.key, MAX_IDS, failed=True),
     }
 
-
-# What the stages of a stored row saw of it: the fields that it had there, and the results upstream; of a row that a
-# stage made also what those saw of which it was made.
-
-
-# One row of a run with everything that was asked of it: prompts are rebuilt from the run's definition and the row.
 
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 

@@ -60,8 +60,6 @@ from agac.store.db import Database, open_database, open_for_reading
 from agac.store.history import RowRecord
 from agac.store.rows import chosen_counts
 
-# Batches at work: taken in, waited for, ended, and put right.
-
 FOLDER = "batches"
 """Where batches' files lie, beside the database."""
 

@@ -18,8 +18,6 @@ from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, holder_of, open_database, open_for_reading
 
-# A run in words that commands share: its state, its last invocation, the command that goes on with it.
-
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
 it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row of the input is
@@ -233,9 +231,6 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
         near = did_you_mean(name, names, "there is")
         hint = f"; {near}" if near.startswith("did") else ""
         raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")
-
-
-# What can be known from the store alone: no provider, no file of the project but its place is looked at.
 
 
 def database_path(root: Path) -> Path:

@@ -13,10 +13,6 @@ from typing import NamedTuple
 
 from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_line
 
-# The layers of a drawing: which layer a box or a passing line is in, and where in its order.
-#
-# Pure, and the same for the same input.
-
 PASSING = 8.0
 """What a line takes of a layer that it passes."""
 SWEEPS = 24

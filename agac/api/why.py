@@ -35,8 +35,6 @@ from agac.store.history import (
 )
 from agac.store.runs import RunRecord
 
-# How often a task was asked: when its run asked it before, and what is known of why it was asked again.
-
 TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 
@@ -157,9 +155,6 @@ def _other_row(
         if alone and then and task is not None and then[-1].fingerprint != task.fingerprint:
             return True
     return False
-
-
-# Why a task was asked: what its fingerprint is made of, and what differs from the last time.
 
 
 def _hash(value: Any) -> str:

@@ -81,9 +81,6 @@ def may_follow(before: BatchStep, after: BatchStep) -> bool:
     return after in _ON[before]
 
 
-# Batches and the tasks in them: what is committed before and after each step that reaches a provider, how each batch
-# is doing, and how long those of a lane take.
-
 T = TypeVar("T")
 
 

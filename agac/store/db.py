@@ -25,8 +25,6 @@ import aiosqlite
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
 
-# The statements of `queries.sql` and the migrations, by name.
-
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _MANY = "(:many)"
 

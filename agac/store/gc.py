@@ -333,8 +333,6 @@ async def _ranges(read: Read, statement: str, last: int, workflow: str | None = 
         yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
 
 
-# One clearing of the store: which runs go, in which order, and what it came to.
-
 _log = logging.getLogger("agac.store")
 
 
