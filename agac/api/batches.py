@@ -118,7 +118,7 @@ async def batch_lines(
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What lines want to know of a run: its stages' names, each one's seconds until a batch is called stuck, and the
-    command that goes on with it."""
+    command that resumes it."""
 
     stages: list[str]
     patience: list[float]
@@ -129,8 +129,8 @@ async def _about(database: Database, run: int) -> _Run:
     record = await read_run(database, run)
     assert record is not None
     stages = [stage["name"] for stage in (await definition_of(database, run))["stages"]]
-    manner = await run_settings_of(database, run)
-    rules = [stage.get("batch") or {} for stage in manner["stages"]] if manner else [{} for _ in stages]
+    settings = await run_settings_of(database, run)
+    rules = [stage.get("batch") or {} for stage in settings["stages"]] if settings else [{} for _ in stages]
     return _Run(stages, [rule.get("stuck_after", STUCK_AFTER) for rule in rules], go_on(record))
 
 

@@ -271,8 +271,8 @@ async def _budgets(
     found = []
     for pot in [*whole, *own.values()]:
         need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
-        (told,) = budget_facts([pot])
-        found.append({**told, "enough": not pot.lacks(need)})
+        (facts,) = budget_facts([pot])
+        found.append({**facts, "enough": not pot.lacks(need)})
     return found
 
 

@@ -208,8 +208,8 @@ def check_workflow(
 
 def _lost_providers(project: Project) -> set[str]:
     """Providers of agac.yml that have a problem and are therefore not there."""
-    told = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
-    return told - project.providers.keys()
+    reported = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
+    return reported - project.providers.keys()
 
 
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:

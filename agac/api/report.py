@@ -56,19 +56,19 @@ class Finishing(Report):
 
 
 def finishing(
-    plan: Plan, needs: Sequence[CostEstimate], rows: int, purse: BudgetLimiter | None, failed: int
+    plan: Plan, needs: Sequence[CostEstimate], rows: int, limiter: BudgetLimiter | None, failed: int
 ) -> Finishing:
     """The estimate. `rows` are open, `needs` is what is left of each stage; `failed` rows failed in this invocation."""
     whole = _amount(needs)
     usd = None if any(one.usd is None for one in needs) else round(whole.usd, 6)
-    reached = purse.reached if purse else None
-    if purse is None or reached is None:
+    reached = limiter.reached if limiter else None
+    if limiter is None or reached is None:
         most = failed + max(failed, FURTHER_ERRORS)
         return Finishing(rows, usd, whole.tokens, whole.calls, max_errors=most)
     if reached.stage is None:
-        return Finishing(rows, usd, whole.tokens, whole.calls, _enough(purse.of_run, whole, purse.missed))
+        return Finishing(rows, usd, whole.tokens, whole.calls, _enough(limiter.of_run, whole, limiter.missed))
     own = _amount([one for stage, one in zip(plan.stages, needs, strict=True) if stage.name == reached.stage])
-    return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, purse.missed), reached.stage)
+    return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, limiter.missed), reached.stage)
 
 
 def open_rows(summary: dict[str, Any], rows: int) -> int:

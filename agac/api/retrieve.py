@@ -227,8 +227,8 @@ def batch_wait(
         if ends is not None:
             remaining = ends - time.monotonic()
             if remaining <= 0:
-                told = f"{len(left)} of {len(report.batches)} have not ended yet"
-                return WaitReport(False, _as_json(report), told, ExitCode.NOT_READY)
+                message = f"{len(left)} of {len(report.batches)} have not ended yet"
+                return WaitReport(False, _as_json(report), message, ExitCode.NOT_READY)
             pause = min(pause, remaining)
         time.sleep(pause)
         try:
@@ -252,8 +252,8 @@ async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
     async with open_for_reading(database_path(root)) as database:
         assert database is not None
         for run in of_runs:
-            manner = await runs.run_settings_of(database, run) or {"stages": []}
-            rules = [stage["batch"] for stage in manner["stages"] if "batch" in stage]
+            settings = await runs.run_settings_of(database, run) or {"stages": []}
+            rules = [stage["batch"] for stage in settings["stages"] if "batch" in stage]
             wished += [one["poll_interval"] for one in rules if one["poll_interval"] is not None]
     return min(wished, default=None)
 
@@ -295,11 +295,11 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
                 await tidy(tended.scene)
             again = await batch_lines(database, providers, await stored_again(database, views))
             lines = {line.id: line.as_json() for line in again}
-    told = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
-    return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], told)
+    message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
+    return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], message)
 
 
-# The store held against the providers: what was lost is found, what is undecided is decided, what is stale is told.
+# The store compared with the providers: lost batches are found, undecided ones decided, leftover files listed.
 
 PREFIX = "agac-"
 """How the names of our files at providers begin."""
@@ -402,8 +402,9 @@ async def _stale(tended: BatchMaintenance, records: Sequence[BatchRecord], *, cl
                 findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
                 continue
             fault = await api.delete(file=file.id)
-            told = f"{file.name} ({file.id}) was deleted at {name}" if fault is None else f"{message}: {fault.message}"
-            findings.append(Finding("stale_file", told, record, done=fault is None))
+            deleted = f"{file.name} ({file.id}) was deleted at {name}"
+            message = deleted if fault is None else f"{message}: {fault.message}"
+            findings.append(Finding("stale_file", message, record, done=fault is None))
     return findings
 
 

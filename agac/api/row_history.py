@@ -40,7 +40,7 @@ STATES = {
 }
 
 MAX_IDS = 1000
-"""Ids of children, parts or members that are told of each stage."""
+"""Ids of children, parts or members that are listed for each stage."""
 
 _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group"}
 
@@ -233,7 +233,7 @@ def _replica_reports(
     if stage.replicas == 1:
         return {}
     known = {number: called.history.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
-    told = [
+    reports = [
         {
             "replica": number,
             "outcome": one.outcome if one else "open",
@@ -242,7 +242,7 @@ def _replica_reports(
         }
         for number, one in known.items()
     ]
-    return {"vote": _vote(stage.vote, task, list(known.values())), "replicas": told}
+    return {"vote": _vote(stage.vote, task, list(known.values())), "replicas": reports}
 
 
 def _vote(field: str | None, task: TaskRecord | None, replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:

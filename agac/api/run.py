@@ -130,7 +130,7 @@ async def _agree(
         return True
     if silent:
         return False
-    told = [
+    reports = [
         {
             "batch": record.id,
             "provider_id": record.provider_id,
@@ -140,7 +140,7 @@ async def _agree(
         }
         for record, count in stale
     ]
-    confirm_stale(workflow, told, confirm)
+    confirm_stale(workflow, reports, confirm)
     return True
 
 
@@ -153,15 +153,15 @@ async def recorded_plan(
     such plans.
     """
     record = await runs.read_run(database, run)
-    manner = await runs.run_settings_of(database, run)
+    settings = await runs.run_settings_of(database, run)
     assert record is not None
-    if manner is None:
+    if settings is None:
         raise UsageError(
             f"run {run} was made by an older agac, which did not store its settings",
             remedy=f"run it again: agac run -a {record.workflow}",
         )
     definition = await runs.definition_of(database, run)
-    return restored_plan(record.workflow, definition, manner, providers, opened.root, functions=functions)
+    return restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
 
 
 async def refuse_fresh(database: Database, workflow: str) -> None:
@@ -333,10 +333,10 @@ async def walk_through(
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
-        told = count or (lambda: None)
+        count_rows = count or (lambda: None)
         following = BatchFollower(database, invocation, [stage.name for stage in plan.stages])
         stages = uncounted(plan.stages)
-        seen = WatchedRun(plan.workflow, invocation, told, warnings, upstream, stages, following.counts)
+        seen = WatchedRun(plan.workflow, invocation, count_rows, warnings, upstream, stages, following.counts)
         watching = asyncio.ensure_future(following.shown(watch, seen))
     try:
         await run_once(database, work, invocation)
@@ -387,7 +387,7 @@ WORST_FIRST = (
     ExitCode.ROWS_FAILED,
     ExitCode.DONE,
 )  # fmt: skip
-"""Of several ends the one that comes first here is told."""
+"""Of several ends the one that comes first here is reported."""
 
 GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
 """Ends after which the next workflow runs."""

@@ -31,7 +31,7 @@ _NO_IDENTITY = frozenset({"concurrency", "output", "run_mode"})
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that goes on with it.
+    """The run's summary with its state, its last invocation and the command that resumes it.
 
     `shown`: its results are what was last written into its output folder; `not_written` are databases that could not
     be written then.
@@ -96,7 +96,7 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
 
 
 def go_on(record: runs.RunRecord) -> str:
-    """The command that goes on with a run: with the same flags, since they are part of what the run is."""
+    """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words = ["agac", "run", "-a", record.workflow]
     for name, value in _given(record).items():
         if name == "var":

@@ -155,7 +155,7 @@ class GarbageCollector:
             await self.transaction(lambda _: None)
 
     async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T:
-        """All of it or nothing, and only while all leases are ours and nobody came in."""
+        """All of it or nothing, and only while all leases are ours and no other process came in."""
 
         def whole(writer: sqlite3.Connection) -> T:
             with transaction(writer):
