@@ -20,7 +20,6 @@ from typing import Any
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from support.batchrun import _commands as forked
 
 from property.test_random_graphs import BATCHED, ROWS, Edit, GraphMachine, edits
 
@@ -64,7 +63,7 @@ class PlanMachine(GraphMachine):
     def plan(self, limit: int | None) -> dict[str, Any]:
         """What `agac plan` says."""
         flags = [] if limit is None else ["--limit", str(limit)]
-        ran = forked().run(self.project.root, "plan", "-a", "reviews", "--json", *flags)
+        ran = self.project.agac("plan", "-a", "reviews", "--json", *flags)
         assert ran.code == 0, ran.err
         found: dict[str, Any] = json.loads(ran.out)
         return found
@@ -112,7 +111,7 @@ class PlanMachine(GraphMachine):
         self.new_rows(rows)
         self.write(self.project, batched)
         words = ("run", "-a", "reviews", "--concurrency", str(concurrency), "--wait", "--yes")
-        killed = forked().run(self.project.root, *words, kill=f"{how}:{number * 2}")
+        killed = self.project.agac(*words, kill=f"{how}:{number * 2}")
         assert killed.code in (0, 3, -9), killed.err
         self.planned_run(concurrency)
 
