@@ -26,7 +26,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from support.commands import Commands, commands
 from support.server import Server, simulator
 
 from golden.pinning import HERE, Pinned
@@ -177,16 +176,16 @@ def _times(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
                 yield table, column
 
 
-def make(name: str, folder: Path, server: Server, forked: Commands) -> None:
+def make(name: str, folder: Path, server: Server) -> None:
     """Makes a fixture: the store first, then how it ends."""
-    made = Stored(folder / name, server, forked)
+    made = Stored(folder / name, server)
     made.remember_token()
     requests: dict[str, Any] = {}
     if name == "killed":
         for workflow, moment in KILLED.items():
             with simulator("--latency", "0.06") as slow:  # so that each answer is committed by itself
                 made.write_providers(slow)
-                ran = forked.run(made.project.root, "run", "-a", workflow, "--yes", "--concurrency", "1", kill=moment)
+                ran = made.project.agac("run", "-a", workflow, "--yes", "--concurrency", "1", kill=moment)
             assert ran.code == -9, (workflow, ran)
             print(workflow, made.project.query("SELECT count(*), sum(replica = 0) FROM task"))
     else:
@@ -208,7 +207,7 @@ def make(name: str, folder: Path, server: Server, forked: Commands) -> None:
     for how in ways:
         (FOLDER / f"{name}.json").write_text(json.dumps(told, ensure_ascii=False), "utf-8")
         server.reset()
-        again = Stored(folder / f"{name}-{how}", server, forked)
+        again = Stored(folder / f"{name}-{how}", server)
         again.restore(name)
         told["ended"][how] = again.looked_at() if how == "looked at" else again.finished(name, how)
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
@@ -216,7 +215,7 @@ def make(name: str, folder: Path, server: Server, forked: Commands) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder, simulator() as server, commands(Path(folder)) as forked:
+    with TemporaryDirectory() as folder, simulator() as server:
         for name in sys.argv[1:] or STORES:
             server.reset()
-            make(name, Path(folder), server, forked)
+            make(name, Path(folder), server)

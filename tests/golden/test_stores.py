@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.commands import Commands
 from support.server import Server
 
 from golden.stores import Stored
@@ -13,11 +12,9 @@ from golden.test_pins import differences
 
 
 @pytest.mark.parametrize(("name", "how"), [("batched", "retrieve"), ("batched", "run"), ("killed", "run")])
-def test_it_is_finished_as_the_earlier_program_finished_it(
-    name: str, how: str, tmp_path: Path, server: Server, forked: Commands
-) -> None:
+def test_it_is_finished_as_the_earlier_program_finished_it(name: str, how: str, tmp_path: Path, server: Server) -> None:
     """The same results, the same answers under the same fingerprints, and the same calls and batches."""
-    store = Stored(tmp_path / name, server, forked)
+    store = Stored(tmp_path / name, server)
     expected = store.restore(name)["ended"][how]
     assert list(differences(expected, store.finished(name, how))) == []
     store.project.assert_sound()
@@ -27,8 +24,8 @@ def test_it_is_finished_as_the_earlier_program_finished_it(
     assert store.account() == before
 
 
-def test_a_half_finished_store_is_looked_at(tmp_path: Path, server: Server, forked: Commands) -> None:
-    store = Stored(tmp_path / "killed", server, forked)
+def test_a_half_finished_store_is_looked_at(tmp_path: Path, server: Server) -> None:
+    store = Stored(tmp_path / "killed", server)
     expected = store.restore("killed")["ended"]["looked at"]
     assert list(differences(expected, store.looked_at())) == []
     assert store.account() == {"calls": 0, "batched": 0, "twice": 0}
