@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.project import Project, open_project
-from agac.api.status import database_path, go_on, refuse_unknown, workflow_files, workflow_name
+from agac.api.status import database_path, go_on, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.report import Moment, Report
 from agac.engine.telemetry import calls_of
 from agac.providers.batch import BatchState
 from agac.providers.provider import Provider
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.spec.workflow import BatchRules
 from agac.store import batches
 from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, BatchView, LaneTimes
 from agac.store.db import Database, open_database, open_for_reading
-from agac.store.history import workflows_run
 from agac.store.runs import counters, definition_of, read_run, run_settings_of
-
-# Batches as values: how each stands, what it waits for, and what can be done about it.
 
 STUCK_AFTER = BatchRules().stuck_after
 """Seconds without a count that moved, in runs of which it is not known."""
@@ -121,7 +118,7 @@ async def batch_lines(
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What lines want to know of a run: its stages' names, each one's seconds until a batch is called stuck, and the
-    command that goes on with it."""
+    command that resumes it."""
 
     stages: list[str]
     patience: list[float]
@@ -132,8 +129,8 @@ async def _about(database: Database, run: int) -> _Run:
     record = await read_run(database, run)
     assert record is not None
     stages = [stage["name"] for stage in (await definition_of(database, run))["stages"]]
-    manner = await run_settings_of(database, run)
-    rules = [stage.get("batch") or {} for stage in manner["stages"]] if manner else [{} for _ in stages]
+    settings = await run_settings_of(database, run)
+    rules = [stage.get("batch") or {} for stage in settings["stages"]] if settings else [{} for _ in stages]
     return _Run(stages, [rule.get("stuck_after", STUCK_AFTER) for rule in rules], go_on(record))
 
 
@@ -259,7 +256,7 @@ def batch_status(batch_id: str | int | None = None, *, project: Path | str | Non
     Asks the providers of those that they have got, and keeps what they say. Where one cannot be asked, what is known is
     given with the reason. Raises UsageError for an id that no batch has, and when no batch is open.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_status(root, str(batch_id) if batch_id is not None else None))
 
 
@@ -271,7 +268,7 @@ async def _status(root: Path, named: str | None) -> BatchReport:
             raise nothing_submitted()
         found = await chosen_batches(database, named)
         said, reasons = await _ask(opened, path, found) if opened else ({}, [why_not])
-        found = await _again(database, found)
+        found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, said)
         runs = sorted({line.run for line in lines})
         calls = {run: calls_of(await counters(database, run)) for run in runs}
@@ -309,7 +306,7 @@ async def _ask(opened: Project, path: Path, found: Sequence[BatchView]) -> tuple
     return objections(seen), reasons
 
 
-async def _again(database: Database, found: Sequence[BatchView]) -> list[BatchView]:
+async def stored_again(database: Database, found: Sequence[BatchView]) -> list[BatchView]:
     """The same batches as they are stored now."""
     runs = {view.batch.run_id for view in found}
     wanted = {view.batch.id for view in found}
@@ -370,15 +367,14 @@ def batch_list(
 
     Raises UsageError for a workflow that neither has a file nor was ever run.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_list(root, workflow_name(workflow), all))
 
 
 async def _list(root: Path, workflow: str | None, closed: bool) -> BatchReport:
     opened, _ = _opened(root)
     async with open_for_reading(database_path(root)) as database:
-        if workflow is not None:
-            refuse_unknown(workflow, [*(await workflows_run(database) if database else []), *workflow_files(root)])
+        await refuse_unknown(database, root, workflow)
         if database is None:
             return BatchReport(root, time.time(), [])
         found = await batches.batches(database, workflow=workflow, closed=closed)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from agac.api.project import open_project
-from agac.api.status import database_bytes, database_path, refuse_unknown, workflow_files, workflow_name
+from agac.api.status import database_bytes, database_path, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
-from agac.core.report import Report, iso
+from agac.core.report import Report
 from agac.core.types import JSONValue
 from agac.data.files import refuse_what_is_no_file
 from agac.data.sources import STANDARD_INPUT, Column, Columns, Source, forget, keep, open_input
@@ -29,23 +29,24 @@ from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import INPUTS, format_of, free_input
 from agac.spec.loader import load_project
 from agac.spec.models import DefaultsFile, RunRulesFile
-from agac.spec.paths import find_project, matching
+from agac.spec.paths import matching, project_root
 from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
-from agac.store.db import Database, open_database, open_for_reading
+from agac.store.db import open_database, open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database, would_clear
-from agac.store.history import workflows_run
 from agac.store.query import QueryAnswer, answered, refuse_at_once
 
 if TYPE_CHECKING:
     from agac.spec.editor_schema import FileKind
 
 
-# Care for the store: dropping what is old, and copying what is there.
-
-
 @dataclass(frozen=True, slots=True)
-class GcReport:
+class GcReport(Report):
     """What was dropped, or with `dry_run` would be. Sizes in bytes, with what waits to be written into the database."""
+
+    JSON_KEYS = (
+        "dry_run", "keep_runs", "kept", "dropped=cleared.dropped", "rows_that_left_the_input=cleared.left_rows",
+        "rows_no_longer_made=cleared.gone_rows", "results=cleared.results", "bytes_before", "bytes_after",
+    )  # fmt: skip
 
     cleared: GcCounts
     keep_runs: int
@@ -53,28 +54,10 @@ class GcReport:
     bytes_before: int
     bytes_after: int
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        dropped = [
-            {
-                "run": doomed.line.id,
-                "workflow": doomed.line.workflow,
-                "rows": doomed.rows,
-                "last_worked_at": iso(doomed.line.last_at),
-            }
-            for doomed in self.cleared.dropped
-        ]
-        return {
-            "dry_run": self.dry_run,
-            "keep_runs": self.keep_runs,
-            "kept": [line.id for line in self.cleared.kept],
-            "dropped": dropped,
-            "rows_that_left_the_input": self.cleared.left_rows,
-            "rows_no_longer_made": self.cleared.gone_rows,
-            "results": self.cleared.results,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-        }
+    @property
+    def kept(self) -> list[int]:
+        """The runs that stay."""
+        return [line.id for line in self.cleared.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +92,7 @@ def gc(
     """
     if keep_runs < 1:
         raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_gc(root, keep_runs, workflow_name(workflow), dry_run))
 
 
@@ -120,7 +103,7 @@ async def _gc(root: Path, keep_runs: int, workflow: str | None, dry_run: bool) -
         return GcReport(GcCounts(), keep_runs, dry_run, before, before)
     async with open_for_reading(path) if dry_run else open_database(path) as database:
         assert database is not None
-        await _refuse_unknown(database, root, workflow)
+        await refuse_unknown(database, root, workflow)
         if dry_run:
             cleared = await would_clear(database, keep_runs, workflow)
         else:
@@ -129,19 +112,13 @@ async def _gc(root: Path, keep_runs: int, workflow: str | None, dry_run: bool) -
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
 
 
-async def _refuse_unknown(database: Database, root: Path, workflow: str | None) -> None:
-    known = await workflows_run(database)
-    if workflow is not None and workflow not in known:
-        refuse_unknown(workflow, [*known, *workflow_files(root)])
-
-
 def backup(file: Path | str, *, force: bool = False, project: Path | str | None = None) -> BackupReport:
     """Copies the database as it is at one moment into `file`, also while runs are at work.
 
     The file appears whole, checked and durable, or not at all; an existing one is only replaced with `force`. Raises
     UsageError for a file that may not be written, StoreError when the database or the disk fails.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     source, target = database_path(root), Path(file).absolute()
     if not source.exists():
         raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
@@ -290,7 +267,7 @@ def _known(name: str | None) -> InputFormat | None:
 def _project(project: Path | str | None) -> ProjectSpec:
     """The project around, whose paths and folders hold; else the current folder as if it were one."""
     try:
-        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        root = project_root(project)
         spec, _ = load_project(root, {})
     except SpecError:
         spec = None
@@ -402,7 +379,7 @@ def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswe
     Rows are read as they are wanted, so that memory stays flat. `-` reads the query from standard input. Raises
     UsageError for a query that is wrong or would do more than read, and where nothing was run yet.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     text = _piped_in() if query == "-" else query
     refuse_at_once(text)
     path = database_path(root)

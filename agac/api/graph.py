@@ -20,16 +20,14 @@ from agac.plan.checks import resolve_models
 from agac.plan.definition import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.levels import StageNode
 from agac.spec.loader import in_order, load_workflow
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
 
-# A workflow as a picture: what is drawn, and as Mermaid text. `svg.py` draws the same as an image.
-#
-# Every text may be the user's: names, labels and counts' words are cut and escaped here and there, never trusted.
+# Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
 
 WORDS = ("done", "reused", "failed", "skipped", "dropped")
 """Counts that have a colour, in the order in which they are shown; others come after them."""
@@ -239,7 +237,7 @@ def graph(workflow: str | None = None, *, run: int | None = None, project: Path 
     Raises SpecError for problems in the file, UsageError for a run that does not exist.
     """
     if run is not None:
-        root = find_project(Path.cwd(), Path(project) if project is not None else None)
+        root = project_root(project)
         return asyncio.run(_of_run(root, workflow_name(workflow), run))
     if workflow is None:
         raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")

@@ -18,7 +18,6 @@ from agac.api.status import (
     last_invocation,
     refuse_unknown,
     state_of,
-    workflow_files,
     workflow_name,
 )
 from agac.core.errors import Problem
@@ -27,15 +26,13 @@ from agac.engine.telemetry import calls_of
 from agac.plan.diff import workflow_changes
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedStage
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.spec.workflow import Workflow
 from agac.store import history
 from agac.store import runs as store_runs
 from agac.store.batches import OpenBatches, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, row_counts
-
-# Looking at runs: all of them side by side, one of them, or one of its rows with everything that was asked of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ def runs(workflow: str | None = None, *, newest: int | None = None, project: Pat
 
     Raises UsageError for a workflow that neither has a file nor was ever run.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_runs(root, workflow_name(workflow), newest))
 
 
@@ -77,9 +74,7 @@ async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsRep
     path = database_path(root)
     async with open_for_reading(path) as database:
         lines = await history.run_lines(database) if database else []
-        known = {line.workflow for line in lines}
-        if workflow is not None and workflow not in known:
-            refuse_unknown(workflow, [*known, *workflow_files(root)])
+        await refuse_unknown(database, root, workflow)
         wanted = [line for line in lines if workflow in (None, line.workflow)]
         found = []
         if database is not None:
@@ -148,7 +143,7 @@ def inspect(
     A `row` that reads like a number finds the row numbers of an input without `id_field`, too. Changes nothing. Raises
     UsageError for a run, a row or a stage that does not exist.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_inspect(root, run, row, stage))
 
 

@@ -16,6 +16,8 @@ from agac.api.project import CheckedWorkflow, Project, count_rows, open_project,
 from agac.api.report import RowCount
 from agac.api.status import database_path
 from agac.core.errors import AgacError, Problem, UsageError
+from agac.core.report import Report, Usd
+from agac.core.types import texts_of
 from agac.engine.budget import Amount, RunBudgets
 from agac.engine.budget import facts as budget_facts
 from agac.engine.dry_run import DryRun, Rows
@@ -31,11 +33,9 @@ from agac.store import runs
 from agac.store.batches import CLOSED, LaneTimes, batches_of_run, lane_times
 from agac.store.db import Database, open_for_reading
 
-# What a plan tells of a stage's batches: how many there will be, and how long those of its lane took before.
-
 
 @dataclass(frozen=True, slots=True)
-class PlannedBatches:
+class PlannedBatches(Report):
     """The batches of a stage: how many, of what size, in which `window` the provider ends them, and how long those of
     its lane took until now; None: none has ended yet."""
 
@@ -69,22 +69,25 @@ async def planned_batches(
     return PlannedBatches(cuts(stage, requests, characters), window, times)
 
 
-# What a run would do and cost, before anything is asked: `agac plan`, and what `confirm_above` compares.
-#
-# `expected_cost` gives the dollars that a run or a retry is expected to cost, `input_tasks` and `stored_tasks` what is
-# left to do of a run: all of it is the same dry run.
-
 HISTORY_RUNS = 5
 """Newest runs of a workflow from which its stages' history is taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTasks:
+class PlannedTasks(Report):
     """One stage of a plan: how many of its tasks would be asked, reused, blocked, why, and what that takes.
 
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches.
     """
+
+    JSON_KEYS = (
+        "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run=forecast.run", "reuse=forecast.reuse",
+        "blocked=forecast.blocked", "skipped=forecast.skipped", "dropped=forecast.dropped",
+        "undecided=forecast.undecided", "in_flight=forecast.in_flight", "reasons", "blocked_reasons",
+        "collapsed=forecast.collapsed", "parts=forecast.parts", "exact=forecast.exact", "guess=forecast.guess",
+        "estimate", "simulated", "batches",
+    )  # fmt: skip
 
     stage: AnyStage
     forecast: StageForecast
@@ -92,30 +95,15 @@ class PlannedTasks:
     aliases: tuple[dict[str, str | None], ...] = ()
     batches: PlannedBatches | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "name": self.stage.name,
-            "model": self.stage.lane,
-            "run_mode": self.run_mode,
-            "aliases": list(self.aliases),
-            "run": self.forecast.run,
-            "reuse": self.forecast.reuse,
-            "blocked": self.forecast.blocked,
-            "skipped": self.forecast.skipped,
-            "dropped": self.forecast.dropped,
-            "undecided": self.forecast.undecided,
-            "in_flight": self.forecast.in_flight,
-            "reasons": _reasons(self.forecast.reasons),
-            "blocked_reasons": _reasons(self.forecast.blocked_reasons),
-            "collapsed": self.forecast.collapsed,
-            "parts": self.forecast.parts,
-            "exact": self.forecast.exact,
-            "guess": self.forecast.guess._asdict() if self.forecast.guess else None,
-            "estimate": self.estimate.as_json(),
-            "simulated": self.simulated,
-            "batches": self.batches.as_json() if self.batches else None,
-        }
+    @property
+    def reasons(self) -> list[dict[str, Any]]:
+        """Why its tasks would be run: the most frequent reason first."""
+        return _reasons(self.forecast.reasons)
+
+    @property
+    def blocked_reasons(self) -> list[dict[str, Any]]:
+        """Why its blocked tasks are: the most frequent reason first."""
+        return _reasons(self.forecast.blocked_reasons)
 
     @property
     def run_mode(self) -> RunMode | None:
@@ -134,13 +122,18 @@ def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
+class PlanReport(Report):
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
 
     `segments` are stages that a row walks through in one go, by name: it waits at one that is asked in batches.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
     in dollars, None: a run asks no question first.
     """
+
+    JSON_KEYS = (
+        "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
+        "output_tokens", "usd", "usd_at_most", "budgets", "confirm_above", "wants_yes", "prompts",
+    )  # fmt: skip
 
     workflow: str
     continues: int | None
@@ -164,12 +157,12 @@ class PlanReport:
         return all(stage.forecast.exact for stage in self.stages if stage.stage.asks and stage.forecast.run)
 
     @property
-    def usd(self) -> float | None:
+    def usd(self) -> Usd | None:
         """Expected dollars; None when a price is not known."""
         return _sum([stage.estimate.usd for stage in self.stages])
 
     @property
-    def usd_at_most(self) -> float | None:
+    def usd_at_most(self) -> Usd | None:
         """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
         return _sum([stage.estimate.usd_at_most for stage in self.stages if stage.forecast.run])
 
@@ -178,36 +171,29 @@ class PlanReport:
         """Expected calls."""
         return sum(stage.estimate.calls for stage in self.stages)
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
+    @property
+    def input_tokens(self) -> int:
+        """Expected tokens of all prompts."""
+        return sum(stage.estimate.input_tokens for stage in self.stages)
+
+    @property
+    def output_tokens(self) -> int:
+        """Expected tokens of all answers."""
+        return sum(stage.estimate.output_tokens for stage in self.stages)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows the input has, and how many of them cannot be used or are left out."""
         found = self.forecast
-        return {
-            "workflow": self.workflow,
-            "continues": self.continues,
-            "compared_with": self.compared_with,
-            "rows": {"total": found.rows, "unusable": found.unusable, "dropped": found.dropped},
-            "segments": self.segments,
-            "stages": [stage.as_json() for stage in self.stages],
-            "exact": self.exact,
-            "calls": self.calls,
-            "input_tokens": sum(stage.estimate.input_tokens for stage in self.stages),
-            "output_tokens": sum(stage.estimate.output_tokens for stage in self.stages),
-            "usd": None if self.usd is None else round(self.usd, 6),
-            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
-            "budgets": self.budgets,
-            "confirm_above": self.confirm_above,
-            "wants_yes": self.wants_yes,
-            "prompts": [
-                {
-                    "row": prompt.row_id,
-                    "stage": prompt.stage,
-                    "messages": [
-                        {"role": m.role, "text": "".join(p.text for p in m.parts)} for m in prompt.request.messages
-                    ],
-                }
-                for prompt in found.prompts
-            ],
-        }
+        return {"total": found.rows, "unusable": found.unusable, "dropped": found.dropped}
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        """The rendered prompts that were requested."""
+        return [
+            {"row": one.row_id, "stage": one.stage, "messages": texts_of(one.request.messages)}
+            for one in self.forecast.prompts
+        ]
 
 
 def _sum(values: list[float | None]) -> float | None:
@@ -285,8 +271,8 @@ async def _budgets(
     found = []
     for pot in [*whole, *own.values()]:
         need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
-        (told,) = budget_facts([pot])
-        found.append({**told, "enough": not pot.would_exceed(need)})
+        (facts,) = budget_facts([pot])
+        found.append({**facts, "enough": not pot.would_exceed(need)})
     return found
 
 

@@ -33,10 +33,8 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import in_order, load_project, load_workflow, output_folder, workflow_names
-from agac.spec.paths import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, project_root
 from agac.spec.workflow import Overrides, ProjectSpec, Workflow
-
-# A project opened for use: its files, its environment, its providers. Everything that composes agac starts here.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def open_project(project: Path | str | None, *, start: Path | None = None) -> Pr
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
     """
-    root = find_project(start or Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project, start)
     env = environment(root)
     spec, problems = load_project(root, env)
     if spec is None:
@@ -210,8 +208,8 @@ def check_workflow(
 
 def _lost_providers(project: Project) -> set[str]:
     """Providers of agac.yml that have a problem and are therefore not there."""
-    told = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
-    return told - project.providers.keys()
+    reported = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
+    return reported - project.providers.keys()
 
 
 def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:

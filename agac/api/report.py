@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,8 +31,6 @@ from agac.store import batches, runs
 from agac.store.batches import BatchRecord, BatchStep, batches_alike, read_batch, rows_in_batches
 from agac.store.db import Database
 
-# What it takes to finish a run that met a limit: each stage's open tasks at what its tasks took before.
-
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
 
@@ -41,7 +39,7 @@ FURTHER_ERRORS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Finishing:
+class Finishing(Report):
     """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
 
     What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
@@ -56,25 +54,21 @@ class Finishing:
     stage: str | None = None
     max_errors: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return asdict(self)
-
 
 def finishing(
-    plan: Plan, needs: Sequence[CostEstimate], rows: int, purse: BudgetLimiter | None, failed: int
+    plan: Plan, needs: Sequence[CostEstimate], rows: int, limiter: BudgetLimiter | None, failed: int
 ) -> Finishing:
     """The estimate. `rows` are open, `needs` is what is left of each stage; `failed` rows failed in this invocation."""
     whole = _amount(needs)
     usd = None if any(one.usd is None for one in needs) else round(whole.usd, 6)
-    reached = purse.reached if purse else None
-    if purse is None or reached is None:
+    reached = limiter.reached if limiter else None
+    if limiter is None or reached is None:
         most = failed + max(failed, FURTHER_ERRORS)
         return Finishing(rows, usd, whole.tokens, whole.calls, max_errors=most)
     if reached.stage is None:
-        return Finishing(rows, usd, whole.tokens, whole.calls, _enough(purse.of_run, whole, purse.missed))
+        return Finishing(rows, usd, whole.tokens, whole.calls, _enough(limiter.of_run, whole, limiter.missed))
     own = _amount([one for stage, one in zip(plan.stages, needs, strict=True) if stage.name == reached.stage])
-    return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, purse.missed), reached.stage)
+    return Finishing(rows, usd, whole.tokens, whole.calls, _enough([reached], own, limiter.missed), reached.stage)
 
 
 def open_rows(summary: dict[str, Any], rows: int) -> int:
@@ -111,9 +105,6 @@ def _rounded_up(usd: float) -> str:
     step = 10.0**-digits
     text = f"{math.ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-# How an invocation ended: its outputs written, its report made.
 
 
 def error_of(error: AgacError) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted
+from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
 from agac.api.options import RunOptions
 from agac.api.plan import estimates, stored_tasks
 from agac.api.project import Project, embedded_address, open_project
@@ -49,8 +49,6 @@ from agac.store.batches import (
     write_seen,
 )
 from agac.store.db import Database, open_database, open_for_reading
-
-# Taking in what batches brought, waiting for them, ending them: all on a run's recorded definition and rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +227,8 @@ def batch_wait(
         if ends is not None:
             remaining = ends - time.monotonic()
             if remaining <= 0:
-                told = f"{len(left)} of {len(report.batches)} have not ended yet"
-                return WaitReport(False, _as_json(report), told, ExitCode.NOT_READY)
+                message = f"{len(left)} of {len(report.batches)} have not ended yet"
+                return WaitReport(False, _as_json(report), message, ExitCode.NOT_READY)
             pause = min(pause, remaining)
         time.sleep(pause)
         try:
@@ -254,8 +252,8 @@ async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
     async with open_for_reading(database_path(root)) as database:
         assert database is not None
         for run in of_runs:
-            manner = await runs.run_settings_of(database, run) or {"stages": []}
-            rules = [stage["batch"] for stage in manner["stages"] if "batch" in stage]
+            settings = await runs.run_settings_of(database, run) or {"stages": []}
+            rules = [stage["batch"] for stage in settings["stages"] if "batch" in stage]
             wished += [one["poll_interval"] for one in rules if one["poll_interval"] is not None]
     return min(wished, default=None)
 
@@ -295,18 +293,13 @@ async def _cancel(opened: Project, named: str | None) -> CancelReport:
                     changed = await end(tended, view.batch)
                     (asked if changed else kept).append(view.batch.id)
                 await clean_up(tended.context)
-            again = [view for view in await _views(database, views) if view.batch.id in asked + kept]
-            lines = {line.id: line.as_json() for line in await batch_lines(database, providers, again)}
-    told = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
-    return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], told)
+            again = await batch_lines(database, providers, await stored_again(database, views))
+            lines = {line.id: line.as_json() for line in again}
+    message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
+    return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], message)
 
 
-async def _views(database: Database, views: Sequence[BatchView]) -> list[BatchView]:
-    runs_of = sorted({view.batch.run_id for view in views})
-    return [view for run in runs_of for view in await batches.batches(database, run=run, closed=True)]
-
-
-# The store held against the providers: what was lost is found, what is undecided is decided, what is stale is told.
+# The store compared with the providers: lost batches are found, undecided ones decided, leftover files listed.
 
 PREFIX = "agac-"
 """How the names of our files at providers begin."""
@@ -409,8 +402,9 @@ async def _stale(tended: BatchMaintenance, records: Sequence[BatchRecord], *, cl
                 findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
                 continue
             fault = await api.delete(file=file.id)
-            told = f"{file.name} ({file.id}) was deleted at {name}" if fault is None else f"{message}: {fault.message}"
-            findings.append(Finding("stale_file", told, record, done=fault is None))
+            deleted = f"{file.name} ({file.id}) was deleted at {name}"
+            message = deleted if fault is None else f"{message}: {fault.message}"
+            findings.append(Finding("stale_file", message, record, done=fault is None))
     return findings
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType
 from agac.core.report import iso
-from agac.core.types import Message, Outcome
+from agac.core.types import Message, Outcome, texts_of
 from agac.engine.replay import RowHistory
 from agac.engine.validate import complaint
 from agac.plan.definition import RecordedStage, recorded_stages
@@ -30,8 +30,6 @@ from agac.store.history import (
 from agac.store.rows import State, group_sizes
 from agac.store.runs import RunRecord
 
-# What a stored row was made of, what was made of it, and the groups that it is in, each by its id.
-
 STATES = {
     State.PENDING: "open",
     State.DONE: "done",
@@ -42,7 +40,7 @@ STATES = {
 }
 
 MAX_IDS = 1000
-"""Ids of children, parts or members that are told of each stage."""
+"""Ids of children, parts or members that are listed for each stage."""
 
 _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group"}
 
@@ -102,12 +100,6 @@ async def _members(database: Database, group: RowRecord) -> dict[str, Any]:
         "failed_ids": await member_ids(database, group.key, MAX_IDS, failed=True),
     }
 
-
-# What the stages of a stored row saw of it: the fields that it had there, and the results upstream; of a row that a
-# stage made also what those saw of which it was made.
-
-
-# One row of a run with everything that was asked of it: prompts are rebuilt from the run's definition and the row.
 
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 
@@ -213,9 +205,7 @@ def _stage_report(
         **(_task_report(task, called) if task else {}),
         "in_batches": [in_batch(one) for one in called.history.in_batches if one.stage == stage.index],
         **_replica_reports(stage, rebuilt, task, called),
-        "prompt": [{"role": m.role, "text": "".join(part.text for part in m.parts)} for m in prompt]
-        if prompt
-        else None,
+        "prompt": texts_of(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, called.attempts.get(stage.index, [])),
     }
@@ -243,7 +233,7 @@ def _replica_reports(
     if stage.replicas == 1:
         return {}
     known = {number: called.history.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
-    told = [
+    reports = [
         {
             "replica": number,
             "outcome": one.outcome if one else "open",
@@ -252,7 +242,7 @@ def _replica_reports(
         }
         for number, one in known.items()
     ]
-    return {"vote": _vote(stage.vote, task, list(known.values())), "replicas": told}
+    return {"vote": _vote(stage.vote, task, list(known.values())), "replicas": reports}
 
 
 def _vote(field: str | None, task: TaskRecord | None, replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:

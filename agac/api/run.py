@@ -53,14 +53,12 @@ from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.providers.batch_apis import open_batch_api
 from agac.providers.provider import Provider
 from agac.spec.loader import in_order
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.store import runs
 from agac.store.batches import CLOSED, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.history import RowRecord
 from agac.store.rows import chosen_counts
-
-# Batches at work: taken in, waited for, ended, and put right.
 
 FOLDER = "batches"
 """Where batches' files lie, beside the database."""
@@ -132,7 +130,7 @@ async def _agree(
         return True
     if silent:
         return False
-    told = [
+    reports = [
         {
             "batch": record.id,
             "provider_id": record.provider_id,
@@ -142,7 +140,7 @@ async def _agree(
         }
         for record, count in stale
     ]
-    confirm_stale(workflow, told, confirm)
+    confirm_stale(workflow, reports, confirm)
     return True
 
 
@@ -155,15 +153,15 @@ async def recorded_plan(
     such plans.
     """
     record = await runs.read_run(database, run)
-    manner = await runs.run_settings_of(database, run)
+    settings = await runs.run_settings_of(database, run)
     assert record is not None
-    if manner is None:
+    if settings is None:
         raise UsageError(
             f"run {run} was made by an older agac, which did not store its settings",
             remedy=f"run it again: agac run -a {record.workflow}",
         )
     definition = await runs.definition_of(database, run)
-    return restored_plan(record.workflow, definition, manner, providers, opened.root, functions=functions)
+    return restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
 
 
 async def refuse_fresh(database: Database, workflow: str) -> None:
@@ -335,10 +333,10 @@ async def walk_through(
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
-        told = count or (lambda: None)
+        count_rows = count or (lambda: None)
         following = BatchFollower(database, invocation, [stage.name for stage in plan.stages])
         stages = uncounted(plan.stages)
-        seen = WatchedRun(plan.workflow, invocation, told, warnings, upstream, stages, following.counts)
+        seen = WatchedRun(plan.workflow, invocation, count_rows, warnings, upstream, stages, following.counts)
         watching = asyncio.ensure_future(following.shown(watch, seen))
     try:
         await run_once(database, work, invocation)
@@ -389,7 +387,7 @@ WORST_FIRST = (
     ExitCode.ROWS_FAILED,
     ExitCode.DONE,
 )  # fmt: skip
-"""Of several ends the one that comes first here is told."""
+"""Of several ends the one that comes first here is reported."""
 
 GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
 """Ends after which the next workflow runs."""
@@ -469,7 +467,7 @@ class RetryChoice(Report):
 
 def retry_choice(run: int | str, choice: Retry, *, project: Path | str | None = None) -> RetryChoice:
     """What `retry` with this choice would take up. Reads the store only."""
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_chosen(root, run, choice))[0]
 
 

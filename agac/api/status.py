@@ -14,12 +14,9 @@ from agac.core.report import Report, iso, json_form
 from agac.core.types import Outcome, RowId
 from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
-from agac.spec.paths import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, holder_of, open_database, open_for_reading
-from agac.store.history import workflows_run
-
-# A run in words that commands share: its state, its last invocation, the command that goes on with it.
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
@@ -34,7 +31,7 @@ _NO_IDENTITY = frozenset({"concurrency", "output", "run_mode"})
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that goes on with it.
+    """The run's summary with its state, its last invocation and the command that resumes it.
 
     `shown`: its results are what was last written into its output folder; `not_written` are databases that could not
     be written then.
@@ -99,7 +96,7 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
 
 
 def go_on(record: runs.RunRecord) -> str:
-    """The command that goes on with a run: with the same flags, since they are part of what the run is."""
+    """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words = ["agac", "run", "-a", record.workflow]
     for name, value in _given(record).items():
         if name == "var":
@@ -224,16 +221,16 @@ def workflow_name(name: str | None) -> str | None:
     return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
 
 
-def refuse_unknown(name: str, known: Iterable[str]) -> None:
-    """Raises UsageError when no workflow is called `name`."""
-    names = sorted(set(known))
+async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
+    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
+    known = await history.workflows_run(database) if database else []
+    if name is None or name in known:
+        return
+    names = sorted({*known, *workflow_files(root)})
     if name not in names:
         near = did_you_mean(name, names, "there is")
         hint = f"; {near}" if near.startswith("did") else ""
         raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")
-
-
-# What can be known from the store alone: no provider, no file of the project but its place is looked at.
 
 
 def database_path(root: Path) -> Path:
@@ -266,7 +263,7 @@ def status(
 
     Raises UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_status(root, workflow_name(workflow), run, newest))
 
 
@@ -277,10 +274,7 @@ async def _status(root: Path, workflow: str | None, run: int | str | None, newes
             record = await find_run(database, workflow, run)
             assert database is not None
             return StatusReport(root, database_bytes(path), [await full_report(database, record)])
-        if workflow is not None:
-            known = await workflows_run(database) if database else []
-            if workflow not in known:
-                refuse_unknown(workflow, [*known, *workflow_files(root)])
+        await refuse_unknown(database, root, workflow)
         if database is None:
             return StatusReport(root, 0, [])
         ids = (await runs.run_ids(database, workflow))[:newest]
@@ -317,7 +311,7 @@ def export(
 
     A run with open rows is refused unless `partial`. Gives the summary and the files.
     """
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_export(root, workflow, run, partial))
 
 

@@ -13,10 +13,6 @@ from typing import NamedTuple
 
 from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_line
 
-# The layers of a drawing: which layer a box or a passing line is in, and where in its order.
-#
-# Pure, and the same for the same input.
-
 PASSING = 8.0
 """What a line takes of a layer that it passes."""
 SWEEPS = 24
@@ -153,7 +149,7 @@ class Area(NamedTuple):
     height: float
 
 
-class Route(NamedTuple):
+class DrawnRoute(NamedTuple):
     """A line: straight down from its first point to the second (they may be one), bent from there to the third, and so
     on in turn; it ends straight. It bends between layers only."""
 
@@ -165,7 +161,7 @@ class Placement(NamedTuple):
     """Where everything is, boxes and lines in their given order, and how large the whole is, in pixels."""
 
     boxes: list[Area]
-    routes: list[Route]
+    routes: list[DrawnRoute]
     width: float
     height: float
 
@@ -283,7 +279,7 @@ def _placement(
         ]
         source, target = area(chain[0]), area(chain[-1])
         points[0], points[-1] = (xs[0], source.y + source.height), (xs[-1], target.y)
-        routes.append(Route(points, area(chain[-2]) if link.label else None))
+        routes.append(DrawnRoute(points, area(chain[-2]) if link.label else None))
     bottom = tops[-1] + heights[-1] if tops else 0.0
     return Placement([area(cell) for cell in cells], routes, right, bottom)
 
@@ -544,7 +540,7 @@ def _label_size(label: str) -> Size | None:
     return Size(text_width(label, SMALL) + 14, 20) if label else None
 
 
-def _line(route: Route, edge: DrawnEdge, *, between: bool) -> list[str]:
+def _line(route: DrawnRoute, edge: DrawnEdge, *, between: bool) -> list[str]:
     x, y = route.points[-1]
     points = [*route.points[:-2], *((x, end - TIP) for _, end in route.points[-2:])]
     way = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]

@@ -14,12 +14,12 @@ from agac.api.row_history import in_batch
 from agac.api.status import database_path, find_rows, find_run
 from agac.core.keys import digest
 from agac.core.report import Moment, Report, iso
-from agac.core.types import Message, Outcome, RowId
+from agac.core.types import Message, Outcome, RowId, texts_of
 from agac.engine.replay import RowHistory
 from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.diff import text_diff, value_changes
 from agac.plan.render import reuse_salt
-from agac.spec.paths import find_project
+from agac.spec.paths import project_root
 from agac.spec.templates import VARS, MissingField
 from agac.store import runs
 from agac.store.batches import RowTask
@@ -34,8 +34,6 @@ from agac.store.history import (
     stored_task,
 )
 from agac.store.runs import RunRecord
-
-# How often a task was asked: when its run asked it before, and what is known of why it was asked again.
 
 TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
@@ -159,9 +157,6 @@ def _other_row(
     return False
 
 
-# Why a task was asked: what its fingerprint is made of, and what differs from the last time.
-
-
 def _hash(value: Any) -> str:
     return digest(json.dumps(value, sort_keys=True)).hex()
 
@@ -207,9 +202,7 @@ class TaskInputs:
             "model": self.stage.model,
             "params": dict(self.stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": _hash(schema.body)},
-            "messages": None
-            if self.messages is None
-            else [{"role": m.role, "text": "".join(p.text for p in m.parts)} for m in self.messages],
+            "messages": None if self.messages is None else texts_of(self.messages),
             "reuse": self.stage.reuse,
             **({"replicas": self.stage.replicas, "vote": self.stage.vote} if self.stage.replicas > 1 else {}),
             "salt": reuse_salt(self.stage.reuse, self.row_id, self.run),
@@ -299,7 +292,7 @@ class WhyReport:
 
 def why(run: int | str, row: str, stage: str, *, project: Path | str | None = None) -> WhyReport:
     """What a row's task at a stage was asked with, and what differs from the last time. Reads the store only."""
-    root = find_project(Path.cwd(), Path(project) if project is not None else None)
+    root = project_root(project)
     return asyncio.run(_why(root, run, row, stage))
 
 

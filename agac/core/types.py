@@ -5,7 +5,7 @@ All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
@@ -56,6 +56,11 @@ class Message:
     def of(role: Literal["system", "user", "assistant"], text: str) -> Message:
         """A message that holds one text."""
         return Message(role, (Text(text),))
+
+
+def texts_of(messages: Iterable[Message]) -> list[dict[str, str]]:
+    """Messages as `--json` prints them, each with its `role` and its whole `text`."""
+    return [{"role": one.role, "text": "".join(part.text for part in one.parts)} for one in messages]
 
 
 @dataclass(frozen=True, slots=True)

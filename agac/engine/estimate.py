@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, NamedTuple
 
+from agac.core.report import Report, Usd
 from agac.core.types import JSONValue, Usage
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits
@@ -40,26 +41,15 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class CostEstimate:
+class CostEstimate(Report):
     """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too."""
 
     calls: int
     input_tokens: int
     output_tokens: int
-    usd: float | None
-    usd_at_most: float | None
+    usd: Usd | None
+    usd_at_most: Usd | None
     basis: Basis
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        return {
-            "calls": self.calls,
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "usd": None if self.usd is None else round(self.usd, 6),
-            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 6),
-            "basis": self.basis,
-        }
 
 
 LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")

@@ -37,6 +37,11 @@ def find_project(start: Path, explicit: Path | None = None) -> Path:
     )
 
 
+def project_root(project: Path | str | None, start: Path | None = None) -> Path:
+    """The root of the project that a caller names, else of the one around `start` or the current folder."""
+    return find_project(start or Path.cwd(), Path(project) if project is not None else None)
+
+
 MAX_LENGTH = 1_000
 
 

@@ -39,7 +39,7 @@ class BatchStep(StrEnum):
     CLEANED = "CLEANED"  # its files are deleted, here and there
     NOT_CREATED = "NOT_CREATED"  # it never came to exist: its tasks go into another one
     REJECTED = "REJECTED"  # refused as a whole: nothing ran, nothing was charged
-    NEEDS_HUMAN = "NEEDS_HUMAN"  # nobody can tell whether it exists, or what it cost is lost: somebody decides
+    NEEDS_HUMAN = "NEEDS_HUMAN"  # whether it exists is unknown, or what it cost is lost: the user decides
 
 
 _ON: dict[BatchStep, frozenset[BatchStep]] = {
@@ -80,9 +80,6 @@ def may_follow(before: BatchStep, after: BatchStep) -> bool:
     """Whether a batch may go from one step to another."""
     return after in _ON[before]
 
-
-# Batches and the tasks in them: what is committed before and after each step that reaches a provider, how each batch
-# is doing, and how long those of a lane take.
 
 T = TypeVar("T")
 
@@ -381,7 +378,7 @@ class LaneTimes(Report):
 
 
 class Observation(NamedTuple):
-    """What a provider told of a batch, and whether it had `moved` since; None: not told."""
+    """What a provider reported of a batch, and whether it had `moved` since; None: not reported."""
 
     id: int
     provider_id: str
@@ -490,7 +487,7 @@ def times_of(seconds: Sequence[float]) -> LaneTimes | None:
 
 
 async def write_seen(database: Database, observations: Sequence[Observation]) -> None:
-    """Keeps what providers told, in one commit. It changes no step of a batch, so it takes no lease."""
+    """Keeps the providers' reports, in one commit. It changes no step of a batch, so it takes no lease."""
     assert database.writer is not None
     with translated(database.path):
         await database.writer.at_once(lambda writer: _write_seen(writer, observations))

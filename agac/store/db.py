@@ -25,8 +25,6 @@ import aiosqlite
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
 
-# The statements of `queries.sql` and the migrations, by name.
-
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _MANY = "(:many)"
 
@@ -59,6 +57,14 @@ def padded(values: Sequence[bytes] | Sequence[int] | Sequence[str | int]) -> lis
     while size < len(values):
         size *= 2
     return [*values, *([None] * (size - len(values)))]
+
+
+_SLICE = 512
+
+
+def slices(keys: Sequence[int]) -> Iterator[list[int]]:
+    """The keys, as many at a time as one statement takes."""
+    return (list(keys[start : start + _SLICE]) for start in range(0, len(keys), _SLICE))
 
 
 def migrations() -> list[tuple[int, str]]:
@@ -573,18 +579,12 @@ async def take_lease(database: Database, workflow: str, now: float) -> Lease:
 
 
 def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
-    writer.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(writer):
         found = writer.execute(sql("lease_read"), (workflow,)).fetchone()
         if found:
             _refuse_living(workflow, holder=found[1], age=now - found[2])
         parameters = {"workflow": workflow, "holder": this_process(), "now": now}
         (token,) = writer.execute(sql("lease_take"), parameters).fetchone()
-        writer.execute("COMMIT")
-    except BaseException:
-        if writer.in_transaction:
-            writer.execute("ROLLBACK")
-        raise
     return Lease(workflow, int(token))
 
 

@@ -14,25 +14,31 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, LeaseLost, StoreCorrupt, StoreError
 from agac.core.keys import canonical
+from agac.core.report import Moment, Report
 from agac.store.batches import runs_in_batches
 from agac.store.db import (
     BEAT_SECONDS,
     BUSY_SECONDS,
     Database,
     Lease,
+    fetch,
     is_dead,
     lease_held,
     padded,
     reading_uri,
     refuse_newer,
+    select,
+    slices,
     sql,
     sql_many,
+    transaction,
     translated,
 )
 from agac.store.history import RunLine, run_lines
-from agac.store.records import AGREEMENT, PART, PRESENT, CounterDelta, CounterKey
+from agac.store.records import PRESENT, CounterDelta, CounterKey
 from agac.store.rows import OUTCOME_OF, State
 from agac.store.runs import definition_of
+from agac.store.writer import counted_tasks
 
 # Dropping old runs and what no kept run needs, in short transactions: a crash at any point leaves a sound store.
 #
@@ -49,9 +55,6 @@ CHUNK_ROWS = 2048
 
 CHUNK_TASKS = 65_536
 """Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
-
-SLICE = 512
-"""Keys in one statement."""
 
 
 class GarbageCollector:
@@ -105,7 +108,7 @@ class GarbageCollector:
 
     async def drop_batch_tasks(self) -> None:
         """Drops what is on record of tasks in batches whose row or run is gone."""
-        (last,) = await self.read(lambda reader: reader.execute(sql("batches_last_task")).fetchone())
+        (last,) = await self.read("batches_last_task", int)
         for after in range(0, last, CHUNK_TASKS):
             await self.transaction(partial(_drop_tasks, {"after": after, "upto": after + CHUNK_TASKS}))
 
@@ -140,11 +143,11 @@ class GarbageCollector:
                 await self.stay()
             await self._writer.at_once(lambda writer: writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Reads something short; between two such readings the leases are kept alive."""
+    async def read(self, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
+        """What a short statement finds, as `fetch` gives it; between two of them the leases are kept alive."""
         await self.stay()
         with translated(self._database.path):
-            return await self._writer.at_once(work)
+            return await self._writer.at_once(lambda writer: fetch(writer, name, record, *values, **named))
 
     async def stay(self) -> None:
         """Shows a sign of life where one is due."""
@@ -152,19 +155,12 @@ class GarbageCollector:
             await self.transaction(lambda _: None)
 
     async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T:
-        """All of it or nothing, and only while all leases are ours and nobody came in."""
+        """All of it or nothing, and only while all leases are ours and no other process came in."""
 
         def whole(writer: sqlite3.Connection) -> T:
-            writer.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(writer):
                 self._prove_alone(writer)
-                result = write(writer)
-                writer.execute("COMMIT")
-            except BaseException:
-                if writer.in_transaction:
-                    writer.execute("ROLLBACK")
-                raise
-            return result
+                return write(writer)
 
         with translated(self._database.path):
             done = await self._writer.at_once(whole)
@@ -201,8 +197,8 @@ class GarbageCollector:
     def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
         """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
         keys = [(row.key,) for row in found]
-        for start in range(0, len(keys), SLICE):
-            wanted = padded([key for (key,) in keys[start : start + SLICE]])
+        for some in slices([row.key for row in found]):
+            wanted = padded(some)
             members = writer.execute(sql_many("memberships", len(wanted)), wanted).fetchall()
             groups = {group for _, group in members}
             writer.executemany(sql("made_open"), [(self._event or 0, group) for group in groups])
@@ -241,12 +237,8 @@ def _counted(writer: sqlite3.Connection, found: Sequence[_Row], stages: Sequence
             if outcome := OUTCOME_OF.get(State(row.state)):
                 counts["", outcome.value, row.error or "", ""] += 1
     present = [row.key for row in found if row.ordinal is not None or row.place is not None]
-    for start in range(0, len(present), SLICE):
-        keys = padded(present[start : start + SLICE])
-        for stage, outcome, error, part, agreement in writer.execute(sql_many("tasks_counted", len(keys)), keys):
-            counts[stages[stage], PART if part else outcome, "" if part else error or "", ""] += 1
-            if agreement and not part:
-                counts[stages[stage], AGREEMENT, agreement, ""] += 1
+    for keys in slices(present):
+        counts += counted_tasks(writer, keys, stages)
     return counts
 
 
@@ -269,11 +261,13 @@ def _vacuum_some(writer: sqlite3.Connection) -> bool:
 
 # Which results and endpoints are in use: found out in short readings, kept as one bit for each result.
 
+_ENDS = tuple[int, int, int]
+
 RANGE = 8192
 """Keys in one reading: some hundredths of a second."""
 
-Read = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
-"""Runs a reading and gives what it gives, as `Collector.read` does."""
+Read = Callable[..., Awaitable[list[Any]]]
+"""Runs a statement that reads, as `GarbageCollector.read` and `store.db.select` do."""
 
 
 class Bits:
@@ -297,13 +291,14 @@ async def used_results(read: Read, runs: Collection[int], with_left: Collection[
     With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
     come back, and would be asked again.
     """
-    last_key, last_result, last_attempt = await read(_ends)
+    ((last_key, last_result, last_attempt),) = await read("gc_ends", _ENDS)
+    (last_task,) = await read("batches_last_task", int)
     used = Bits(last_result)
     async for rows in _ranges(read, "gc_references", last_key):
         for run, left, result in rows:
             if run in runs and (not left or run in with_left):
                 used.add(result)
-    async for rows in _ranges(read, "batches_results", await read(_last_task)):
+    async for rows in _ranges(read, "batches_results", last_task):
         for run, result in rows:
             if run in runs:
                 used.add(result)
@@ -316,7 +311,7 @@ async def used_results(read: Read, runs: Collection[int], with_left: Collection[
 
 async def unused_results(read: Read, used: Bits) -> AsyncIterator[list[int]]:
     """The results that are not in `used`, some thousand at a time."""
-    _, last_result, _ = await read(_ends)
+    ((_, last_result, _),) = await read("gc_ends", _ENDS)
     async for rows in _ranges(read, "gc_results", last_result):
         unused = [result for (result,) in rows if result not in used]
         if unused:
@@ -325,7 +320,7 @@ async def unused_results(read: Read, used: Bits) -> AsyncIterator[list[int]]:
 
 async def used_endpoints(read: Read) -> set[int]:
     """The endpoints that results and attempts name."""
-    _, last_result, last_attempt = await read(_ends)
+    ((_, last_result, last_attempt),) = await read("gc_ends", _ENDS)
     found: set[int] = set()
     for statement, last in (("gc_result_endpoints", last_result), ("gc_attempt_endpoints", last_attempt)):
         async for rows in _ranges(read, statement, last):
@@ -335,35 +330,25 @@ async def used_endpoints(read: Read) -> set[int]:
 
 async def _ranges(read: Read, statement: str, last: int, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
     for after in range(0, last, RANGE):
-        values = {"after": after, "upto": after + RANGE, "workflow": workflow}
-        yield await read(partial(_fetched, statement, values))
+        yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
 
-
-def _fetched(statement: str, values: dict[str, Any], connection: sqlite3.Connection) -> list[Any]:
-    return connection.execute(sql(statement), values).fetchall()
-
-
-def _ends(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    key, result, attempt = connection.execute(sql("gc_ends")).fetchone()
-    return key, result, attempt
-
-
-def _last_task(connection: sqlite3.Connection) -> int:
-    (last,) = connection.execute(sql("batches_last_task")).fetchone()
-    return int(last)
-
-
-# One clearing of the store: which runs go, in which order, and what it came to.
 
 _log = logging.getLogger("agac.store")
 
 
 @dataclass(frozen=True, slots=True)
-class RunToDrop:
+class RunToDrop(Report):
     """A run that is dropped, and how many rows it has."""
+
+    JSON_KEYS = ("run=line.id", "workflow=line.workflow", "rows", "last_worked_at")
 
     line: RunLine
     rows: int
+
+    @property
+    def last_worked_at(self) -> Moment:
+        """When an invocation of it last began or ended."""
+        return self.line.last_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +394,7 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
 async def would_clear(database: Database, keep: int, workflow: str | None) -> GcCounts:
     """What `clear` would drop now. Changes nothing."""
 
-    async def read(work: Callable[[sqlite3.Connection], Any]) -> Any:
-        with translated(database.path):
-            return await database.reader.at_once(work)
-
+    read = partial(select, database)
     choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
     dropped = [RunToDrop(line, (await _row_count(read, line.id))[0]) for line in choice.doomed]
     tidied = [await _row_count(read, number) for number in choice.tidied]
@@ -428,8 +410,7 @@ async def clear(database: Database, keep: int, workflow: str | None, clock: Call
     Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared.
     """
     async with AsyncExitStack() as stack:
-        with translated(database.path):
-            names = [name for (name,) in await database.reader.execute_fetchall(sql("leases_known"))]
+        names = await select(database, "leases_known", str)
         leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
         choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
         if not choice.kept:
@@ -468,12 +449,8 @@ async def _used(read: Read, choice: RunChoice, workflow: str | None) -> Bits:
 
 
 async def _row_count(read: Read, run: int) -> tuple[int, int, int]:
-    def count(connection: sqlite3.Connection) -> tuple[int, int, int]:
-        rows, left, gone = connection.execute(sql("gc_row_count"), (run,)).fetchone()
-        return rows, left, gone
-
-    found: tuple[int, int, int] = await read(count)
-    return found
+    found: list[tuple[int, int, int]] = await read("gc_row_count", tuple[int, int, int], run)
+    return found[0]
 
 
 # A consistent copy of the database while runs are at work.

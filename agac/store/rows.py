@@ -56,9 +56,6 @@ async def pages(
         after = last(found[-1])
 
 
-# Rows of the input, and their tasks.
-
-
 class StoredRow(NamedTuple):
     """A row as it was stored. `error_stage` is None for an error of the input itself."""
 

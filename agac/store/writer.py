@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from agac.core.errors import LeaseLost, RowError
 from agac.core.types import RowId
-from agac.store.db import BEAT_SECONDS, Database, Lease, padded, sql, sql_many, translated
+from agac.store.db import BEAT_SECONDS, Database, Lease, padded, slices, sql, sql_many, transaction, translated
 from agac.store.records import (
     AGREEMENT,
     PART,
@@ -39,15 +40,13 @@ from agac.store.rows import State
 # Rows that are no longer made are not deleted: they are GONE, and come back under the same key. Everything that was
 # made of them goes with them, down to the last generation.
 
-_SLICE = 512
-
 
 class DerivedRowWriter:
     """Writes what is made of rows in one run. `stages` are the names of its stages by position, `makes` what those make
     that make anything (`spec.levels.Makes`)."""
 
     def __init__(self, run: int, event: int, stages: Sequence[str], makes: Mapping[int, str]) -> None:
-        self._run, self._event, self._stages = run, event, stages
+        self._run, self._event, self.stages = run, event, stages
         kinds = set(makes.values())
         self._children, self._groups, self._kept = bool(kinds - {"groups"}), "groups" in kinds, "kept" in kinds
         self._any = bool(makes)
@@ -88,16 +87,23 @@ class DerivedRowWriter:
         """The run and the invocation."""
         return self._run, self._event
 
-    def stage(self, position: int) -> str:
-        """The name of a stage."""
-        return self._stages[position]
-
     @property
     def known(self) -> dict[tuple[int, RowId], int]:
         """Keys of groups by the position of their stage and their id."""
         if len(self._keys) > 100_000:
             self._keys.clear()
         return self._keys
+
+
+def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]) -> Counter[CounterKey]:
+    """What the tasks of some rows count in the roll-ups; `stages` are the names of the stages by position."""
+    counts: Counter[CounterKey] = Counter()
+    values = padded(keys)
+    for stage, outcome, error, part, agreement in writer.execute(sql_many("tasks_counted", len(values)), values):
+        counts[stages[stage], PART if part else outcome, "" if part else error or "", ""] += 1
+        if agreement and not part:
+            counts[stages[stage], AGREEMENT, agreement, ""] += 1
+    return counts
 
 
 class _Commit:
@@ -145,8 +151,8 @@ class _Commit:
 
     def nothing_of(self, keys: Sequence[int]) -> None:
         """Nothing is made of these rows any longer."""
-        for some in _slices(keys):
-            values = padded(list(some))
+        for some in slices(keys):
+            values = padded(some)
             if self._descent.has_groups:
                 self._leave(some)
             if self._descent.keeps:
@@ -157,15 +163,9 @@ class _Commit:
 
     def vanish(self, keys: Sequence[int]) -> None:
         """These rows are gone, with their tasks and with all that was made of them."""
-        for some in _slices(keys):
-            values = padded(list(some))
-            for stage, outcome, error, part, agreement in self._writer.execute(
-                sql_many("tasks_counted", len(values)), values
-            ):
-                name = self._descent.stage(stage)
-                self._tally((name, PART if part else outcome, "" if part else error or "", "")).count -= 1
-                if agreement and not part:
-                    self._tally((name, AGREEMENT, agreement, "")).count -= 1
+        for some in slices(keys):
+            for counter, count in counted_tasks(self._writer, some, self._descent.stages).items():
+                self._tally(counter).count -= count
             one_by_one = [(key,) for key in some]
             self._writer.executemany(sql("tasks_drop"), one_by_one)
             self._writer.executemany(sql("row_gone"), one_by_one)
@@ -223,10 +223,6 @@ class _Commit:
     def reopen(self, keys: Iterable[int]) -> None:
         """These rows are to be worked on again."""
         self._writer.executemany(sql("made_open"), [(self._event, key) for key in keys])
-
-
-def _slices(keys: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (keys[start : start + _SLICE] for start in range(0, len(keys), _SLICE))
 
 
 # The writer: one commit after the other, each of everything that waited (group commit).
@@ -372,16 +368,9 @@ class Ledger:
 
     def _write_whole(self, write: Callable[[sqlite3.Connection], T], writer: sqlite3.Connection) -> T:
         """All of it or nothing, and only if the lease is still ours."""
-        writer.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(writer):
             self._prove_lease(writer)
-            given = write(writer)
-            writer.execute("COMMIT")
-            return given
-        except BaseException:
-            if writer.in_transaction:  # a full disk made SQLite roll back already
-                writer.execute("ROLLBACK")
-            raise
+            return write(writer)
 
     def _prove_lease(self, writer: sqlite3.Connection) -> None:
         beat = writer.execute(sql("lease_beat"), (self._clock(), self._lease.workflow, self._lease.token))

@@ -310,7 +310,7 @@ def test_why_says_when_what_was_asked_is_gone(ran: ProjectFolder) -> None:
     ran.workflow(stages=stages)
     ran.run(until="reply")
     shown = ran.agac("why", "last", "r-1", "close")
-    assert (shown.code, "not asked yet" in shown.out) == (0, True)
+    assert (shown.code, "not run yet" in shown.out) == (0, True)
 
 
 @pytest.mark.parametrize(

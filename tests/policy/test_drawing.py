@@ -274,9 +274,9 @@ def test_a_cycle_is_refused() -> None:
 
 def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
-        "from agac.api.graph import Edge, Node, mermaid\nfrom agac.api.svg import svg\n"
-        "nodes = [Node(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
-        "edges = [Edge(f's{i // 3}', f's{i}', f'{i}') for i in range(1, 20)]\n"
+        "from agac.api.graph import DrawnEdge, DrawnNode, mermaid\nfrom agac.api.svg import svg\n"
+        "nodes = [DrawnNode(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
+        "edges = [DrawnEdge(f's{i // 3}', f's{i}', f'{i}') for i in range(1, 20)]\n"
         "print(svg(nodes, edges), mermaid(nodes, edges))"
     )
     seen = {
