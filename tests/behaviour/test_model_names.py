@@ -295,5 +295,5 @@ def test_a_run_says_that_a_name_moved_and_what_to_write_to_stay(named: ProjectFo
     configure(named, server.base_url, {"fast": "local/large?max_tokens=50"})
     said = named.agac("run", "-a", "reviews").err
     now = "local/large?temperature=0.5&max_tokens=50"
-    assert f"fast?temperature=0.5 meant {MEANS} in run 1 and means {now} now: its rows are asked again; to keep" in said
+    assert f"fast?temperature=0.5 meant {MEANS} in run 1 and means {now} now: its rows are run again; to keep" in said
     assert "meant" not in named.agac("run", "-a", "reviews").err

@@ -163,4 +163,4 @@ def is_property(member: ast.FunctionDef) -> bool:
 
 def test_modules_stay_readable() -> None:
     assert [name for name, (text, tree) in modules().items() if text.strip() and not ast.get_docstring(tree)] == []
-    assert [name for name, (text, _) in modules().items() if len(text.split("\n")) > 600] == []
+    assert [name for name, (text, _) in modules().items() if len(text.split("\n")) > 700] == []
