@@ -294,7 +294,7 @@ async def _ask(opened: Project, path: Path, found: Sequence[BatchView]) -> tuple
     wanted = [view.batch for view in found if view.batch.state == BatchStep.SUBMITTED]
     if not wanted:
         return {}, []
-    from agac.api.retrieve import ask_providers, keep, objections  # loads the client
+    from agac.api.batch_state import ask_providers, keep, objections  # loads the client
 
     seen, reasons = await ask_providers(opened, wanted)
     if seen:

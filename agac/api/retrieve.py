@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
 from agac.api.options import RunOptions
 from agac.api.plan import estimates, stored_tasks
-from agac.api.project import Project, embedded_address, open_project
+from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, interruptible, reachable, recorded_plan, run_loop, walk_through, work_of
 from agac.api.status import database_path, go_on
@@ -34,8 +34,6 @@ from agac.engine.batch.doctor import (
 from agac.engine.estimate import CostEstimate
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
-from agac.providers.batch import BatchApi, BatchError, ProviderBatch
-from agac.providers.batch_apis import open_batch_api
 from agac.providers.provider import Provider
 from agac.store import batches, runs
 from agac.store.batches import (
@@ -43,10 +41,8 @@ from agac.store.batches import (
     BatchRecord,
     BatchStep,
     BatchView,
-    Observation,
     read_batch,
     unfinished_batches,
-    write_seen,
 )
 from agac.store.db import Database, open_database, open_for_reading
 
@@ -438,97 +434,3 @@ async def _decided(
     view = undecided[0]
     async with _tended(opened, database, view.workflow, [view.batch.provider]) as tended:
         return await (resubmit_as(tended, view.batch) if adopt is None else adopt_as(tended, view.batch, adopt))
-
-
-# Asking providers how batches stand, and keeping what they say. Nothing here moves a batch to another step.
-
-AT_ONCE = 8
-"""Requests to one provider that may be under way: they take a moment each, and its limits are not ours alone."""
-
-
-async def ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tuple[dict[int, ProviderBatch], list[str]]:
-    """How submitted batches stand, by number; and why some could not be asked for, each reason once."""
-    seen: dict[int, ProviderBatch] = {}
-    reasons: dict[str, None] = {}
-    async with AsyncExitStack() as stack:
-        for name in dict.fromkeys(one.provider for one in batches):
-            own = [one for one in batches if one.provider == name]
-            try:
-                provider = await _reachable(opened, name, stack)
-                api = open_batch_api(provider, opened.redactor())
-            except AgacError as error:
-                reasons[f"{name} could not be asked: {error.message}"] = None
-                continue
-            stack.push_async_callback(api.close)
-            for one, found in zip(own, await _look(api, own), strict=True):
-                if isinstance(found, ProviderBatch):
-                    seen[one.id] = found
-                else:
-                    reasons[_why_not(one, found, provider)] = None
-    return seen, list(reasons)
-
-
-async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provider:
-    """The provider, started where it is agac's own. Raises AgacError."""
-    provider = opened.providers.get(name)
-    if provider is None:
-        raise AgacError("it is no longer in agac.yml")
-    if provider.missing_variables:
-        raise AgacError(f"{', '.join(provider.missing_variables)} is not set")
-    if not provider.embedded:
-        return provider
-    return replace(provider, base_url=await stack.enter_async_context(embedded_address(opened.root)))
-
-
-async def _look(api: BatchApi, batches: Sequence[BatchRecord]) -> list[ProviderBatch | Fault]:
-    room = asyncio.Semaphore(AT_ONCE)
-
-    async def look(one: BatchRecord) -> ProviderBatch | Fault:
-        assert one.provider_id is not None
-        async with room:
-            return await api.look(one.provider_id)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(look(one)) for one in batches]
-    return [task.result() for task in tasks]
-
-
-def _why_not(one: BatchRecord, fault: Fault, provider: Provider) -> str:
-    why = f"batch {one.id} could not be asked for at {one.provider}: {fault.message}"
-    return why if one.account == provider.account else f"{why}; it was submitted with another key or to another address"
-
-
-async def keep(
-    database: Database, batches: Sequence[BatchRecord], seen: Mapping[int, ProviderBatch], now: float
-) -> None:
-    """Stores what was seen of these batches."""
-    found = [_observed(one, seen[one.id], now) for one in batches if one.id in seen]
-    await write_seen(database, found)
-
-
-def objections(seen: Mapping[int, ProviderBatch]) -> dict[int, str]:
-    """Why providers refused batches as a whole, by batch."""
-    return {number: "; ".join(map(_objection, one.errors)) for number, one in seen.items() if one.errors}
-
-
-def _objection(error: BatchError) -> str:
-    place = f"line {error.line}: " if error.line is not None else ""
-    return f"{place}{error.message} ({error.code})"
-
-
-def _observed(one: BatchRecord, seen: ProviderBatch, now: float) -> Observation:
-    moved = (one.status, one.done, one.failed) != (seen.state.value, seen.done, seen.failed)
-    return Observation(
-        id=one.id,
-        provider_id=seen.id,
-        status=seen.state.value,
-        word=seen.word,
-        total=seen.total,
-        done=seen.done,
-        failed=seen.failed,
-        moved=moved,
-        expires_at=seen.expires_at,
-        results_until=seen.results_until,
-        ended_at=seen.ended_at,
-        now=now,
-    )
