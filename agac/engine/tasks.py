@@ -363,11 +363,11 @@ class Replicas:
     ) -> Answer:
         """Makes the task's result of its replicas' and settles it."""
         voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
-        result = self._made.get(fingerprint)
-        if not anew:  # made of the same answers before
-            earlier = await self._tasks.lookup.find(fingerprint, self._tasks.since(active, stage))
-            if earlier is not None and earlier.value == voted.text:
-                result = Result(fingerprint, earlier.value, id=earlier.id)
+        earlier = None if anew else await self._tasks.lookup.find(fingerprint, self._tasks.since(active, stage))
+        if earlier is not None and earlier.value == voted.text:  # made of the same answers before
+            result: Result | None = Result(fingerprint, earlier.value, id=earlier.id)
+        else:
+            result = self._made.get(fingerprint)  # after the look-up: an equal task may have made it meanwhile
         if result is None or result.value != voted.text:
             result = self._keep(fingerprint, voted, answers)
         outcome = Outcome.DONE if anew else Outcome.REUSED

@@ -152,7 +152,7 @@ def test_without_rows_on_standard_input_it_is_said_how_to_go_on(project: Project
     refused = piped(project, b"", "run", "-a", "reviews")
     assert refused.returncode == 2
     assert b"standard input: nothing came" in refused.stderr
-    assert f"or go on with those of the last time: --input {kept}".encode() in refused.stderr
+    assert f"or resume with those of the last time: --input {kept}".encode() in refused.stderr
     gone_on = project.run(input=str(kept))
     assert (gone_on.summary["run"], gone_on.invocation["calls"]) == (1, 0)
 
