@@ -24,7 +24,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends (DESIGN section 10)."""
+    """What the process says when it ends."""
 
     DONE = 0
     FAILED = 1

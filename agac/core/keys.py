@@ -83,7 +83,7 @@ def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
 class Fingerprinter:
     """Fingerprints of one stage's tasks: what all of them share is hashed once, what differs is hashed per task.
 
-    In it (DESIGN section 4): format version, provider, the stage's first model, parameters, schema, the rendered
+    In it: format version, provider, the stage's first model, parameters, schema, the rendered
     messages, the replica number. Not in it: run mode, time-outs, retries, concurrency, base URL, prices.
     """
 

@@ -1,13 +1,13 @@
-"""A run without asking: what would be run, what would be reused, and why. Writes nothing, calls nobody.
+"""A run without calls: the tasks that would be run or reused, and why. Writes nothing, sends nothing.
 
 Rows go through the same `LevelStages` as in a run, some hundred at a time and stage by stage, so that a stage takes one
-look-up for all of them. An answer that is not in the store is `Unknown`: why it would be asked for goes along with the
-row, guards that look at it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
+look-up for all of them. An answer that is not in the store is `Unknown`: the reason stays with the row, guards that
+need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
 grow with the rows: the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
 
-baseline     the run compared with                 dry_counts   what comes of it, as numbers
-dry_answers  outcomes, as far as the store tells   dry_rows     rows that stages would make
-dry_groups   groups, once all their members came
+forecast     the counts, and the run that they are compared with
+dry_answers  outcomes, as far as the store knows them
+dry_groups   derived rows, and groups once all members are known
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a group that is too large for one call is reduced as a tree: which members, then which results, a call holds.
 
-The cuts follow the hashes of the members' ids (DESIGN section 4, Groups). Think of the hashes as a binary trie. A node
+The cuts follow the hashes of the members' ids (docs/guide/groups.md). Think of the hashes as a binary trie. A node
 of height 1 holds the members below a prefix when they fit into one call and those below the parent prefix do not; a
 node of height 2 holds the nodes of height 1 below such a prefix, and so on until one node, the whole group, is left. A
 prefix knows nothing of what lies outside it, so one member more or less changes the nodes above it, and where one of
