@@ -1,10 +1,9 @@
 """What counts in a budget, over all invocations of a run, and what is left behind when it is reached."""
 
-import signal
 from typing import Any
 
 import pytest
-from support.processes import ended, kill_at, wait_until
+from support.processes import ended, interrupt, kill_at, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
@@ -132,9 +131,8 @@ def test_calls_that_a_second_ctrl_c_gave_up_count(project: ProjectFolder, faulty
     project.workflow(stages=[STAGE], budget={"calls": 4})
     process = project.start("run", "-a", "reviews", "--concurrency", "4")
     wait_until(lambda: server.account()["in_flight"] == 4, "four calls in flight", process)
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: bool(project.query("SELECT 1 FROM event")), "the invocation", process)
-    process.send_signal(signal.SIGINT)
+    interrupt(process)
+    interrupt(process)
     ran = ended(process)
     assert ran.code == 130
     assert "4 calls in flight were cancelled" in ran.err

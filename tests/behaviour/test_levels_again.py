@@ -295,7 +295,7 @@ def test_an_interrupted_run_is_gone_on_with(project: ProjectFolder, faulty: Faul
     lists(project, ROWS)
     workflow(project)
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
-    wait_until(lambda: server.account()["in_flight"] >= 1, "a call that hangs", process)
+    wait_until(lambda: server.account()["faults"].get("hang", 0) >= 1, "a call that hangs", process)
     for _ in range(2):
         interrupt(process)
     assert process.wait(60) == 130
@@ -316,7 +316,7 @@ def test_an_interrupted_retry_of_made_rows_is_gone_on_with(project: ProjectFolde
     workflow(project)
     assert asked(project) == 19
     process = listening(project.start("retry", "last", "--from", "each", "--yes", "--concurrency", "4"))
-    wait_until(lambda: server.account()["in_flight"] >= 1, "a call that hangs", process)
+    wait_until(lambda: server.account()["faults"].get("hang", 0) >= 1, "a call that hangs", process)
     for _ in range(2):
         interrupt(process)
     assert process.wait(60) == 130

@@ -63,11 +63,13 @@ def test_the_cursor_is_hidden_while_it_is_painted_and_back_after_ctrl_c(project:
 
 
 def test_the_first_ctrl_c_says_what_is_waited_for_and_the_second_ends_it(project: ProjectFolder) -> None:
-    hang = [{"kind": "hang", "match": "number 7"}]
-    with slow(project, faults=hang) as _, on_pty(project.root, *RUN) as terminal:
-        terminal.until(r"reply +[█░]+ [1-9]")
+    """Every call from the ninth on gets no answer, so that four are in flight until the second Ctrl-C."""
+    hang = [{"kind": "hang", "at": list(range(9, 100))}]
+    with slow(project, faults=hang) as server, on_pty(project.root, *RUN) as terminal:
+        terminal.until(r"classify +[█░]+ [1-9]")
+        wait_until(lambda: server.account()["faults"].get("hang") == 4, "four calls that hang", terminal.process)
         terminal.press(b"\x03")
-        terminal.until(r"stopping: waiting for [1-4] calls? in flight \(Ctrl-C again cancels them\)")
+        terminal.until(r"stopping: waiting for 4 calls in flight \(Ctrl-C again cancels them\)")
         terminal.press(b"\x03")
         assert terminal.ended() == 130
     assert terminal.seen.count(SHOW) == 1

@@ -26,6 +26,9 @@ from support.server import Faulty, Server, simulator
 WIDE = 8
 """The concurrency of these runs."""
 
+SLOW = 3
+"""Seconds that slow calls take: long enough for a signal to find them in flight on a busy machine."""
+
 
 def runs(project: ProjectFolder, *flags: str) -> Process:
     return listening(project.start("run", "-a", "reviews", "--concurrency", str(WIDE), *flags))
@@ -56,7 +59,7 @@ def test_the_first_signal_finishes_what_is_in_flight_and_begins_nothing(
     number: signal.Signals, project: ProjectFolder, faulty: Faulty
 ) -> None:
     """The second wave takes its time, so that the signal finds all of it in flight."""
-    second = [{"kind": "slow_first_byte", "seconds": 2, "at": list(range(WIDE + 1, 2 * WIDE + 1))}]
+    second = [{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(WIDE + 1, 2 * WIDE + 1))}]
     server = faulty(second)
     asks(project, server)
     process = runs(project)
@@ -75,7 +78,7 @@ def test_the_first_signal_finishes_what_is_in_flight_and_begins_nothing(
 
 
 def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(6, 6 + WIDE))}])
+    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(6, 6 + WIDE))}])
     asks(project, server, rows=5)
     assert project.run().exit_code == 0
     before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
@@ -93,7 +96,7 @@ def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: F
 
 
 def test_what_an_interrupted_run_has_is_exported_when_asked_for(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(WIDE + 1, 2 * WIDE + 1))}])
+    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(WIDE + 1, 2 * WIDE + 1))}])
     asks(project, server)
     process = runs(project)
     wait_until(in_flight(server, 2 * WIDE), "two waves", process)
@@ -111,7 +114,7 @@ def test_a_run_whose_rows_were_all_done_when_it_was_interrupted_is_finished_by_t
     project: ProjectFolder, faulty: Faulty
 ) -> None:
     """Only the next run knows that there are no more rows, and the outputs have to say so."""
-    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(1, WIDE + 1))}])
+    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(1, WIDE + 1))}])
     asks(project, server, rows=WIDE)
     process = runs(project)
     wait_until(in_flight(server, WIDE), "all calls", process)
@@ -206,7 +209,7 @@ def attempts(project: ProjectFolder) -> int:
 
 
 def test_an_interrupted_fresh_run_is_continued_not_begun_anew(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": 1, "at": list(range(40 + WIDE, 40 + 2 * WIDE))}])
+    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(40 + WIDE, 40 + 2 * WIDE))}])
     asks(project, server)
     project.run()
     process = runs(project, "--fresh")
