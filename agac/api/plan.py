@@ -16,7 +16,7 @@ from agac.api.project import CheckedWorkflow, Project, count_rows, open_project,
 from agac.api.report import RowCount
 from agac.api.status import database_path
 from agac.core.errors import AgacError, Problem, UsageError
-from agac.core.report import Report, Usd
+from agac.core.report import Report, Usd, dollars
 from agac.core.types import texts_of
 from agac.engine.budget import Amount, RunBudgets
 from agac.engine.budget import facts as budget_facts
@@ -414,8 +414,9 @@ async def confirm_cost(
     usd, unknown = await expected_cost(checked, plan, database, scope, fresh=fresh, retry=retry)
     if usd <= bound and not unknown:
         return
-    mark = "simulated " if all(stage.provider.simulated for stage in plan.asking) else ""
-    said = f"{plan.workflow} is expected to cost {mark}${usd:,.4f}{_and_more(unknown)}; {bound_words(bound)}"
+    simulated = all(stage.provider.simulated for stage in plan.asking)
+    cost = dollars(usd, simulated=simulated) + _and_more(unknown)
+    said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
     answer = confirm(f"{said}. Continue?") if confirm is not None else None
     if not answer:
         raise UsageError(
@@ -432,7 +433,7 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
     requests, numbers = sum(one["requests"] for one in stale), list(dict.fromkeys(one["batch"] for one in stale))
     held = [one["held_usd"] for one in stale]
     mark = "simulated " if any(one["simulated"] for one in stale) else ""
-    price = "price unknown" if None in held else f"up to {mark}{_dollars(sum(held))}"
+    price = "price unknown" if None in held else f"up to {mark}{_exact(sum(held))}"
     batches = "1 open batch" if len(numbers) == 1 else f"{len(numbers):,} open batches"
     said = f"{workflow} no longer needs {requests:,} of the requests in {batches} ({price})"
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
@@ -452,13 +453,8 @@ def _and_more(unknown: Sequence[str]) -> str:
     return f", and on top what {whose}, whose price is not known"
 
 
-def bound_words(bound: float) -> str:
-    """`confirm_above is $10.00`."""
-    return f"confirm_above is {_dollars(bound)}"
-
-
-def _dollars(usd: float) -> str:
-    return f"${usd:,.2f}" if usd >= 0.01 and round(usd, 2) == usd else f"${usd:,.4f}"
+def _exact(usd: float) -> str:
+    return dollars(usd, 2 if usd >= 0.01 and round(usd, 2) == usd else 4)
 
 
 # How many rows a run will meet, without reading its input for long: counted in small files, else estimated.

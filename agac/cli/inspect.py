@@ -23,7 +23,6 @@ from agac.cli.run import error_head
 from agac.cli.status import run_lines
 from agac.cli.terminal import (
     cells,
-    dollars,
     first_line,
     indented,
     is_unicode,
@@ -39,6 +38,7 @@ from agac.cli.terminal import (
     table_lines,
 )
 from agac.core.errors import UsageError
+from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import InspectReport

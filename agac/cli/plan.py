@@ -13,7 +13,6 @@ from agac.cli.run import short_name_line, spent_line
 from agac.cli.terminal import (
     command_to_run,
     counted,
-    dollars,
     duration,
     outcome_names,
     plain,
@@ -22,6 +21,7 @@ from agac.cli.terminal import (
     say,
     table,
 )
+from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport

@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
-from agac.cli.terminal import cells, counted, cropped, dollars, duration, is_unicode, on_one_line, padded, say
+from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say
+from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -30,7 +30,6 @@ from agac.cli.terminal import (
     confirmed,
     cost_of,
     counted,
-    dollars,
     first_line,
     from_here,
     outcome_names,
@@ -49,6 +48,7 @@ from agac.cli.terminal import (
     without_switch,
 )
 from agac.core.errors import ErrorType, ExitCode
+from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from agac.api.report import Finishing, RunReport

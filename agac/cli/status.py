@@ -16,7 +16,6 @@ from agac.cli.terminal import (
     TASK_OUTCOMES,
     cost_of,
     counted,
-    dollars,
     first_line,
     from_here,
     megabytes,
@@ -28,6 +27,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
+from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport

@@ -23,6 +23,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from agac.core.errors import Problem
+from agac.core.report import dollars
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
@@ -188,13 +189,6 @@ def call_time(milliseconds: float) -> str:
         return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "under 1 ms"
     seconds = milliseconds / 1000
     return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def dollars(usd: float, digits: int | None = 4, *, simulated: bool = False, about: str = "") -> str:
-    """`$12.4000`, `simulated ~$0.0103`; `digits` None: two, or four of less than ten cents."""
-    if digits is None:
-        digits = 2 if usd >= 0.095 or not usd else 4
-    return f"{'simulated ' if simulated else ''}{about}${usd:,.{digits}f}"
 
 
 def price(usd: float | None, *, simulated: bool) -> str:

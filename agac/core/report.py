@@ -1,4 +1,4 @@
-"""How values are printed by `--json`: one encoder for all reports, with times, money and durations in one form each."""
+"""How values are printed: one encoder for every `--json`, and times and money in one form each."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def iso(seconds: float | None) -> str | None:
 def usd(amount: float | None) -> float | None:
     """An amount of money in USD, to the millionth."""
     return None if amount is None else round(amount, 6)
+
+
+def dollars(amount: float, digits: int | None = 4, *, simulated: bool = False, about: str = "") -> str:
+    """`$12.4000`, `simulated ~$0.0103`; `digits` None: two, or four of less than ten cents."""
+    if digits is None:
+        digits = 2 if amount >= 0.095 or not amount else 4
+    return f"{'simulated ' if simulated else ''}{about}${amount:,.{digits}f}"
 
 
 Moment = Annotated[float, iso]

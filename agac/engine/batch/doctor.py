@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
-from agac.core.report import Report
+from agac.core.report import Report, dollars
 from agac.core.types import Fault
 from agac.engine.batch.coordinator import clean_up
 from agac.engine.batch.ingest import Ingester
@@ -129,7 +129,8 @@ async def _once_more(maintenance: BatchMaintenance, record: BatchRecord) -> list
 
 
 def _undecided(record: BatchRecord) -> Finding:
-    worst = f"; its requests cost up to {_dollars(record.held_usd)}, and would be billed twice" if record.priced else ""
+    cost = dollars(record.held_usd, 2) if record.held_usd >= 0.1 else dollars(record.held_usd, 6).rstrip("0")
+    worst = f"; its requests cost up to {cost}, and would be billed twice" if record.priced else ""
     again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
     adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
     return Finding(
@@ -138,10 +139,6 @@ def _undecided(record: BatchRecord) -> Finding:
         record,
         remedy=again if record.provider_id is not None else adopt + again,
     )
-
-
-def _dollars(usd: float) -> str:
-    return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:,.6f}".rstrip("0")
 
 
 async def _at_provider(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
