@@ -73,7 +73,7 @@ def runs(workflow: str | None = None, *, newest: int | None = None, project: Pat
 async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsReport:
     path = database_path(root)
     async with open_for_reading(path) as database:
-        lines = await history.run_lines(database) if database else []
+        lines = await history.run_lines(database, None) if database else []
         await refuse_unknown(database, root, workflow)
         wanted = [line for line in lines if workflow in (None, line.workflow)]
         found = []

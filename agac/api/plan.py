@@ -262,7 +262,7 @@ async def _budgets(
     if budgets is None:
         return []
     counts = await runs.counters(database, run) if database and run else []
-    lost = await runs.lost_calls(database, run) if database and run else 0
+    lost = await runs.lost_calls(database, run, 0) if database and run else 0
     whole, own = budgets.balances(counts, lost)
     for batch in await batches_of_run(database, run) if database and run else []:
         if batch.state not in CLOSED:
@@ -316,7 +316,7 @@ async def _before(database: Database | None, made: Plan) -> BaselineRun | None:
     if database is None:
         return None
     identity = runs.RunIdentity(made.workflow, made.hash, made.selection.text())
-    continued = await runs.newest_run(database, identity)
+    continued = await runs.newest_run(database, *identity)
     if continued is not None:
         return await _as_before(database, continued, continued=True)
     ids = await runs.run_ids(database, made.workflow)

@@ -20,14 +20,13 @@ from agac.store.db import Database
 from agac.store.history import (
     AttemptRecord,
     Origin,
-    RowRecord,
     TaskRecord,
     groups_of_row,
     member_ids,
     rows_above,
     rows_below,
 )
-from agac.store.rows import State, group_sizes
+from agac.store.rows import RowRecord, State, group_sizes
 from agac.store.runs import RunRecord
 
 STATES = {
@@ -96,8 +95,8 @@ async def _members(database: Database, group: RowRecord) -> dict[str, Any]:
     return {
         "count": size.rows if size else 0,
         "failed": size.failed if size else 0,
-        "ids": await member_ids(database, group.key, MAX_IDS, failed=False),
-        "failed_ids": await member_ids(database, group.key, MAX_IDS, failed=True),
+        "ids": await member_ids(database, group.key, False, MAX_IDS),
+        "failed_ids": await member_ids(database, group.key, True, MAX_IDS),
     }
 
 

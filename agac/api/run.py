@@ -57,8 +57,7 @@ from agac.spec.paths import project_root
 from agac.store import runs
 from agac.store.batches import CLOSED, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
-from agac.store.history import RowRecord
-from agac.store.rows import chosen_counts
+from agac.store.rows import RowRecord, chosen_counts
 
 FOLDER = "batches"
 """Where batches' files lie, beside the database."""

@@ -16,7 +16,9 @@ from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
-from agac.store.db import Database, holder_of, open_database, open_for_reading
+from agac.store.db import Database, open_database, open_for_reading
+from agac.store.lease import holder_of
+from agac.store.rows import RowRecord
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
@@ -179,7 +181,7 @@ def run_number(run: int | str | None) -> int | None:
     raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
 
 
-async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[history.RowRecord]:
+async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[RowRecord]:
     """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
 
     Raises UsageError for names that no row has.

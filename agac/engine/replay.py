@@ -21,13 +21,14 @@ from agac.spec.workflow import Stage
 from agac.store.batches import RowTask
 from agac.store.batches import tasks_of_row as batched_tasks
 from agac.store.db import Database
-from agac.store.history import RowRecord, TaskRecord, parts_of, rows_above, tasks_of_row
+from agac.store.history import TaskRecord, parts_of, rows_above, tasks_of_row
 from agac.store.rows import (
     EXPORT_RANGE,
     FIRST,
     LAST,
     ExportRow,
     GroupSize,
+    RowRecord,
     StageResult,
     State,
     any_open_part,

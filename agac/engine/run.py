@@ -40,7 +40,8 @@ from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.levels import Level, Levels, levels_of
 from agac.store import runs
 from agac.store.batches import was_batched
-from agac.store.db import Database, lease_held
+from agac.store.db import Database
+from agac.store.lease import lease_held
 from agac.store.records import DerivedRows
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -374,7 +375,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     await runs.keep_definition(database, identity, canonical(plan.body), now)
     found = work.batching.resume_run or (work.retry.run if work.retry else None)
     if found is None and not work.fresh:
-        found = await runs.newest_run(database, identity)
+        found = await runs.newest_run(database, *identity)
     where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
     invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
     invocation.billed_a_row = sum(

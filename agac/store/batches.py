@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.report import Report
-from agac.store.db import Database, fetch, select, select_one, sql, transaction, translated
+from agac.store.db import Database, Reads, by, change, fetch, first, nested, only, reads, select, sql
 
 # The life of a batch, as a table: which step may follow which. Each step is one committed transition.
 #
@@ -195,46 +195,6 @@ class PlacedTask(NamedTuple):
     repairs: int
 
 
-async def project_token(database: Database) -> str:
-    """The database's own token."""
-    return (await select(database, "project_token", str))[0]
-
-
-async def read_batch(database: Database, batch: int) -> BatchRecord | None:
-    """One batch."""
-    return await select_one(database, "batch_read", BatchRecord, batch)
-
-
-async def unfinished_batches(database: Database, workflow: str) -> list[BatchRecord]:
-    """All batches of a workflow's runs that have not come to their end, oldest first."""
-    return await select(database, "batches_unfinished", BatchRecord, workflow)
-
-
-async def untidy_batches(database: Database, workflow: str) -> list[BatchRecord]:
-    """The batches of a workflow that never ran, and whose input still lies at the provider."""
-    return await select(database, "batches_untidy", BatchRecord, workflow)
-
-
-async def batches_of_run(database: Database, run: int) -> list[BatchRecord]:
-    """All batches of a run, oldest first."""
-    return await select(database, "batches_of_run", BatchRecord, run)
-
-
-async def others_in_intent(database: Database, account: str, batch: int) -> bool:
-    """Whether another batch of an account is about to be created, or may have been."""
-    return bool(await select(database, "batch_intents", int, account, batch))
-
-
-async def newest_at(database: Database, provider: str, but: int) -> str | None:
-    """The provider's id of the newest other batch that is known there."""
-    return await select_one(database, "batch_newest_at", str, provider, but)
-
-
-async def known_ids(database: Database, provider_ids: Sequence[str]) -> set[str]:
-    """Those of a provider's ids that are batches of this project already."""
-    return set(await select(database, "batch_ids_known", str, list(provider_ids)))
-
-
 class LaneLoad(NamedTuple):
     """What is under way in a lane: tokens and batches that were submitted and have not ended, batches `of_account` in
     all its lanes, and how many tokens the account was seen to take at most (None: it did not refuse of late)."""
@@ -245,37 +205,8 @@ class LaneLoad(NamedTuple):
     cap: int | None
 
 
-async def lane_load(database: Database, batch: BatchRecord, account: str, since: float) -> LaneLoad:
-    """What is under way in a batch's lane, of all workflows. Limits shown before `since` do not count any more."""
-    values = {"p": batch.provider, "a": account, "m": batch.model, "since": since}
-    return (await select(database, "lane_load", LaneLoad, **values))[0]
-
-
-async def live_tasks(database: Database, prints: Sequence[bytes], workflow: str) -> set[bytes]:
-    """Those of these fingerprints whose tasks are in a batch of the workflow that is not ingested."""
-    return set(await select(database, "tasks_live", bytes, workflow, list(prints)))
-
-
-async def was_batched(database: Database, workflow: str) -> bool:
-    """Whether a workflow ever had a batch."""
-    return bool(await select(database, "batched", int, workflow))
-
-
 Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
-
-
-async def ready_tasks(database: Database, keys: Sequence[int]) -> dict[int, Ready]:
-    """What came of the tasks of these rows, by their keys."""
-    found: dict[int, Ready] = {}
-    for one in await select(database, "tasks_ready", ReadyTask, list(keys)):
-        found.setdefault(one.row_key, {})[one.stage, one.replica, one.fingerprint] = one
-    return found
-
-
-async def waiting_rows(database: Database, keys: Sequence[int]) -> dict[int, int]:
-    """Those of these rows that have a task in a batch, or waiting for one, and the first stage where that is so."""
-    return dict(await select(database, "rows_waiting", tuple[int, int], list(keys)))
 
 
 class OpenRow(NamedTuple):
@@ -290,46 +221,62 @@ class OpenRow(NamedTuple):
     seen: int
 
 
-async def rows_to_walk(database: Database, run: int, after: int, limit: int) -> list[OpenRow]:
-    """Open rows of the input with a task of which something came that they were not walked with, by their keys."""
-    return await select(database, "rows_to_walk", OpenRow, run=run, after=after, most=limit)
+project_token: Reads[[], str] = reads("project_token", str, only)
+read_batch: Reads[[int], BatchRecord | None] = reads("batch_read", BatchRecord, first)
+unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)
+"""By a workflow, oldest first."""
+
+untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)
+"""By a workflow."""
+
+batches_of_run: Reads[[int], list[BatchRecord]] = reads("batches_of_run", BatchRecord)
+others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)
+"""By an account and the batch that does not count."""
+
+newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)
+"""The provider's id, by the provider and the batch that does not count."""
+
+known_ids: Reads[[Sequence[str]], set[str]] = reads("batch_ids_known", str, set)
+was_batched: Reads[[str], bool] = reads("batched", int, bool)
+rows_to_walk: Reads[[int, int, int], list[OpenRow]] = reads("rows_to_walk", OpenRow)
+"""By a run, the key after which to begin, and how many at most."""
+
+rows_idle: Reads[[int, int, int], list[OpenRow]] = reads("rows_idle", OpenRow)
+"""By a run, the position in the input after which to begin, and how many at most."""
+
+rows_in_batches: Reads[[int], int] = reads("rows_in_batches", int, only)
+waiting_rows: Reads[[Sequence[int]], dict[int, int]] = reads("rows_waiting", tuple[int, int], dict)
+"""From the keys of those of these rows that wait, to the first stage where that is so."""
+
+tasks_at: Reads[[int, Sequence[int]], dict[int, PlacedTask]] = reads("tasks_at", PlacedTask, by("place"))
+tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)
+"""By a batch, the place after which to begin, and how many at most."""
+
+last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)
+"""By a row's key, the stage's position, the replica and the fingerprint: the raw reply as it is stored, its status and
+what was wrong; None when there is none."""
+
+stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])
+"""By a run and its workflow: numbers of batches, and how many tasks."""
+
+outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
 
 
-async def rows_idle(database: Database, run: int, after: int, limit: int) -> list[OpenRow]:
-    """Open rows of the input that wait for no batch, in the order of the input; `after` is an ordinal."""
-    return await select(database, "rows_idle", OpenRow, run=run, after=after, most=limit)
+async def lane_load(database: Database, batch: BatchRecord, account: str, since: float) -> LaneLoad:
+    """What is under way in a batch's lane, of all workflows. Limits shown before `since` do not count any more."""
+    values = {"p": batch.provider, "a": account, "m": batch.model, "since": since}
+    return (await select(database, "lane_load", LaneLoad, **values))[0]
 
 
-async def rows_in_batches(database: Database, run: int) -> int:
-    """How many rows of a run have a task in a batch, or waiting for one."""
-    return (await select(database, "rows_in_batches", int, run))[0]
+async def live_tasks(database: Database, prints: Sequence[bytes], workflow: str) -> set[bytes]:
+    """Those of these fingerprints whose tasks are in a batch of the workflow that is not ingested."""
+    return set(await select(database, "tasks_live", bytes, workflow, prints))
 
 
-async def tasks_at(database: Database, batch: int, places: Sequence[int]) -> dict[int, PlacedTask]:
-    """The tasks at these places of a batch."""
-    return {task.place: task for task in await select(database, "tasks_at", PlacedTask, batch, list(places))}
-
-
-async def tasks_left(database: Database, batch: int, after: int, limit: int) -> list[PlacedTask]:
-    """The tasks of a batch of which nothing came, by their places."""
-    return await select(database, "tasks_left", PlacedTask, batch, after, limit)
-
-
-async def last_reply(database: Database, row_key: int, stage: int, replica: int, fingerprint: bytes) -> Any:
-    """The last raw reply of a task that had the wrong form, as it is stored, with its status and what was wrong; None
-    when there is none."""
-    return await select_one(database, "reply_last", tuple[Any, ...], row_key, stage, replica, fingerprint)
-
-
-async def stale_tasks(database: Database, run: int, workflow: str) -> list[tuple[int, int]]:
-    """Batches of other runs of the workflow that hold tasks which this run does not want: their numbers, and how many
-    tasks."""
-    return await select(database, "tasks_stale", tuple[int, int], run=run, workflow=workflow)
-
-
-async def outdated_tasks(database: Database, run: int) -> list[tuple[int, int]]:
-    """Open batches of a run that hold tasks which its rows do not want any more: their numbers, and how many tasks."""
-    return await select(database, "tasks_outdated", tuple[int, int], run=run)
+async def ready_tasks(database: Database, keys: Sequence[int]) -> dict[int, Ready]:
+    """What came of the tasks of these rows, by their keys."""
+    found = await select(database, "tasks_ready", ReadyTask, keys)
+    return nested((one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found)
 
 
 async def intents(database: Database) -> tuple[set[str], set[str]]:
@@ -407,11 +354,6 @@ async def batches(
     return await select(database, "batches_look", BatchView, **values)
 
 
-async def last_submitting_run(database: Database) -> int | None:
-    """The run whose batch was submitted last; None when there never was one."""
-    return await select_one(database, "batches_last_run", int)
-
-
 class BatchStatusCount(NamedTuple):
     """The open batches of a stage, by its position, that stand alike; `status` is '' of those not submitted."""
 
@@ -421,11 +363,6 @@ class BatchStatusCount(NamedTuple):
     requests: int
     done: int
     failed: int
-
-
-async def batches_alike(database: Database, run: int) -> list[BatchStatusCount]:
-    """The open batches of a run, summed up by stage and by how they stand."""
-    return await select(database, "batches_alike", BatchStatusCount, run)
 
 
 class RowTask(NamedTuple):
@@ -444,11 +381,6 @@ class RowTask(NamedTuple):
     submitted_at: float | None
 
 
-async def tasks_of_row(database: Database, row_key: int) -> list[RowTask]:
-    """The tasks of a row of which a batch is to bring the answer."""
-    return await select(database, "batches_of_row", RowTask, row_key)
-
-
 class Awaited(NamedTuple):
     """A batch of another run that is to answer what a run asks, too."""
 
@@ -457,25 +389,17 @@ class Awaited(NamedTuple):
     provider_id: str | None
 
 
-async def awaited(database: Database, run: int) -> list[Awaited]:
-    """The batches of other runs for which rows of a run wait."""
-    return await select(database, "batches_waited_for", Awaited, run=run)
+last_submitting_run: Reads[[], int | None] = reads("batches_last_run", int, first)
+batches_alike: Reads[[int], list[BatchStatusCount]] = reads("batches_alike", BatchStatusCount)
+tasks_of_row: Reads[[int], list[RowTask]] = reads("batches_of_row", RowTask)
+awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)
+runs_in_batches: Reads[[], set[int]] = reads("batches_needing", int, set)
 
 
 async def open_batches(database: Database) -> dict[int, OpenBatches]:
     """The open batches of each run that has any."""
     found = await select(database, "batches_open", tuple[int, int, int, int, int, int, int])
     return {run: OpenBatches(*counts) for run, *counts in found}
-
-
-async def runs_in_batches(database: Database) -> set[int]:
-    """The runs that have open batches, or tasks that wait for one."""
-    return set(await select(database, "batches_needing", int))
-
-
-async def lane_times(database: Database, provider: str, account: str, model: str) -> LaneTimes | None:
-    """How long the lane's batches took; None while none has ended."""
-    return times_of(await select(database, "batches_lane_times", float, provider, account, model))
 
 
 def times_of(seconds: Sequence[float]) -> LaneTimes | None:
@@ -486,16 +410,14 @@ def times_of(seconds: Sequence[float]) -> LaneTimes | None:
     return LaneTimes(len(seconds), p50, p95)
 
 
+lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times", float, times_of)
+"""By provider, account and model; None while no batch of the lane has ended."""
+
+
 async def write_seen(database: Database, observations: Sequence[Observation]) -> None:
     """Keeps the providers' reports, in one commit. It changes no step of a batch, so it takes no lease."""
-    assert database.writer is not None
-    with translated(database.path):
-        await database.writer.at_once(lambda writer: _write_seen(writer, observations))
-
-
-def _write_seen(writer: sqlite3.Connection, observations: Sequence[Observation]) -> None:
-    with transaction(writer):
-        writer.executemany(sql("batch_seen"), [one._asdict() for one in observations])
+    values = [one._asdict() for one in observations]
+    await change(database, lambda writer: writer.executemany(sql("batch_seen"), values))
 
 
 # For a shell that completes a word: no engine, no event loop, no migration.

@@ -1,4 +1,4 @@
-"""Dropping old runs and copying the database: in short transactions, a crash at any point leaves a sound store."""
+"""Dropping old runs with all that no kept run needs, and copying the database: a crash at any point does no harm."""
 
 from __future__ import annotations
 
@@ -7,54 +7,74 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from agac.core.errors import LeaseHeld, LeaseLost, StoreCorrupt, StoreError
+from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
 from agac.core.keys import canonical
 from agac.core.report import Moment, Report
 from agac.store.batches import runs_in_batches
 from agac.store.db import (
-    BEAT_SECONDS,
     BUSY_SECONDS,
     Database,
-    Lease,
+    change,
     fetch,
     is_dead,
-    lease_held,
-    padded,
     reading_uri,
-    refuse_newer,
+    schema_of,
     select,
     slices,
     sql,
-    sql_many,
-    transaction,
     translated,
 )
 from agac.store.history import RunLine, run_lines
+from agac.store.lease import BEAT_SECONDS, Lease, lease_held
 from agac.store.records import PRESENT, CounterDelta, CounterKey
 from agac.store.rows import OUTCOME_OF, State
 from agac.store.runs import definition_of
 from agac.store.writer import counted_tasks
 
-# Dropping old runs and what no kept run needs, in short transactions: a crash at any point leaves a sound store.
-#
-# A run is dropped row by row, each with all that was made of it, and with its roll-ups: half of it is a run with
-# fewer rows and groups with fewer members, which `agac run` would go on with. Results are dropped last, since runs of
-# all workflows share them. Nobody may be at work meanwhile, or a result could be dropped that has just been found
-# again: whoever drops holds the lease of every workflow, and each transaction looks whether somebody new came in.
-# Doing the same again finishes what was interrupted.
+# A run is dropped row by row, in short transactions, each row with all that was made of it and with its roll-ups: half
+# of it is a run with fewer rows and groups with fewer members, which `agac run` would go on with. Results are dropped
+# last, since runs of all workflows share them. Nobody may be at work meanwhile, or a result could be dropped that has
+# just been found again: whoever drops holds the lease of every workflow, and each transaction looks whether somebody
+# new came in. Doing the same again finishes what was interrupted.
 
 T = TypeVar("T")
+
+_log = logging.getLogger("agac.store")
 
 CHUNK_ROWS = 2048
 """Rows with their tasks and attempts in one transaction: some tenths of a second."""
 
 CHUNK_TASKS = 65_536
 """Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
+
+
+VACUUM_PAGES = 4096
+"""Pages given back in one transaction: 16 MB."""
+
+_AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
+
+_OF_A_RUN = (
+    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
+)  # fmt: skip
+_OF_A_ROW = ("gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop")
+
+_AFTER_ALL = 1 << 62
+
+
+class _Row(NamedTuple):
+    """A row about to be dropped. `ordinal`: its position in the input; `place`: only of one that a stage made, below 0
+    of a part of a group; `error`: its kind."""
+
+    key: int
+    ordinal: int | None
+    place: int | None
+    state: int
+    error: str | None
 
 
 class GarbageCollector:
@@ -74,10 +94,17 @@ class GarbageCollector:
         """
 
         def write(writer: sqlite3.Connection) -> None:
-            (last,) = writer.execute(sql("run_number_last")).fetchone()
+            body = _with_last_run(writer, about)
             writer.execute(sql("gc_events_drop"))
-            body = canonical({**about, "last_run": last})
             self._event = writer.execute(sql("event_make"), (run, "gc", self._clock(), body)).lastrowid
+
+        await self.transaction(write)
+
+    async def end(self, about: dict[str, Any]) -> None:
+        """Records what was dropped."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            writer.execute(sql("event_end"), (self._clock(), 0, _with_last_run(writer, about), self._event))
 
         await self.transaction(write)
 
@@ -108,9 +135,13 @@ class GarbageCollector:
 
     async def drop_batch_tasks(self) -> None:
         """Drops what is on record of tasks in batches whose row or run is gone."""
+
+        def drop(writer: sqlite3.Connection, after: int) -> None:
+            writer.execute(sql("batches_tasks_drop"), {"after": after, "upto": after + CHUNK_TASKS})
+
         (last,) = await self.read("batches_last_task", int)
         for after in range(0, last, CHUNK_TASKS):
-            await self.transaction(partial(_drop_tasks, {"after": after, "upto": after + CHUNK_TASKS}))
+            await self.transaction(partial(drop, after=after))
 
     async def drop_results(self, ids: Sequence[int]) -> None:
         """Drops results that no task refers to."""
@@ -126,30 +157,28 @@ class GarbageCollector:
 
         await self.transaction(write)
 
-    async def end(self, about: dict[str, Any]) -> None:
-        """Records what was dropped."""
-
-        def write(writer: sqlite3.Connection) -> None:
-            (last,) = writer.execute(sql("run_number_last")).fetchone()
-            body = canonical({**about, "last_run": last})
-            writer.execute(sql("event_end"), (self._clock(), 0, body, self._event))
-
-        await self.transaction(write)
-
     async def give_back_space(self) -> None:
         """Gives free pages back to the file system, some megabytes at a time, and empties the write-ahead log."""
+
+        def vacuum(writer: sqlite3.Connection) -> bool:
+            if writer.execute("PRAGMA freelist_count").fetchone()[0] == 0:
+                return False
+            # not `execute`: it makes one step of a statement that gives no columns, and each step frees one page
+            writer.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
+            return True
+
         with translated(self._database.path):
-            while await self._writer.at_once(_vacuum_some):
-                await self.stay()
+            while await self._writer.at_once(vacuum):
+                await self._stay()
             await self._writer.at_once(lambda writer: writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     async def read(self, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
         """What a short statement finds, as `fetch` gives it; between two of them the leases are kept alive."""
-        await self.stay()
+        await self._stay()
         with translated(self._database.path):
             return await self._writer.at_once(lambda writer: fetch(writer, name, record, *values, **named))
 
-    async def stay(self) -> None:
+    async def _stay(self) -> None:
         """Shows a sign of life where one is due."""
         if self._clock() - self._beaten > BEAT_SECONDS:
             await self.transaction(lambda _: None)
@@ -158,21 +187,18 @@ class GarbageCollector:
         """All of it or nothing, and only while all leases are ours and no other process came in."""
 
         def whole(writer: sqlite3.Connection) -> T:
-            with transaction(writer):
-                self._prove_alone(writer)
-                return write(writer)
+            self._prove_alone(writer)
+            return write(writer)
 
-        with translated(self._database.path):
-            done = await self._writer.at_once(whole)
+        done = await change(self._database, whole)
         self._beaten = self._clock()
         return done
 
     def _prove_alone(self, writer: sqlite3.Connection) -> None:
         for lease in self._leases:
-            if writer.execute(sql("lease_beat"), (self._clock(), lease.workflow, lease.token)).rowcount == 0:
-                raise LeaseLost(f"another process took over workflow {lease.workflow!r}", remedy=_AGAIN)
+            lease.prove(writer, self._clock(), "", _AGAIN)
         ours = {lease.workflow for lease in self._leases}
-        for workflow, holder in writer.execute(sql("lease_holders")):
+        for workflow, holder, _ in writer.execute(sql("leases")):
             if workflow not in ours and not is_dead(holder):
                 raise LeaseHeld(f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN)
         (newest,) = writer.execute(sql("gc_event_newest")).fetchone()
@@ -180,6 +206,8 @@ class GarbageCollector:
             raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
 
     def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> int:
+        """Drops some rows with what they and their tasks count in the roll-ups. Rows that left the input count no more,
+        and rows that are no longer made have no tasks."""
         found: list[_Row] = []
         for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
             found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
@@ -187,7 +215,14 @@ class GarbageCollector:
                 break
         if not found:
             return 0
-        counts = _counted(writer, found, stages)
+        counts: Counter[CounterKey] = Counter()
+        for row in found:
+            if row.ordinal is not None:
+                counts[PRESENT] += 1
+                if outcome := OUTCOME_OF.get(State(row.state)):
+                    counts["", outcome.value, row.error or "", ""] += 1
+        for keys in slices([row.key for row in found if row.ordinal is not None or row.place is not None]):
+            counts += counted_tasks(writer, keys, stages)
         values = [(run, *key, *CounterDelta(count=-count).values()) for key, count in counts.items()]
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
@@ -196,67 +231,18 @@ class GarbageCollector:
 
     def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
         """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
-        keys = [(row.key,) for row in found]
         for some in slices([row.key for row in found]):
-            wanted = padded(some)
-            members = writer.execute(sql_many("memberships", len(wanted)), wanted).fetchall()
-            groups = {group for _, group in members}
-            writer.executemany(sql("made_open"), [(self._event or 0, group) for group in groups])
+            members = fetch(writer, "memberships", tuple[int, int], some)
+            opened = [(self._event or 0, group) for group in {group for _, group in members}]
+            writer.executemany(sql("made_open"), opened)
             writer.executemany(sql("member_drop"), members)
-        for name in ("gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop"):
-            writer.executemany(sql(name), keys)
+        for name in _OF_A_ROW:
+            writer.executemany(sql(name), [(row.key,) for row in found])
 
 
-_AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
-
-_OF_A_RUN = (
-    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
-)  # fmt: skip
-
-_AFTER_ALL = 1 << 62
-
-
-class _Row(NamedTuple):
-    """A row about to be dropped. `ordinal`: its position in the input; `place`: only of one that a stage made, below 0
-    of a part of a group; `error`: its kind."""
-
-    key: int
-    ordinal: int | None
-    place: int | None
-    state: int
-    error: str | None
-
-
-def _counted(writer: sqlite3.Connection, found: Sequence[_Row], stages: Sequence[str]) -> Counter[CounterKey]:
-    """What rows and their tasks count in the roll-ups of their run. Rows that left the input count no more, and rows
-    that are no longer made have no tasks."""
-    counts: Counter[CounterKey] = Counter()
-    for row in found:
-        if row.ordinal is not None:
-            counts[PRESENT] += 1
-            if outcome := OUTCOME_OF.get(State(row.state)):
-                counts["", outcome.value, row.error or "", ""] += 1
-    present = [row.key for row in found if row.ordinal is not None or row.place is not None]
-    for keys in slices(present):
-        counts += counted_tasks(writer, keys, stages)
-    return counts
-
-
-def _drop_tasks(values: dict[str, int], writer: sqlite3.Connection) -> None:
-    writer.execute(sql("batches_tasks_drop"), values)
-
-
-VACUUM_PAGES = 4096
-"""Pages given back in one transaction: 16 MB."""
-
-
-def _vacuum_some(writer: sqlite3.Connection) -> bool:
-    """Whether free pages were given back."""
-    if writer.execute("PRAGMA freelist_count").fetchone()[0] == 0:
-        return False
-    # not `execute`: it makes one step of a statement that gives no columns, and each step frees one page
-    writer.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
-    return True
+def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:
+    (last,) = writer.execute(sql("run_number_last")).fetchone()
+    return canonical({**about, "last_run": last})
 
 
 # Which results and endpoints are in use: found out in short readings, kept as one bit for each result.
@@ -284,28 +270,25 @@ class Bits:
         return bool(self._bytes[number >> 3] & 1 << (number & 7))
 
 
-async def used_results(read: Read, runs: Collection[int], with_left: Collection[int], workflow: str | None) -> Bits:
-    """The results to which rows of these runs refer; rows that left the input only in the runs `with_left`. Also those
-    that came in a batch, and that no row has taken up yet.
+async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> Bits:
+    """The results to which rows of kept runs refer; rows that left the input only where they are kept. Also those that
+    came in a batch, and that no row has taken up yet.
 
     With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
     come back, and would be asked again.
     """
+    kept = {line.id for line in choice.kept}
     ((last_key, last_result, last_attempt),) = await read("gc_ends", _ENDS)
     (last_task,) = await read("batches_last_task", int)
     used = Bits(last_result)
-    async for rows in _ranges(read, "gc_references", last_key):
-        for run, left, result in rows:
-            if run in runs and (not left or run in with_left):
-                used.add(result)
-    async for rows in _ranges(read, "batches_results", last_task):
-        for run, result in rows:
-            if run in runs:
-                used.add(result)
+    places = {"gc_references": last_key, "batches_results": last_task}
     if workflow is not None:
-        async for rows in _ranges(read, "gc_asked_elsewhere", last_attempt, workflow):
-            for (result,) in rows:
-                used.add(result)
+        places["gc_asked_elsewhere"] = last_attempt
+    for statement, last in places.items():
+        async for rows in _ranges(read, statement, last, workflow):
+            for run, left, result in rows:
+                if run is None or (run in kept and not (left and run in choice.tidied)):
+                    used.add(result)
     return used
 
 
@@ -313,8 +296,7 @@ async def unused_results(read: Read, used: Bits) -> AsyncIterator[list[int]]:
     """The results that are not in `used`, some thousand at a time."""
     ((_, last_result, _),) = await read("gc_ends", _ENDS)
     async for rows in _ranges(read, "gc_results", last_result):
-        unused = [result for (result,) in rows if result not in used]
-        if unused:
+        if unused := [result for (result,) in rows if result not in used]:
             yield unused
 
 
@@ -331,9 +313,6 @@ async def used_endpoints(read: Read) -> set[int]:
 async def _ranges(read: Read, statement: str, last: int, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
     for after in range(0, last, RANGE):
         yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
-
-
-_log = logging.getLogger("agac.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +373,14 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
 async def would_clear(database: Database, keep: int, workflow: str | None) -> GcCounts:
     """What `clear` would drop now. Changes nothing."""
 
+    async def rows_of(run: int) -> tuple[int, int, int]:
+        return (await select(database, "gc_row_count", tuple[int, int, int], run))[0]
+
     read = partial(select, database)
-    choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
-    dropped = [RunToDrop(line, (await _row_count(read, line.id))[0]) for line in choice.doomed]
-    tidied = [await _row_count(read, number) for number in choice.tidied]
-    used = await _used(read, choice, workflow)
+    choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
+    dropped = [RunToDrop(line, (await rows_of(line.id))[0]) for line in choice.doomed]
+    tidied = [await rows_of(number) for number in choice.tidied]
+    used = await used_results(read, choice, workflow)
     results = [len(some) async for some in unused_results(read, used)]
     left, gone = sum(left for _, left, _ in tidied), sum(gone for _, _, gone in tidied)
     return GcCounts(choice.kept, dropped, left, gone, sum(results))
@@ -412,45 +394,29 @@ async def clear(database: Database, keep: int, workflow: str | None, clock: Call
     async with AsyncExitStack() as stack:
         names = await select(database, "leases_known", str)
         leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
-        choice = choose(await run_lines(database), keep, workflow, await runs_in_batches(database))
+        choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
         if not choice.kept:
             return GcCounts()
         collector = GarbageCollector(database, leases, clock)
         about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
         await collector.begin(choice.kept[0].id, about)
-        cleared = await _drop(database, collector, choice, workflow)
-        left = {"left_rows": cleared.left_rows, "gone_rows": cleared.gone_rows}
-        await collector.end({**about, "results": cleared.results, **left})
+        dropped = []
+        for line in choice.doomed:
+            stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
+            _log.info("dropping run %d of %s", line.id, line.workflow)
+            dropped.append(RunToDrop(line, await collector.drop_run(line.id, stages)))
+        tidied = [await collector.drop_left_rows(number) for number in sorted(choice.tidied)]
+        left, gone = sum(rows for rows, _ in tidied), sum(rows for _, rows in tidied)
+        await collector.drop_batch_tasks()
+        used = await used_results(collector.read, choice, workflow)
+        results = 0
+        async for some in unused_results(collector.read, used):
+            await collector.drop_results(some)
+            results += len(some)
+        await collector.drop_unused(await used_endpoints(collector.read))
+        await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
         await collector.give_back_space()
-    return cleared
-
-
-async def _drop(database: Database, collector: GarbageCollector, choice: RunChoice, workflow: str | None) -> GcCounts:
-    cleared = GcCounts(choice.kept)
-    for line in choice.doomed:
-        stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
-        _log.info("dropping run %d of %s", line.id, line.workflow)
-        cleared.dropped.append(RunToDrop(line, await collector.drop_run(line.id, stages)))
-    left = [await collector.drop_left_rows(number) for number in sorted(choice.tidied)]
-    await collector.drop_batch_tasks()
-    used = await _used(collector.read, choice, workflow)
-    results = 0
-    async for some in unused_results(collector.read, used):
-        await collector.drop_results(some)
-        results += len(some)
-    await collector.drop_unused(await used_endpoints(collector.read))
-    rows, gone = sum(rows for rows, _ in left), sum(gone for _, gone in left)
-    return replace(cleared, left_rows=rows, gone_rows=gone, results=results)
-
-
-async def _used(read: Read, choice: RunChoice, workflow: str | None) -> Bits:
-    kept = {line.id for line in choice.kept}
-    return await used_results(read, kept, kept - choice.tidied, workflow)
-
-
-async def _row_count(read: Read, run: int) -> tuple[int, int, int]:
-    found: list[tuple[int, int, int]] = await read("gc_row_count", tuple[int, int, int], run)
-    return found[0]
+    return GcCounts(choice.kept, dropped, left, gone, results)
 
 
 # A consistent copy of the database while runs are at work.
@@ -471,33 +437,20 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
     invocation that was at work counts as killed there. A crash leaves a target that nobody takes for a backup.
     Raises StoreError.
     """
-    with translated(source), closing(_opened(reading_uri(source))) as reader:
-        _refuse_unusable(reader, source)
+    connected = partial(sqlite3.connect, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    with translated(source), closing(connected(reading_uri(source))) as reader:
+        if schema_of(source, reader) == 0:
+            raise StoreError(f"{source} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
         reader.execute("BEGIN")
         reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment
-        with translated(target), closing(_opened(f"{target.as_uri()}?mode=rw")) as writer:
+        with translated(target), closing(connected(f"{target.as_uri()}?mode=rw")) as writer:
             reader.backup(writer, pages=STEP_PAGES, progress=lambda *_: step())
             writer.execute("PRAGMA journal_mode = DELETE").fetchone()
-            _check(writer, source)
+            found = [text for (text,) in writer.execute("PRAGMA quick_check(1)")]
+            if found != ["ok"]:
+                raise StoreCorrupt(
+                    f"{source} is damaged: {found[0]}",
+                    remedy="no copy was made; restore an older backup, or move the database away and run again: "
+                    "every task is run again then",
+                )
             writer.execute(sql("leases_free"))
-
-
-def _opened(uri: str) -> sqlite3.Connection:
-    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-
-
-def _refuse_unusable(reader: sqlite3.Connection, path: Path) -> None:
-    (version,) = reader.execute("PRAGMA user_version").fetchone()
-    refuse_newer(version, path)
-    if version == 0:
-        raise StoreError(f"{path} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
-
-
-def _check(copy: sqlite3.Connection, source: Path) -> None:
-    found = [text for (text,) in copy.execute("PRAGMA quick_check(1)")]
-    if found != ["ok"]:
-        raise StoreCorrupt(
-            f"{source} is damaged: {found[0]}",
-            remedy="no copy was made; restore an older backup, or move the database away and run again: "
-            "every task is run again then",
-        )

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from agac.core.types import RowId
-from agac.store.db import Database, select, select_one
-from agac.store.rows import EXPORT_RANGE, made_counts
+from agac.store.db import Database, Reads, by, first, nested, reads, select, select_one
+from agac.store.rows import EXPORT_RANGE, RowRecord, made_counts
 from agac.store.runs import InvocationRecord
 
 
@@ -22,25 +22,6 @@ class RunLine(NamedTuple):
     fresh_since: float | None
     last_at: float
     partial: bool
-
-
-class RowRecord(NamedTuple):
-    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input. Of one that a stage made
-    `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place`
-    is from 0 among the children of that; below 0 of a part of a group."""
-
-    key: int
-    id: RowId
-    occurrence: int
-    ordinal: int | None
-    data: str
-    state: int
-    error_stage: str | None
-    error_type: str | None
-    error_message: str | None
-    origin: int | None = None
-    parent_key: int | None = None
-    place: int | None = None
 
 
 class TaskRecord(NamedTuple):
@@ -138,30 +119,46 @@ class PastAttempts(NamedTuple):
     replica: int = 0
 
 
-async def run_lines(database: Database, workflow: str | None = None) -> list[RunLine]:
-    """The runs of a workflow, or of all, the one last worked on first."""
-    return await select(database, "run_lines", RunLine, workflow=workflow)
+run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)
+"""The runs of a workflow, or of all (None), the one last worked on first."""
 
+workflows_run: Reads[[], list[str]] = reads("workflows_run", str)
+definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
+    "definitions_read", tuple[bytes, dict[str, Any]], dict
+)
+invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)
+"""The last ones of a run, so many at most, the newest first."""
 
-async def workflows_run(database: Database) -> list[str]:
-    """The names of the workflows that have runs."""
-    return await select(database, "workflows_run", str)
+parts_of: Reads[[int], list[RowRecord]] = reads("parts_look", RowRecord)
+ids_from: Reads[[int, int, int], list[RowId]] = reads("ids_from", Any)
+"""By a run, a position, and how many at most."""
 
+member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)
+"""By the key of a group, whether those that failed before they came to it, or the others, and how many at most."""
 
-async def definitions(database: Database, hashes: Sequence[bytes]) -> dict[bytes, dict[str, Any]]:
-    """Resolved workflows by their hashes."""
-    return dict(await select(database, "definitions_read", tuple[bytes, dict[str, Any]], list(hashes)))
+groups_of_row: Reads[[int], list[tuple[int, RowId]]] = reads(
+    "groups_of", tuple[int, int, RowId], lambda found: [(origin, group) for _, origin, group in found]
+)
+"""By a row's key: the position of the stage that made each, and its id."""
 
+_ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)
 
-async def invocations(database: Database, run: int, most: int) -> list[InvocationRecord]:
-    """The last invocations of a run, the newest first."""
-    return await select(database, "invocations_read", InvocationRecord, run, most)
+tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)
+"""In the order of the stages, each before its replicas (`replica` from 1)."""
+
+attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
+past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
+stored_task: Reads[[int, RowId, int], StoredTask | None] = reads("task_of_row", StoredTask, first)
+"""By a run, a row's id and a stage's position; None when the run has no such row."""
+
+runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)
+"""By a run and the id of a row, the newest first."""
 
 
 async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:
     """Every row of a run that has one of these ids, repetitions too, in the order of the input, and then those that
     stages made."""
-    found = await select(database, "rows_look", RowRecord, run, list(ids))
+    found = await select(database, "rows_look", RowRecord, run, ids)
     return sorted(found, key=lambda row: (row.ordinal is None, row.ordinal, row.key))
 
 
@@ -185,44 +182,12 @@ async def rows_above(database: Database, key: int) -> list[RowRecord]:
 
 async def rows_below(database: Database, key: int, most: int) -> list[Below]:
     """What stages made of a row, with so many ids of each stage at most."""
-    states: dict[tuple[int, bool], dict[int, int]] = {}
-    for origin, part, state, count in await select(database, "rows_below", tuple[int, bool, int, int], key):
-        states.setdefault((origin, part), {})[state] = count
-    return [
-        Below(origin, part, found, [name for (name,) in await select(database, "ids_below", tuple[RowId], *wanted)])
-        for (origin, part), found in states.items()
-        for wanted in [(key, origin, part, most)]
-    ]
-
-
-async def parts_of(database: Database, group: int) -> list[RowRecord]:
-    """The parts into which a large group is cut."""
-    return await select(database, "parts_look", RowRecord, group)
-
-
-async def member_ids(database: Database, group: int, most: int, *, failed: bool) -> list[RowId]:
-    """The first members of a group by their ids: those that failed before they came to it, or the others."""
-    return [row_id for (row_id,) in await select(database, "member_ids", tuple[RowId], group, failed, most)]
-
-
-async def groups_of_row(database: Database, key: int) -> list[tuple[int, RowId]]:
-    """The groups that a row is in: the position of the stage that made each, and its id."""
-    return [(origin, name) for _, origin, name in await select(database, "groups_of", tuple[int, int, RowId], key)]
-
-
-async def ids_from(database: Database, run: int, ordinal: int, most: int) -> list[RowId]:
-    """The ids of the rows from a position of the input on."""
-    return [row_id for (row_id,) in await select(database, "ids_from", tuple[RowId], run, ordinal, most)]
-
-
-async def tasks_of_row(database: Database, key: int) -> list[TaskRecord]:
-    """A row's tasks in the order of the stages, each before its replicas (`replica` from 1)."""
-    return await select(database, "tasks_look", TaskRecord, key)
-
-
-async def attempts_of_row(database: Database, key: int) -> list[AttemptRecord]:
-    """Every call that was made for a row, in their order."""
-    return await select(database, "attempts_look", AttemptRecord, key)
+    found = await select(database, "rows_below", tuple[int, bool, int, int], key)
+    counts = nested(((origin, parts), state, count) for origin, parts, state, count in found)
+    below = []
+    for (origin, parts), states in counts.items():
+        below.append(Below(origin, parts, states, await _ids_below(database, key, origin, parts, most)))
+    return below
 
 
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
@@ -230,25 +195,8 @@ async def origins(database: Database, results: Sequence[int]) -> dict[int, Origi
 
     A result is missing here when its row changed since or is no longer stored.
     """
-    if not results:
-        return {}
-    found = await select(database, "results_asked", tuple[int, int, RowId, int], list(results))
+    found = await select(database, "results_asked", tuple[int, int, RowId, int], results) if results else []
     return {result: Origin(run, row_id, key) for result, run, row_id, key in found}
-
-
-async def stored_task(database: Database, run: int, row_id: RowId, stage: int) -> StoredTask | None:
-    """A row's task in a run; None when the run has no such row."""
-    return await select_one(database, "task_of_row", StoredTask, stage, run, row_id)
-
-
-async def runs_before(database: Database, run: int, row_id: RowId) -> list[int]:
-    """Earlier runs of the same workflow that have a row with this id, the newest first."""
-    return await select(database, "runs_with_row_before", int, run, run, row_id)
-
-
-async def past_attempts(database: Database, row_key: int) -> list[PastAttempts]:
-    """Every request that a row's stages sent, once for each invocation, in the order of time."""
-    return await select(database, "attempts_by_request", PastAttempts, row_key)
 
 
 def reply_bytes(stored: str | bytes | None) -> bytes | None:
@@ -316,6 +264,9 @@ class EndpointRecord(NamedTuple):
     simulated: bool
 
 
+endpoints: Reads[[], dict[int, EndpointRecord]] = reads("endpoints_read", EndpointRecord, by("id"))
+
+
 async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallRecord]]:
     """Every call for the rows that stand in the input, in their order, then for those that stages made, stage by stage,
     in the order in which they were made: those of some hundred rows at a time."""
@@ -336,20 +287,10 @@ async def _calls(database: Database, end: str, statement: str, rows: dict[str, i
 
 async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[int, str]]:
     """How many replicas agreed in the votes of these rows, by row and the stage's position: `2/3`, say."""
-    found: dict[int, dict[int, str]] = {}
-    for key, stage, agreement in await select(database, "agreements", tuple[int, int, str], list(keys)):
-        found.setdefault(key, {})[stage] = agreement
-    return found
-
-
-async def endpoints(database: Database) -> dict[int, EndpointRecord]:
-    """Everyone who was ever asked, by key."""
-    return {one.id: one for one in await select(database, "endpoints_read", EndpointRecord)}
+    return nested(await select(database, "agreements", tuple[int, int, str], list(keys)))
 
 
 async def timings(database: Database, run: int) -> Timings:
     """The histograms of how long a run's calls took."""
-    histograms: Timings = {}
-    for stage, measure, bucket, count in await select(database, "timings", tuple[str, str, int, int], run):
-        histograms.setdefault((stage, measure), {})[bucket] = count
-    return histograms
+    found = await select(database, "timings", tuple[str, str, int, int], run)
+    return nested(((stage, measure), bucket, count) for stage, measure, bucket, count in found)

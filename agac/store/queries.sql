@@ -64,7 +64,7 @@ WHERE r.id = ?;
 
 -- name: run_ids
 -- The runs of a workflow, or of all, the one last worked on first.
-SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE :workflow IS NULL OR r.workflow = :workflow
+SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE ?1 IS NULL OR r.workflow = ?1
 GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: runs_at_a_glance
@@ -183,7 +183,7 @@ UPDATE row SET ordinal = NULL, state = 0 WHERE key = ?;
 -- Rows in input order with their results, a range at a time.
 SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
 FROM row r LEFT JOIN result v ON v.id = r.result_id
-WHERE r.run_id = ? AND r.ordinal > ? ORDER BY r.ordinal, r.key LIMIT ?;
+WHERE r.run_id = :run AND r.ordinal > :after ORDER BY r.ordinal, r.key LIMIT :limit;
 
 -- name: results_of_rows
 -- The results of these rows' stages, and which stages were skipped.
@@ -334,7 +334,7 @@ SELECT id, ordinal FROM last_position WHERE id IN (:many);
 SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, e.at, r.created_at) AS last_at,
     r.selection <> '{}' AS partial
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
-WHERE :workflow IS NULL OR r.workflow = :workflow ORDER BY e.id DESC, r.id DESC;
+WHERE ?1 IS NULL OR r.workflow = ?1 ORDER BY e.id DESC, r.id DESC;
 
 -- name: workflows_run
 -- The workflows that have runs.
@@ -407,10 +407,6 @@ WHERE t.outcome = 'done' AND t.result_id IN (:many);
 -- The last number that a run ever had, dropped ones too.
 SELECT max(coalesce((SELECT max(id) FROM run), 0),
     coalesce((SELECT max(json_extract(body, '$.last_run')) FROM event WHERE kind = 'gc'), 0));
-
--- name: lease_holders
--- Every workflow that somebody holds.
-SELECT workflow, holder FROM lease WHERE holder <> '';
 
 -- name: leases_known
 -- Every workflow that was ever held or run.
@@ -495,7 +491,7 @@ SELECT run_id, ordinal IS NULL AND origin IS NULL, result_id FROM row WHERE key 
 
 -- name: gc_asked_elsewhere
 -- The results of what some attempts asked for rows of other workflows than this one.
-SELECT v.id FROM attempt a JOIN row r ON r.key = a.row_key JOIN run u ON u.id = r.run_id
+SELECT NULL, 0, v.id FROM attempt a JOIN row r ON r.key = a.row_key JOIN run u ON u.id = r.run_id
 JOIN result v ON v.fingerprint = a.fingerprint
 WHERE a.id > :after AND a.id <= :upto AND u.workflow <> :workflow;
 
@@ -584,14 +580,14 @@ WHERE t.stage = ? AND v.created_at < ? AND t.row_key IN (:many);
 -- A row of a run by its id, with what became of its task at a stage; of several the one that came to the stage.
 SELECT r.run_id AS run, r.key AS row_key, r.data, t.fingerprint, t.outcome, t.error_type, t.error_message, t.settled_at,
     v.how, v.created_at AS answered_at, e.provider, e.model
-FROM row r LEFT JOIN task t ON t.row_key = r.key AND t.stage = ? AND t.replica = 0
+FROM row r LEFT JOIN task t ON t.row_key = r.key AND t.stage = ?3 AND t.replica = 0
 LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
-WHERE r.run_id = ? AND r.id = ? AND r.state <> 6 ORDER BY t.stage IS NULL, r.origin, r.occurrence LIMIT 1;
+WHERE r.run_id = ?1 AND r.id = ?2 AND r.state <> 6 ORDER BY t.stage IS NULL, r.origin, r.occurrence LIMIT 1;
 
 -- name: runs_with_row_before
 -- Earlier runs of the same workflow that have a row of this id.
 SELECT DISTINCT r.id FROM run r JOIN row w ON w.run_id = r.id AND w.occurrence <= 0
-WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?) AND r.id < ? AND w.id = ? ORDER BY r.id DESC;
+WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?1) AND r.id < ?1 AND w.id = ?2 ORDER BY r.id DESC;
 
 -- name: attempts_by_request
 -- When a row's stages made calls, by request and invocation, whether that brought an answer, and of which retry.
@@ -709,7 +705,7 @@ SELECT count(DISTINCT parent_key) FROM row WHERE run_id = ? AND origin = ? AND p
 
 -- name: rows_of_keys
 -- Some rows, for what was made of them.
-SELECT key, id, ordinal, data, origin, parent_key, place, state FROM row WHERE key IN (:many);
+SELECT key, id, occurrence, ordinal, data, state, error_stage, error_type, error_message, origin, parent_key, place FROM row WHERE key IN (:many);
 
 -- name: group_sizes
 -- How many members these groups have, what those come to in tokens, and how many failed.
@@ -735,7 +731,7 @@ SELECT key FROM row WHERE parent_key = ? AND place < 0 AND state <> 6 AND seen <
 -- name: parts_open
 -- Parts of large groups of one height that are to be asked.
 SELECT key, id, data, parent_key AS "group" FROM row
-WHERE run_id = ? AND origin = ? AND place = ? AND key > ? AND state = 0 ORDER BY key LIMIT ?;
+WHERE run_id = ? AND origin = ? AND place = -? AND key > ? AND state = 0 ORDER BY key LIMIT ?;
 
 -- name: part_values
 -- What parts of groups came to.
@@ -758,7 +754,7 @@ UPDATE row SET state = 0, result_id = NULL, error_stage = NULL, error_type = NUL
 -- Groups by their ids, with their results, a range at a time.
 SELECT NULL AS ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
 FROM row r LEFT JOIN result v ON v.id = r.result_id
-WHERE r.run_id = ? AND r.id > ? AND r.occurrence = ? AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT ?;
+WHERE r.run_id = :run AND r.id > :after AND r.occurrence = :occurrence AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT :limit;
 
 -- name: child_counts
 -- How many children stages made of these rows.
@@ -774,7 +770,7 @@ WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) 
 -- name: made_failed
 -- Failed rows that a stage made by their ids, a range at a time.
 SELECT NULL AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row
-WHERE run_id = ? AND id > ? AND occurrence = ? AND place >= 0 AND state = 2 ORDER BY id LIMIT ?;
+WHERE run_id = :run AND id > :after AND occurrence = :occurrence AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
 
 -- name: made_examples
 -- The first failed row of each kind of error among those that stages made.
@@ -941,9 +937,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?);
 -- name: task_wait
 -- A task waits for an equal one that is in a batch, unless that is its own.
 INSERT INTO batch_task (run_id, row_key, stage, replica, fingerprint, state, round, position, repairs)
-SELECT :run, :row, :stage, :replica, :fingerprint, 0, 1, 0, 0 WHERE NOT EXISTS (
+SELECT ?1, ?2, ?3, ?4, ?5, 0, 1, 0, 0 WHERE NOT EXISTS (
     SELECT 1 FROM batch_task
-    WHERE row_key = :row AND stage = :stage AND replica = :replica AND fingerprint = :fingerprint
+    WHERE row_key = ?2 AND stage = ?3 AND replica = ?4 AND fingerprint = ?5
     AND state < 2 AND state < 3
 );
 
@@ -983,17 +979,17 @@ SELECT row_key, min(stage) FROM batch_task WHERE state < 2 AND state < 3 AND row
 -- Open rows of the input with a task of which something came.
 SELECT key, id, occurrence, ordinal, hash, data, seen FROM row WHERE key IN (
     SELECT DISTINCT t.row_key FROM batch_task AS t
-    WHERE t.run_id = :run AND t.state = 2 AND t.row_key > :after AND t.then_do IS NOT 'run'
+    WHERE t.run_id = ? AND t.state = 2 AND t.row_key > ? AND t.then_do IS NOT 'run'
     AND EXISTS (SELECT 1 FROM row AS r WHERE r.key = t.row_key AND r.state = 0 AND r.ordinal IS NOT NULL)
-    ORDER BY t.row_key LIMIT :most
+    ORDER BY t.row_key LIMIT ?
 ) ORDER BY key;
 
 -- name: rows_idle
 -- Open rows of the input that wait for no batch, in the order of the input.
 SELECT key, id, occurrence, ordinal, hash, data, seen FROM row
-WHERE run_id = :run AND ordinal > :after AND state = 0
+WHERE run_id = ? AND ordinal > ? AND state = 0
 AND NOT EXISTS (SELECT 1 FROM batch_task AS t WHERE t.row_key = row.key AND t.state < 3)
-ORDER BY ordinal LIMIT :most;
+ORDER BY ordinal LIMIT ?;
 
 -- name: rows_in_batches
 -- How many rows of a run wait for batches.
@@ -1019,7 +1015,7 @@ ORDER BY id DESC LIMIT 1;
 -- Tasks in open batches of a run whose row left, or asks something else by now, and for which nobody else waits.
 SELECT t.batch_id, count(*) FROM batch_task AS t JOIN row ON row.key = t.row_key
 WHERE t.state = 1 AND t.batch_id IN (
-    SELECT id FROM batch WHERE run_id = :run AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+    SELECT id FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
 )
 AND (row.state = 6 OR (row.ordinal IS NULL AND row.origin IS NULL) OR EXISTS (
     SELECT 1 FROM batch_task AS n WHERE n.row_key = t.row_key AND n.stage = t.stage AND n.replica = t.replica
@@ -1037,12 +1033,12 @@ AND NOT EXISTS (
 SELECT t.batch_id, count(*) FROM batch_task AS t
 WHERE t.state = 1 AND t.batch_id IN (
     SELECT batch.id FROM batch JOIN run ON run.id = batch.run_id
-    WHERE run.workflow = :workflow AND run.id <> :run
+    WHERE run.workflow = ?2 AND run.id <> ?1
     AND batch.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
 )
 AND NOT EXISTS (
     SELECT 1 FROM batch_task AS w
-    WHERE w.fingerprint = t.fingerprint AND w.state = 0 AND w.state < 2 AND w.run_id = :run
+    WHERE w.fingerprint = t.fingerprint AND w.state = 0 AND w.state < 2 AND w.run_id = ?1
 ) GROUP BY t.batch_id;
 
 -- name: batches_look
@@ -1098,7 +1094,7 @@ WHERE t.row_key = ? AND t.state < 2 AND t.state < 3 ORDER BY t.stage, t.replica;
 -- The batches of other runs in which tasks are that a run's tasks wait for.
 SELECT DISTINCT b.id AS batch, b.run_id AS run, b.provider_id FROM batch_task w
 JOIN batch_task e ON e.fingerprint = w.fingerprint AND e.state = 1 AND e.state < 2 JOIN batch b ON b.id = e.batch_id
-WHERE w.run_id = :run AND w.state = 0 AND b.run_id <> :run;
+WHERE w.run_id = ?1 AND w.state = 0 AND b.run_id <> ?1;
 
 -- name: batches_lane_times
 -- How long the batches of a lane took that came to their end by themselves, the shortest first.
@@ -1112,7 +1108,7 @@ UNION SELECT run_id FROM batch_task WHERE state < 2;
 
 -- name: batches_results
 -- The results of what some tasks asked in batches, to which no row refers yet, with their runs.
-SELECT b.run_id, v.id FROM batch_task b JOIN result v ON v.fingerprint = b.fingerprint
+SELECT b.run_id, 0, v.id FROM batch_task b JOIN result v ON v.fingerprint = b.fingerprint
 WHERE b.id > :after AND b.id <= :upto AND b.state < 3 AND b.then_do IS NOT 'run';
 
 -- name: batches_drop

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from agac.core.errors import UsageError, did_you_mean, nearest
-from agac.store.db import BUSY_SECONDS, migrations, reading_uri, refuse_newer, refuse_older, sql, translated
+from agac.store.db import BUSY_SECONDS, migrations, reading_uri, refuse_other_schemas, sql, translated
 
 # What SQLite says of a wrong query, with what was probably meant.
 
@@ -123,9 +123,7 @@ def answered(path: Path, query: str) -> Iterator[QueryAnswer]:
     and StoreError for a database that cannot be read. Nothing can be written: the connection is for reading alone.
     """
     with translated(path), closing(sqlite3.connect(reading_uri(path), uri=True, timeout=BUSY_SECONDS)) as connection:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        refuse_newer(version, path)
-        refuse_older(version, path)
+        refuse_other_schemas(path, connection)
         connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
         connection.set_progress_handler(lambda: 0, _STEPS)  # SQLite gives way to Python, which sees a Ctrl-C
         denied: list[str] = []

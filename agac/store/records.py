@@ -330,13 +330,3 @@ class WriteBatch:
         if found is None:
             found = self.tallies[key] = CounterDelta()
         return found
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to write and nobody to tell."""
-        return not (
-            self.inserts or self.changes or self.places or self.leaving or self.tasks or self.forgotten
-            or self.attempts or self.ends or self.makings or self.broods or self.parts
-            or self.cut or self.gone or self.reopened or self.told or self.enrolled or self.waiting or self.ended
-            or self.tallies or self.on_durable
-        )  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, select, select_one, sql, translated
+from agac.store.db import Database, Reads, by, first, nested, only, reads, select, sql, translated
 
 T = TypeVar("T")
 
@@ -43,17 +44,15 @@ EXPORT_RANGE = 512
 """Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied meanwhile."""
 
 
-async def pages(
-    read: Callable[[Any], Awaitable[list[T]]], start: Any, last: Callable[[T], Any]
+async def _pages(
+    database: Database, statement: str, record: type[T], after: Any = 0, position: str = "ordinal", **values: Any
 ) -> AsyncIterator[list[T]]:
-    """What `read` gives after a position, at most EXPORT_RANGE at a time and never none; `last` is the position of the
-    last of them."""
-    after = start
-    while found := await read(after):
+    """What a statement finds after a position, at most EXPORT_RANGE at a time and never none."""
+    while found := await select(database, statement, record, **values, after=after, limit=EXPORT_RANGE):
         yield found
         if len(found) < EXPORT_RANGE:
             return
-        after = last(found[-1])
+        after = getattr(found[-1], position)
 
 
 class StoredRow(NamedTuple):
@@ -70,6 +69,25 @@ class StoredRow(NamedTuple):
     error_stage: str | None
     seen: int
     result_id: int | None
+
+
+class RowRecord(NamedTuple):
+    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input. Of one that a stage made
+    `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place`
+    is from 0 among the children of that; below 0 of a part of a group."""
+
+    key: int
+    id: RowId
+    occurrence: int
+    ordinal: int | None
+    data: str
+    state: int
+    error_stage: str | None
+    error_type: str | None
+    error_message: str | None
+    origin: int | None = None
+    parent_key: int | None = None
+    place: int | None = None
 
 
 class PriorTask(NamedTuple):
@@ -99,9 +117,15 @@ class EarlierResult(NamedTuple):
     value: str
 
 
-async def rows_at(database: Database, run: int, first: int, last: int) -> list[StoredRow]:
-    """The stored rows at the positions `first` to `last`."""
-    return await select(database, "rows_at", StoredRow, run, first, last)
+rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)
+"""By a run, the first position and the last one."""
+
+rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)
+"""By a run, an id, and the first and the last of its repetitions; the row that has the id is always among them."""
+
+rows_of_keys: Reads[[Sequence[int]], dict[int, RowRecord]] = reads("rows_of_keys", RowRecord, by("key"))
+last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
+newest_result: Reads[[], int] = reads("result_id_max", int, only)
 
 
 async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
@@ -112,54 +136,36 @@ async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict
     return by_id
 
 
-async def rows_of_id(database: Database, run: int, row_id: RowId, first: int, last: int) -> list[StoredRow]:
-    """The repetitions `first` to `last` of one id, and the row that has it."""
-    return await select(database, "rows_of_id", StoredRow, run, row_id, first, last)
-
-
 async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
     """What became of the tasks of these rows: row key → stage → task."""
-    tasks: dict[int, dict[int, PriorTask]] = {}
-    for task in await select(database, "tasks_of_rows", PriorTask, list(keys)):
-        tasks.setdefault(task.row_key, {})[task.stage] = task
-    return tasks
+    return nested((one.row_key, one.stage, one) for one in await select(database, "tasks_of_rows", PriorTask, keys))
 
 
 async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]) -> set[int]:
     """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by stage."""
     found: set[int] = set()
     for stage, cutoff in cutoffs.items():
-        found.update(await select(database, "rows_aged", int, stage, cutoff, list(keys)))
+        found.update(await select(database, "rows_aged", int, stage, cutoff, keys))
     return found
-
-
-async def last_number(database: Database, run: int) -> int:
-    """The last row number that was ever an id in a run whose ids are row numbers; 0 when there is none."""
-    return await select_one(database, "number_last", int, run) or 0
 
 
 async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], StageResult]:
     """What came of these rows' stages, by the row's key and the stage's position."""
-    found = await select(database, "results_of_rows", tuple[int, int, str | None, bool], list(keys))
+    found = await select(database, "results_of_rows", tuple[int, int, str | None, bool], keys)
     return {(key, stage): StageResult(value, skipped) for key, stage, value, skipped in found}
 
 
 async def why_filtered(database: Database, keys: Sequence[int]) -> dict[int, tuple[int, str]]:
     """The position of the stage that made each of these rows leave, and its note: JSON, of a guard with `when` and
     `values`."""
-    found = await select(database, "rows_filtered", tuple[int, int, str], list(keys))
+    found = await select(database, "rows_filtered", tuple[int, int, str], keys)
     return {key: (stage, note) for key, stage, note in found}
 
 
 async def earlier_results(database: Database, prints: Sequence[bytes], since: float) -> dict[bytes, EarlierResult]:
     """The newest result of each fingerprint that has one made at or after `since` (seconds since 1970)."""
-    found = await select(database, "results_by_fingerprint", tuple[bytes, int, str], since, list(prints))
+    found = await select(database, "results_by_fingerprint", tuple[bytes, int, str], since, prints)
     return {fingerprint: EarlierResult(result_id, value) for fingerprint, result_id, value in found}
-
-
-async def newest_result(database: Database) -> int:
-    """The id of the last result, 0 when there is none."""
-    return await select_one(database, "result_id_max", int) or 0
 
 
 # Passes over an input: which rows left it, how often an id came, where it came last.
@@ -183,9 +189,8 @@ async def scan_positions(database: Database, chunks: AsyncIterator[list[tuple[Ro
             await database.reader.execute("COMMIT")
 
 
-async def last_positions(database: Database, ids: Sequence[RowId]) -> dict[RowId, int]:
-    """The last position of each of these ids, after `scan_positions`."""
-    return dict(await select(database, "ids_scan_read", tuple[RowId, int], list(ids)))
+last_positions: Reads[[Sequence[RowId]], dict[RowId, int]] = reads("ids_scan_read", tuple[RowId, int], dict)
+"""The last position of each of these ids, after `scan_positions`."""
 
 
 class SeenIds:
@@ -259,45 +264,33 @@ class ChosenRow(NamedTuple):
         return StoredRow(*self[:-2])
 
 
-async def first_event_since(database: Database, run: int, since: float) -> int:
-    """The number of a run's first invocation from then on; 0 when there is none."""
-    return await select_one(database, "first_event_since", int, run, since) or 0
+first_event_since: Reads[[int, float], int] = reads("first_event_since", int, lambda found: found[0] or 0)
+"""By a run and a time; 0 when there is none."""
 
 
 async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
     """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
-
-    async def read(after: int) -> list[ChosenRow]:
-        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
-        return await select(database, "rows_chosen", ChosenRow, **values)
-
-    async for rows in pages(read, 0, lambda row: row.ordinal):
+    async for rows in _pages(database, "rows_chosen", ChosenRow, **_chosen(run, choice)):
         if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
             yield chosen
 
 
 async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
     """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
-
-    async def read(after: int) -> list[ChosenRow]:
-        values = {**_chosen(run, choice), "after": after, "limit": EXPORT_RANGE}
-        return await select(database, "rows_of_retry", ChosenRow, **values)
-
-    async for rows in pages(read, 0, lambda row: row.ordinal):
+    async for rows in _pages(database, "rows_of_retry", ChosenRow, **_chosen(run, choice)):
         yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
 
 
 async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:
     """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones,
     ("", None, n) open ones."""
-    values = _chosen(run, choice)
+    values, record = _chosen(run, choice), tuple[str | None, str | None, int]
     if not choice.rows:
-        return await select(database, "rows_chosen_count", tuple[str | None, str | None, int], **values)
-    found: dict[tuple[str | None, str | None], int] = {}
+        return await select(database, "rows_chosen_count", record, **values)
+    found: Counter[tuple[str | None, str | None]] = Counter()
     for row_id in choice.rows:
-        counts = await select(database, "row_chosen_count", tuple[str | None, str | None, int], **values, id=row_id)
-        for stage, error, count in counts:
-            found[stage, error] = found.get((stage, error), 0) + count
+        for stage, error, count in await select(database, "row_chosen_count", record, **values, id=row_id):
+            found[stage, error] += count
     return [(stage, error, count) for (stage, error), count in found.items()]
 
 
@@ -325,19 +318,6 @@ class MadeRow(NamedTuple):
     place: int
     seen: int
     parent_state: int | None = None
-
-
-class Ancestor(NamedTuple):
-    """Any row, for what was made of it. `origin` None: it is the input's."""
-
-    key: int
-    id: RowId
-    ordinal: int | None
-    data: str
-    origin: int | None
-    parent_key: int | None
-    place: int | None
-    state: int
 
 
 class MadeCount(NamedTuple):
@@ -409,24 +389,20 @@ async def children_of_parents(
     return await select(database, "children_of_parents", MadeRow, **values)
 
 
-async def made_counts(database: Database, run: int) -> list[MadeCount]:
-    """How the rows stand that stages made."""
-    return await select(database, "made_counts", MadeCount, run)
+made_counts: Reads[[int], list[MadeCount]] = reads("made_counts", MadeCount)
+parent_count: Reads[[int, int], int] = reads("made_parents", int, only)
+"""By a run and the position of the stage that made rows of others."""
+
+open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)
+"""By a run, the stage's position, a height, the key after which to begin, and how many at most."""
+
+failed_part: Reads[[int], tuple[str, str, str] | None] = reads("parts_failed", tuple[str, str, str], first)
+"""By the key of a group: the kind of error, the message and the id of the part."""
 
 
 async def made_by_id(database: Database, run: int, origin: int, ids: Sequence[RowId]) -> dict[RowId, StoredRow]:
     """The rows of a maker with these ids, parts of groups too, by id."""
-    return {row.id: row for row in await select(database, "made_by_id", StoredRow, run, -1 - origin, list(ids))}
-
-
-async def parent_count(database: Database, run: int, origin: int) -> int:
-    """Of how many rows this maker made others."""
-    return await select_one(database, "made_parents", int, run, origin) or 0
-
-
-async def rows_of_keys(database: Database, keys: Sequence[int]) -> dict[int, Ancestor]:
-    """Some rows by their keys."""
-    return {row.key: row for row in await select(database, "rows_of_keys", Ancestor, list(keys))}
+    return {row.id: row for row in await select(database, "made_by_id", StoredRow, run, -1 - origin, ids)}
 
 
 async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, int | None]:
@@ -439,8 +415,8 @@ async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, in
 
 async def group_sizes(database: Database, groups: Sequence[int]) -> dict[int, GroupSize]:
     """How large these groups are, by key; one without members is not in it."""
-    found = await select(database, "group_sizes", tuple[int, int, int, int], list(groups))
-    return {key: GroupSize(rows, tokens, failed) for key, rows, tokens, failed in found}
+    found = await select(database, "group_sizes", tuple[int, int, int, int], groups)
+    return {key: GroupSize(*sizes) for key, *sizes in found}
 
 
 FIRST = -(1 << 63)
@@ -455,24 +431,14 @@ async def members(
     return await select(database, "members_page", MemberRow, group, *after, upto, limit)
 
 
-async def open_parts(database: Database, run: int, origin: int, height: int, after: int, limit: int) -> list[OpenPart]:
-    """Some parts of one height, by their keys."""
-    return await select(database, "parts_open", OpenPart, run, origin, -height, after, limit)
-
-
 async def part_values(database: Database, run: int, origin: int, ids: Sequence[str]) -> dict[str, str]:
     """What these parts of groups came to, by id: JSON texts; those without a result are not in it."""
-    return dict(await select(database, "part_values", tuple[str, str], run, -1 - origin, list(ids)))
+    return dict(await select(database, "part_values", tuple[str, str], run, -1 - origin, ids))
 
 
 async def any_open_part(database: Database, run: int, origin: int, ids: Sequence[str]) -> bool:
     """Whether one of these parts of groups has no end yet."""
-    return bool(await select(database, "parts_waiting", int, run, -1 - origin, list(ids)))
-
-
-async def failed_part(database: Database, group: int) -> tuple[str, str, str] | None:
-    """The kind of error, the message and the id of a part of a group that failed."""
-    return await select_one(database, "parts_failed", tuple[str, str, str], group)
+    return bool(await select(database, "parts_waiting", int, run, -1 - origin, ids))
 
 
 async def dedupe_page(
@@ -526,9 +492,7 @@ class ErrorExample(NamedTuple):
     rows: int
 
 
-async def error_examples(database: Database, run: int) -> list[ErrorExample]:
-    """The first failed row of each kind of error."""
-    return await select(database, "row_examples", ErrorExample, run)
+error_examples: Reads[[int], list[ErrorExample]] = reads("row_examples", ErrorExample)
 
 
 async def made_examples(database: Database, run: int) -> list[ErrorExample]:
@@ -538,36 +502,23 @@ async def made_examples(database: Database, run: int) -> list[ErrorExample]:
     return [ErrorExample(error, row, roots[key], text, stage, rows) for error, row, text, stage, rows, key in found]
 
 
-async def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
+def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     """All rows of the input in order, some hundred at a time."""
-
-    async def read(after: int) -> list[ExportRow]:
-        return await select(database, "rows_export", ExportRow, run, after, EXPORT_RANGE)
-
-    async for rows in pages(read, 0, lambda row: row.ordinal):
-        yield rows
+    return _pages(database, "rows_export", ExportRow, run=run)
 
 
-async def group_rows(database: Database, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
-    """All groups that a stage made, by their ids, some hundred at a time."""
-    async for groups in _made_by_id(database, "groups_export", run, origin):
-        yield groups
-
-
-async def _made_by_id(database: Database, statement: str, run: int, origin: int) -> AsyncIterator[list[ExportRow]]:
-    """Rows that a stage made, as a statement finds them by (run, id after which, occurrence, limit)."""
-
-    async def read(after: RowId) -> list[ExportRow]:
-        found = await select(database, statement, ExportRow, run, after, -1 - origin, EXPORT_RANGE)
-        return [row._replace(made=True) for row in found]
-
-    async for rows in pages(read, FIRST, lambda row: row.id):
-        yield rows
+async def group_rows(
+    database: Database, run: int, origin: int, statement: str = "groups_export"
+) -> AsyncIterator[list[ExportRow]]:
+    """All groups that a stage made, by their ids, some hundred at a time; or its rows that another statement finds."""
+    values = {"run": run, "occurrence": -1 - origin}
+    async for rows in _pages(database, statement, ExportRow, FIRST, "id", **values):
+        yield [row._replace(made=True) for row in rows]
 
 
 async def child_counts(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], int]:
     """How many children stages made of these rows, by the row's key and the stage's position."""
-    found = await select(database, "child_counts", tuple[int, int, int], list(keys))
+    found = await select(database, "child_counts", tuple[int, int, int], keys)
     return {(key, origin): count for key, origin, count in found}
 
 
@@ -576,7 +527,7 @@ async def children_export(
 ) -> list[tuple[int, int, ExportRow]]:
     """The children that a stage made of these rows, as (key of the parent, place, child), in their order; after a
     place, so many at most."""
-    found = await select(database, "children_export", tuple[Any, ...], origin, after, list(keys), limit)
+    found = await select(database, "children_export", tuple[Any, ...], origin, after, keys, limit)
     return [(row[0], row[1], ExportRow(*row[2:])._replace(made=True)) for row in found]
 
 
@@ -587,6 +538,6 @@ async def failed_rows(database: Database, run: int, origin: int | None) -> Async
         async for some in export_rows(database, run):
             yield [row for row in some if row.state == State.FAILED]
         return
-    async for found in _made_by_id(database, "made_failed", run, origin):
+    async for found in group_rows(database, run, origin, "made_failed"):
         roots = await root_ordinals(database, [row.key for row in found])
         yield [row._replace(ordinal=roots[row.key]) for row in found]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from agac.core.keys import canonical, snapshot
-from agac.store.db import Database, select, select_one, write
+from agac.store.db import Database, Reads, first, only, reads, select_one, write
 
 KILLED = 137
 """The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
@@ -82,22 +82,50 @@ class RunIdentity(NamedTuple):
     selection: str
 
 
-async def keep_definition(database: Database, identity: RunIdentity, body: str, now: float) -> None:
-    """Stores the resolved workflow, once for all runs that share it."""
-    await write(database, "definition_keep", identity.definition_hash, identity.workflow, body, now)
-
-
-async def newest_run(database: Database, identity: RunIdentity) -> int | None:
-    """The run that `agac run` continues."""
-    return await select_one(database, "run_newest", int, *identity)
-
-
 class OutputPlace(NamedTuple):
     """Where and how a run's outputs are written; no part of its identity. `outputs` is canonical JSON."""
 
     output_dir: str
     include_input: bool
     outputs: str
+
+
+class WrittenFiles(NamedTuple):
+    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
+
+    run: int
+    shown: bool
+    files: dict[str, list[int]]
+
+
+# By a run's number, if no other argument is named.
+read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
+definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], only)
+run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
+counters: Reads[[int], list[Count]] = reads("counters", Count)
+was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
+input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
+"""In seconds since 1970; None: the input was not read to its end, or is being read."""
+
+newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)
+"""By the three parts of a `RunIdentity`."""
+
+run_ids: Reads[[str | None], list[int]] = reads("run_ids", int)
+last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)
+files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFiles)
+lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)
+"""By a run and an invocation that does not count: it is at work."""
+
+
+async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
+    """Why the last call of an invocation brought no answer; None when it did, or when others made many since."""
+    found = await select_one(database, "call_last", tuple[bool, str, str], event)
+    return {"type": found[1], "message": found[2]} if found and found[0] else None
+
+
+async def keep_definition(database: Database, identity: RunIdentity, body: str, now: float) -> None:
+    """Stores the resolved workflow, once for all runs that share it."""
+    await write(database, "definition_keep", identity.definition_hash, identity.workflow, body, now)
 
 
 async def make_run(database: Database, identity: RunIdentity, where: OutputPlace, *, fresh: bool, now: float) -> int:
@@ -111,17 +139,9 @@ async def retarget_run(database: Database, run: int, where: OutputPlace) -> None
     await write(database, "run_retarget", **values)
 
 
-class WrittenFiles(NamedTuple):
-    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
-
-    run: int
-    shown: bool
-    files: dict[str, list[int]]
-
-
-async def files_written(database: Database, output_dir: str) -> list[WrittenFiles]:
-    """What the runs that write into a folder left there."""
-    return await select(database, "run_files", WrittenFiles, output_dir)
+async def store_run_settings(database: Database, run: int, settings: dict[str, Any]) -> None:
+    """Notes how a run goes about its definition (`plan.run_settings`)."""
+    await write(database, "run_manner", snapshot(settings), run)
 
 
 async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
@@ -134,64 +154,9 @@ async def end_invocation(database: Database, event: int, exit_code: int, body: d
     await write(database, "event_end", now, exit_code, canonical(body), event)
 
 
-async def last_invocation(database: Database, workflow: str) -> tuple[int, InvocationRecord] | None:
-    """The newest invocation of a workflow, whichever of its runs it was about, and the number of that run."""
-    found = await select_one(database, "invocation_last", LastInvocation, workflow)
-    return (found.run, found.invocation) if found else None
-
-
-async def read_run(database: Database, run: int) -> RunRecord | None:
-    """A run with its last invocation, or None."""
-    return await select_one(database, "run_read", RunRecord, run)
-
-
-async def run_ids(database: Database, workflow: str | None) -> list[int]:
-    """The runs of a workflow, or of all, the one last worked on first."""
-    return await select(database, "run_ids", int, workflow=workflow)
-
-
-async def was_read(database: Database, run: int) -> bool:
-    """Whether an invocation of the run read its input to the end."""
-    return bool(await select(database, "run_was_read", int, run))
-
-
 async def note_reading(database: Database, run: int, at: float | None) -> None:
     """A pass over the input begins (`at` None), or came to its end."""
     await write(database, "run_reading", at, run)
-
-
-async def input_read_at(database: Database, run: int) -> float | None:
-    """When the input of a run was read to its end, in seconds since 1970; None: it was not, or is being read."""
-    return await select_one(database, "run_read_at", float, run)
-
-
-async def lost_calls(database: Database, run: int, at_work: int = 0) -> int:
-    """Calls that killed or cut off invocations of a run, other than `at_work`, may have paid for without leaving a
-    trace, at most."""
-    return await select_one(database, "lost_calls", int, run, at_work) or 0
-
-
-async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
-    """Why the last call of an invocation brought no answer; None when it did, or when others made many since."""
-    found = await select_one(database, "call_last", tuple[bool, str, str], event)
-    return {"type": found[1], "message": found[2]} if found and found[0] else None
-
-
-async def definition_of(database: Database, run: int) -> dict[str, Any]:
-    """The resolved workflow that a run was made from."""
-    found = await select_one(database, "definition_body", dict[str, Any], run)
-    assert found is not None
-    return found
-
-
-async def store_run_settings(database: Database, run: int, manner: dict[str, Any]) -> None:
-    """Notes how a run goes about its definition (`plan.run_settings.run_settings`)."""
-    await write(database, "run_manner", snapshot(manner), run)
-
-
-async def run_settings_of(database: Database, run: int) -> dict[str, Any] | None:
-    """How a run goes about its definition; None: it was made before that was kept."""
-    return await select_one(database, "run_manner_read", dict[str, Any], run)
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
@@ -201,8 +166,3 @@ def row_counts(counts: Iterable[Count]) -> dict[str, int]:
         if count.stage == "":
             found[count.outcome] += count.tasks
     return found | {"open": 2 * found["present"] - sum(found.values())}
-
-
-async def counters(database: Database, run: int) -> list[Count]:
-    """The roll-ups of a run."""
-    return await select(database, "counters", Count, run)

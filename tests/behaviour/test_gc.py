@@ -18,9 +18,10 @@ from support.soak import campaign
 import agac
 from agac.core.errors import LeaseHeld, LeaseLost
 from agac.store import gc
-from agac.store.db import lease_held, open_database
+from agac.store.db import open_database
 from agac.store.gc import Bits
 from agac.store.history import RunLine
+from agac.store.lease import lease_held
 
 TWO = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},

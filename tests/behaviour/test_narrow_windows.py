@@ -36,10 +36,10 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
             looked["times"] = 3
         return found
 
-    def slow_write(self: Ledger, batch: Any, writer: Any) -> None:
+    def slow_write(self: Ledger, batch: Any, *rest: Any) -> None:
         if batch.places and looked["times"] == 2:
             time.sleep(0.6)
-        write(self, batch, writer)
+        write(self, batch, *rest)
 
     monkeypatch.setattr(input_rows, "prior_tasks", slow_look_up)
     monkeypatch.setattr(Ledger, "_write", slow_write)

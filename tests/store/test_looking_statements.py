@@ -27,7 +27,8 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def plan_of(connection: sqlite3.Connection, name: str) -> list[str]:
     statement = sql.sql_many(name, 8) if "(:many)" in sql.sql(name) else sql.sql(name)
     named = set(re.findall(r":(\w+)", statement))
-    values = dict.fromkeys(named) if named else [None] * statement.count("?")
+    count = len(set(re.findall(r"\?\d+", statement))) or statement.count("?")
+    values = dict.fromkeys(named) if named else [None] * count
     return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, values)]
 
 

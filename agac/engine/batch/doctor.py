@@ -21,7 +21,8 @@ from agac.engine.settle import CallRecorder
 from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
-from agac.store.db import Database, lease_held
+from agac.store.db import Database
+from agac.store.lease import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0
