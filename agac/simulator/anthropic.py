@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from agac.simulator.batch_store import RESULTS_KEPT, Batch
 from agac.simulator.limits import RateLimits
 from agac.simulator.replies import (
     COUNT,
@@ -21,6 +22,7 @@ from agac.simulator.replies import (
     TEXT,
     TRUTH,
     ApiError,
+    BatchEndpoint,
     Event,
     Kind,
     ModelAnswer,
@@ -28,9 +30,10 @@ from agac.simulator.replies import (
     ModelCall,
     between,
     canonical,
-    content_digest,
+    encoded,
+    json_string,
+    model_call,
     pieces,
-    prompt_tokens,
     prompted_schema,
     read_object,
     wrong_parameters,
@@ -79,21 +82,19 @@ SAMPLING = word_set("temperature top_p top_k")
 UNSUPPORTED: dict[str, Any] = {"tools": [], "container": None, "speed": "standard", "diagnostics": None}
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
-TEXTS: Kind = (
-    lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
-    "a list of strings that are not blank",
-)
-TIER: Kind = (lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'")
 KINDS: dict[str, Kind] = {
     "max_tokens": COUNT,
     "temperature": between(0, 1),
     "top_p": between(0, 1),
     "top_k": COUNT,
     "stream": TRUTH,
-    "stop_sequences": TEXTS,
+    "stop_sequences": (
+        lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
+        "a list of strings that are not blank",
+    ),
     "output_config": OBJECT,
     "thinking": OBJECT,
-    "service_tier": TIER,
+    "service_tier": (lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'"),
     "metadata": OBJECT,
 }
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -109,7 +110,7 @@ UNSUPPORTED_BOUNDS = {
 }
 """Keywords that a type cannot be held to."""
 
-UNSUPPORTED_KEYWORDS = (
+UNSUPPORTED_KEYWORDS = [
     "oneOf",
     "not",
     "if",
@@ -119,7 +120,10 @@ UNSUPPORTED_KEYWORDS = (
     "prefixItems",
     "contains",
     "dependentRequired",
-)
+]
+NESTING = ("anyOf", "allOf")
+"""Keywords with lists of schemas that Anthropic looks at."""
+
 MAX_OPTIONAL = 24
 MAX_UNIONS = 16
 
@@ -159,7 +163,7 @@ def anthropic_headers(number: int, limits: RateLimits) -> dict[str, str]:
     return headers
 
 
-def utc_text(moment: float, timespec: str) -> str:
+def utc_text(moment: float, timespec: str = "microseconds") -> str:
     """A time as RFC 3339 writes it."""
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
@@ -175,21 +179,16 @@ def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
 def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION) -> ModelCall:
     """A request for a message (or the `params` of a batch's request). `stream` is taken out of it."""
     check_values(data, version)
-    messages = (*read_system(data.get("system")), *(read_message(i, m) for i, m in enumerate(data["messages"])))
-    stream = data.pop("stream", None) or False
+    system = data.get("system")
+    messages = [] if system is None else [("system", read_content(system, "system"))]
+    for index, message in enumerate(data["messages"]):
+        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+            raise bad(f"messages.{index}.role", "Input should be 'user' or 'assistant'")
+        messages.append((message["role"], read_content(message.get("content"), f"messages.{index}.content")))
     schema = read_output_format(data)
-    prompted, key = prompted_schema(messages) if schema is None else (schema, canonical(schema))
-    return ModelCall(
-        model=data["model"],
-        messages=messages,
-        digest=content_digest(seed, data),
-        prompt_tokens=prompt_tokens(messages),
-        schema=prompted,
-        schema_key=key,
-        max_tokens=data["max_tokens"],
-        stop=tuple(data.get("stop_sequences") or ()),
-        stream=stream,
-    )
+    form = prompted_schema(messages) if schema is None else {"schema": schema, "schema_key": canonical(schema)}
+    stop = tuple(data.get("stop_sequences") or ())
+    return model_call(data, seed, messages, max_tokens=data["max_tokens"], stop=stop, **form)
 
 
 def check_values(data: Mapping[str, Any], version: str) -> None:
@@ -245,19 +244,6 @@ def read_output_format(data: Mapping[str, Any]) -> Any:
     if problem is not None:
         raise bad("output_config.format.schema", problem)
     return schema_with_described_bounds(text)
-
-
-def read_system(system: Any) -> tuple[tuple[str, str], ...]:
-    """The system prompt, as a message."""
-    return () if system is None else (("system", read_content(system, "system")),)
-
-
-def read_message(index: int, message: Any) -> tuple[str, str]:
-    """Role and text of a message."""
-    place = f"messages.{index}"
-    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-        raise bad(f"{place}.role", "Input should be 'user' or 'assistant'")
-    return message["role"], read_content(message.get("content"), f"{place}.content")
 
 
 def read_content(content: Any, place: str) -> str:
@@ -328,20 +314,13 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     yield {"type": "message_stop"}
 
 
-def failing_message_events(call: ModelCall, answer: ModelAnswer, error: ApiError, as_response: bool) -> Iterator[Event]:
-    """The same until halfway; then an `error`, and nothing after it."""
-    events = list(message_events(call, answer))
-    yield from events[: max(1, len(events) // 2)]
-    yield message_error(error)
-
-
 @lru_cache(maxsize=256)
 def schema_problem(text: str) -> str | None:
     """Why a schema is refused, None if it is not. `text` is its JSON, so that each schema is checked once."""
-    nodes = [node for _, node in schema_nodes(json.loads(text))]
-    problem = next((problem for node in nodes for problem in node_problems(node)), None)
-    if problem is not None:
-        return problem
+    nodes = [node for _, node in walk_schema(json.loads(text), NESTING)]
+    for node in nodes:
+        for problem in node_problems(node):
+            return problem
     optional = sum(len(set(node.get("properties") or ()) - set(node.get("required") or ())) for node in nodes)
     if optional > MAX_OPTIONAL:
         return f"Schema has {optional} optional parameters, the limit is {MAX_OPTIONAL}"
@@ -365,16 +344,11 @@ def node_problems(node: dict[str, Any]) -> Iterator[str]:
         yield "Schema must have a 'type', 'anyOf', 'allOf', '$ref', 'enum' or 'const'"
 
 
-def schema_nodes(schema: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A schema and those within it that Anthropic looks at."""
-    return walk_schema(schema, ("anyOf", "allOf"))
-
-
 @lru_cache(maxsize=256)
 def schema_with_described_bounds(text: str) -> Any:
     """A schema (its JSON) with the bounds that its descriptions end in, as in `A mark.\n\n{minimum: 1, maximum: 5}`."""
     schema = json.loads(text)
-    for _, node in list(schema_nodes(schema)):
+    for _, node in list(walk_schema(schema, NESTING)):
         node.update(described_bounds(node.get("description")))
     return schema
 
@@ -396,8 +370,104 @@ MESSAGES = ModelApi(
     read=read_body,
     reply=message_object,
     events=message_events,
-    failed=lambda call, error: message_error(error),
-    failing_events=failing_message_events,
     error=message_error,
     headers=anthropic_headers,
 )
+
+
+MESSAGE_STATUSES = {
+    "validating": "in_progress",
+    "finalizing": "in_progress",
+    "cancelling": "canceling",
+    **dict.fromkeys(("completed", "expired", "cancelled", "failed"), "ended"),
+}
+"""Anthropic's words for OpenAI's statuses."""
+
+
+class MessageBatches:
+    """Anthropic's batches, with the same members: all results are in one file."""
+
+    one_file = True
+    foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
+    body_key = "params"
+
+    def endpoint(self, batch: Batch) -> BatchEndpoint:
+        """The Messages API: what may be requested depends on the version that the batch was created with."""
+
+        def read(params: dict[str, Any], seed: int) -> ModelCall:
+            call = read_message_request(params, seed, batch.endpoint)
+            call.extras["service_tier"] = "batch"
+            return call
+
+        return read, message_object
+
+    def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes) -> bytes:
+        head = f'{{"custom_id":{json_string(custom_id)},"result":{{"type":"succeeded","message":'
+        return head.encode() + body + b"}}\n"
+
+    def _line(self, custom_id: str, result: dict[str, Any]) -> bytes:
+        return encoded({"custom_id": custom_id, "result": result}) + b"\n"
+
+    def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
+        about = message_error(error) | {"request_id": f"req_{batch.mark(number)}"}
+        return self._line(custom_id, {"type": "errored", "error": about})
+
+    def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
+        kind = code if code in ERROR_TYPES.values() else "timeout_error"
+        return self.error_line(batch, number, custom_id, ApiError(408, message, code=kind))
+
+    def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
+        """A request about which the result says nothing, as near to it as Anthropic comes."""
+        return self.error_line(batch, number, custom_id, ApiError(500, "Internal server error"))
+
+    def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
+        return self._line(custom_id, {"type": "expired" if batch.ended == "expired" else "canceled"})
+
+    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+        hidden = bool(batch.masked_status(now))
+        status = batch.status(now)
+        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+        if not batch.ended or hidden:
+            counts |= {"processing": batch.total}  # all of them, until the whole batch has ended
+        elif batch.fault("batch_counts_lie"):
+            counts |= {"succeeded": batch.total}
+        else:
+            left = "expired" if batch.ended == "expired" else "canceled"
+            counts |= {"succeeded": batch.good, "errored": batch.bad, left: batch.total - batch.executed}
+        return {
+            "id": batch.id,
+            "type": "message_batch",
+            "processing_status": MESSAGE_STATUSES.get(status, status),
+            "request_counts": counts,
+            "created_at": moment(batch.created_at),
+            "expires_at": moment(batch.expires_at),
+            "ended_at": None if hidden else moment(batch.ended_at),
+            "cancel_initiated_at": moment(batch.cancel_at),
+            "archived_at": moment(archived_at(batch, now)),
+            "results_url": None if hidden else results_url(batch, now, address),
+        }
+
+    def not_found(self, batch_id: str) -> ApiError:
+        return ApiError(404, f"Message Batch {batch_id} not found.")
+
+    def not_open(self, batch: Batch) -> ApiError:
+        return ApiError(400, f"Message Batch {batch.id} has ended: it cannot be canceled.")
+
+
+def archived_at(batch: Batch, now: float) -> float | None:
+    """When its results were deleted, None as long as they exist."""
+    if batch.ended and batch.fault("batch_gone"):
+        return batch.ended_at
+    return batch.created_at + RESULTS_KEPT if now >= batch.created_at + RESULTS_KEPT else None
+
+
+def results_url(batch: Batch, now: float, address: str) -> str | None:
+    """The address of its results, None if there are none."""
+    if not batch.ended or archived_at(batch, now) is not None or batch.fault("batch_null_output"):
+        return None
+    return "" if batch.fault("batch_empty_output_id") else f"{address}/v1/messages/batches/{batch.id}/results"
+
+
+def moment(seconds: float | None) -> str | None:
+    """A time as Anthropic writes it."""
+    return None if seconds is None else utc_text(seconds)

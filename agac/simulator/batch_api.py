@@ -1,12 +1,12 @@
 """Files and batches over HTTP: OpenAI's, Azure's, which are the same at another address, and Anthropic's.
 
-All three share the calls (`BatchCall`), the store and the work; what differs is written in `batch_formats`.
+All three share the calls (`BatchCall`), the store and the work; what differs in writing is in each provider's module.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,13 @@ from typing import Any
 
 from aiohttp import web
 
-from agac.simulator.anthropic import bad, message_error
-from agac.simulator.batch_formats import FAMILIES, BatchFamily, file_object, results_url
+from agac.simulator.anthropic import MESSAGES, bad, results_url
+from agac.simulator.batch_inputs import read_order, receive_body, receive_upload, split_requests
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.batch_uploads import BatchOrder, read_order, receive_body, receive_upload, split_requests
-from agac.simulator.batch_worker import BatchThreads, output_part
+from agac.simulator.batch_worker import FAMILIES, BatchThreads
 from agac.simulator.faults import FaultRule, mentions, rule_error
-from agac.simulator.replies import MARK, ApiError, read_object
+from agac.simulator.openai import CHAT, file_object
+from agac.simulator.replies import MARK, ApiError, ModelApi, read_object
 
 INPUTS_KEPT = 30 * DAY
 DOWNLOAD_PIECE = 2**18
@@ -30,51 +30,46 @@ class Dropped(Exception):
     """The connection is closed without an answer."""
 
 
+def drop_connection(http: web.Request) -> None:
+    """Closes the connection of a request."""
+    if http.transport is not None:
+        http.transport.close()
+
+
 class BatchCall:
     """One call of a batch API: counted, and with its faults before or after it has its effect."""
 
     def __init__(self, threads: BatchThreads, operation: str, http: web.Request) -> None:
         self.threads, self.operation, self.http = threads, operation, http
+        self.id = http.match_info.get("id", "")
         self.number = 0
         self.rules: list[FaultRule] = []
 
-    @property
-    def id(self) -> str:
-        """The id in its address."""
-        return self.http.match_info["id"]
-
-    @property
-    def address(self) -> str:
-        """The address of the simulator, as the client sees it."""
-        return f"{self.http.scheme}://{self.http.host}"
-
-    async def serve(self, effect: Callable[[BatchCall], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def serve(self, effect: Effect) -> dict[str, Any] | web.StreamResponse:
         """The answer to the call, which has its effect unless a fault comes first; raises ApiError."""
         self.number = await self.threads.count(self.operation)
         self.rules = self.threads.faults.of_call(self.operation, self.number)
         try:
             await self._apply("before")
-            response = await effect(self)
+            done = await effect(self)
             await self._apply("after")
         except Dropped:
-            if self.http.transport is not None:
-                self.http.transport.close()
+            drop_connection(self.http)
             return web.Response(status=503)
-        return response
+        return done
 
     async def _apply(self, when: str) -> None:
         """The faults of one moment of the call: it waits, its connection is dropped, or it is refused."""
         for rule in self.rules:
-            refused = rule.kind == "batch_status" and rule.value("when") == when
-            dropped = rule.kind == f"batch_drop_{when}"
-            slow = rule.kind == "batch_slow" and when == "before"
-            if not (refused or dropped or slow):
-                continue
-            await self._count(rule)
-            if slow:
+            if rule.kind == "batch_slow" and when == "before":
+                await self._count(rule)
                 await asyncio.sleep(rule.value("seconds"))
-            else:
-                raise rule_error(rule.values) if refused else Dropped
+            elif rule.kind == f"batch_drop_{when}":
+                await self._count(rule)
+                raise Dropped
+            elif rule.kind == "batch_status" and rule.value("when") == when:
+                await self._count(rule)
+                raise rule_error(rule.values)
 
     async def _count(self, rule: FaultRule) -> None:
         await self.threads.change(self.threads.store.count, f"fault.{rule.kind}")
@@ -101,104 +96,77 @@ class BatchCall:
                 left -= len(piece)
             if cut is None:
                 await response.write_eof()
-        if cut is not None and self.http.transport is not None:
-            self.http.transport.close()
+        if cut is not None:
+            drop_connection(self.http)
         return response
 
 
-Effect = Callable[[BatchCall], Awaitable[web.StreamResponse]]
-Respond = Callable[..., web.Response]
-"""Writes JSON as a response: of a body, a status, and more headers."""
+Effect = Callable[[BatchCall], Awaitable[dict[str, Any] | web.StreamResponse]]
+"""What a call does; gives its answer, as JSON or sent already."""
 
 
 class BatchRoutes:
-    """The routes of one family, as far as they are the same for all. `check` refuses keys, `respond` writes JSON."""
+    """The calls of one family, as far as they are the same for all."""
 
-    family: str
-    page_limits: tuple[int, int]
-    """How many batches a page of the list holds if nothing is said, and at most."""
+    api: ModelApi
+    """How errors are written."""
 
-    def __init__(self, threads: BatchThreads, check: Callable[[web.Request], None], respond: Respond) -> None:
-        self.threads, self.check, self.respond = threads, check, respond
-        self.store = threads.store
+    page_limit: int
+    """How many batches a page of the list holds at most."""
 
-    @property
-    def format(self) -> BatchFamily:
-        """How the family writes batches."""
-        return FAMILIES[self.family]
+    def __init__(self, family: str, threads: BatchThreads) -> None:
+        self.family, self.threads, self.store = family, threads, threads.store
+        self.format = FAMILIES[family]
 
-    def add(self, router: web.UrlDispatcher, prefix: str, routes: list[tuple[str, str, str, Effect]]) -> None:
-        """Adds routes: method, path, operation and effect of each."""
-        for method, path, operation, effect in routes:
-            router.add_route(method, prefix + path, partial(self._serve, operation, effect))
-
-    async def _serve(self, operation: str, effect: Effect, http: web.Request) -> web.StreamResponse:
-        try:
-            self.check_call(http)
-            return await BatchCall(self.threads, operation, http).serve(effect)
-        except ApiError as error:
-            return self.refuse(error)
-
-    def check_call(self, http: web.Request) -> None:
-        """Raises ApiError for a call that is refused before it is counted."""
-        self.check(http)
-
-    def refuse(self, error: ApiError) -> web.Response:
-        """An error in the provider's form."""
+    def routes(self) -> list[tuple[str, str, str, Effect]]:
+        """Method, path, operation and effect of each call."""
         raise NotImplementedError
 
-    def page_size(self, call: BatchCall, limits: tuple[int, int]) -> int:
+    def check_headers(self, http: web.Request) -> None:
+        """Raises ApiError for a call that is refused before it is counted."""
+
+    def page_size(self, call: BatchCall, usual: int, most: int) -> int:
         """How many entries a page holds, by the parameter `limit` and by a fault; raises ApiError."""
-        text, (usual, most) = call.http.query.get("limit"), limits
+        text = call.http.query.get("limit")
         if text is not None and (not text.isdecimal() or not 1 <= int(text) <= most):
             raise ApiError(400, f"Invalid 'limit': expected an integer from 1 to {most}.", param="limit")
         limit = usual if text is None else int(text)
         return min(limit, self.threads.faults.page_size or limit)
 
-    def found(self, batch_id: str) -> Batch:
-        """A batch; raises ApiError for one that does not exist."""
+    def found(self, batch_id: str, *, hidden: bool = False) -> Batch:
+        """A batch that exists, and that no fault hides unless a `hidden` one is meant too; raises ApiError."""
         batch = self.store.batch(batch_id, self.family)
-        if batch is None:
-            raise self.format.not_found(batch_id)
-        return batch
-
-    def visible(self, batch_id: str) -> Batch:
-        """A batch that exists and that no fault hides; raises ApiError."""
-        batch = self.found(batch_id)
-        if batch.hidden_by("batch_get_404", self.store.now()):
+        if batch is None or (not hidden and batch.hidden_by("batch_get_404", self.store.now())):
             raise self.format.not_found(batch_id)
         return batch
 
     async def look(self, batch_id: str) -> tuple[Batch, float]:
         """A batch as it is now, and the time."""
         await self.threads.caught_up(batch_id)
-        return await self.threads.do(lambda: (self.visible(batch_id), self.store.now()))
+        return await self.threads.do(lambda: (self.found(batch_id), self.store.now()))
 
-    def batch_response(self, call: BatchCall, batch: Batch, now: float) -> web.StreamResponse:
+    def written(self, call: BatchCall, batch: Batch, now: float) -> dict[str, Any]:
         """A batch as the provider writes it."""
-        return self.respond(self.format.batch_object(batch, now, call.address))
+        return self.format.batch_object(batch, now, f"{call.http.scheme}://{call.http.host}")
 
-    async def get_batch(self, call: BatchCall) -> web.StreamResponse:
+    async def get_batch(self, call: BatchCall) -> dict[str, Any]:
         """GET …/batches/ID."""
-        return self.batch_response(call, *await self.look(call.id))
+        return self.written(call, *await self.look(call.id))
 
-    async def cancel(self, call: BatchCall) -> web.StreamResponse:
+    async def cancel(self, call: BatchCall) -> dict[str, Any]:
         """POST …/batches/ID/cancel: requests that are done by now stay done."""
+
+        def cancelled() -> tuple[Batch, float]:
+            batch, now = self.found(call.id, hidden=self.family != "anthropic"), self.store.now()
+            if batch.ended:
+                raise self.format.not_open(batch)
+            self.store.cancel(batch, now)
+            return batch, now
+
         await self.threads.caught_up(call.id)
-        batch, now = await self.threads.change(self._cancel, call.id)
+        batch, now = await self.threads.change(cancelled)
         self.threads.start(batch.id)
-        return self.batch_response(call, batch, now)
-
-    def _cancel(self, batch_id: str) -> tuple[Batch, float]:
-        batch, now = self.cancellable(batch_id), self.store.now()
-        if batch.ended:
-            raise self.format.not_open(batch)
-        self.store.cancel(batch, now)
-        return batch, now
-
-    def cancellable(self, batch_id: str) -> Batch:
-        """The batch to cancel; raises ApiError for one that does not exist."""
-        return self.found(batch_id)
+        return self.written(call, batch, now)
 
     def new_batch(self, batch_id: str, number: int, now: float, requests: Path, **more: Any) -> Batch:
         """A batch to store, with the faults that are meant for it."""
@@ -212,34 +180,23 @@ class BatchRoutes:
             **more,
         )
 
-    async def created(self, call: BatchCall, create: Callable[..., Batch | ApiError], *args: Any) -> web.StreamResponse:
+    async def created(self, call: BatchCall, create: Callable[..., Batch | ApiError], *args: Any) -> dict[str, Any]:
         """Creates a batch in one transaction, which is committed also if the batch is refused; starts the work."""
-        batch = await self.threads.change(create, *args)
+        batch = await self.threads.change(create, *args, call.number)
         if isinstance(batch, ApiError):
             raise batch
         self.threads.start(batch.id)
-        return self.batch_response(call, batch, batch.created_at)
+        return self.written(call, batch, batch.created_at)
 
 
 class OpenAiBatchRoutes(BatchRoutes):
     """Files and batches of OpenAI, or of Azure."""
 
-    page_limits = (20, 100)
+    api = CHAT
+    page_limit = 100
 
-    def __init__(
-        self,
-        family: str,
-        threads: BatchThreads,
-        check: Callable[[web.Request], None],
-        respond: Respond,
-        refuse: Callable[[ApiError], web.Response],
-    ) -> None:
-        super().__init__(threads, check, respond)
-        self.family, self._refuse = family, refuse
-
-    def add_routes(self, router: web.UrlDispatcher, prefix: str) -> None:
-        """The addresses below `prefix`."""
-        routes: list[tuple[str, str, str, Effect]] = [
+    def routes(self) -> list[tuple[str, str, str, Effect]]:
+        return [
             ("POST", "/files", "upload", self.upload),
             ("GET", "/files", "files", self.list_files),
             ("GET", "/files/{id}", "files", self.get_file),
@@ -250,35 +207,28 @@ class OpenAiBatchRoutes(BatchRoutes):
             ("GET", "/batches/{id}", "poll", self.get_batch),
             ("POST", "/batches/{id}/cancel", "cancel", self.cancel),
         ]
-        self.add(router, prefix, routes)
 
-    def refuse(self, error: ApiError) -> web.Response:
-        return self._refuse(error)
-
-    async def upload(self, call: BatchCall) -> web.StreamResponse:
+    async def upload(self, call: BatchCall) -> dict[str, Any]:
         """POST /files."""
-        upload = await receive_upload(call.http, self.store.folder)
-        try:
-            path, kept = upload.checked_path(), upload.kept_seconds
+        async with receive_upload(call.http, self.store.folder) as upload:
             lag = next((rule.value("times") for rule in call.rules if rule.kind == "batch_file_lag"), 0)
+            kept = INPUTS_KEPT if upload.kept_seconds is None else upload.kept_seconds
 
             def add() -> StoredFile:
-                expires_at = self.store.now() + (INPUTS_KEPT if kept is None else kept)
+                expires_at = self.store.now() + kept
                 self.store.count("files")
-                return self.store.add_file(path, upload.name, upload.fields["purpose"], expires_at=expires_at, lag=lag)
+                return self.store.add_file(upload.path, upload.name, upload.purpose, expires_at=expires_at, lag=lag)
 
-            return self.respond(file_object(await self.threads.change(add)))
-        finally:
-            upload.drop()
+            return file_object(await self.threads.change(add))
 
-    async def list_files(self, call: BatchCall) -> web.StreamResponse:
+    async def list_files(self, call: BatchCall) -> dict[str, Any]:
         """GET /files: the newest first, or the oldest with `order=asc`."""
-        query, size = call.http.query, self.page_size(call, (10_000, 10_000))
+        query, size = call.http.query, self.page_size(call, 10_000, 10_000)
         newest = query.get("order", "desc") != "asc"
         found = await self.threads.do(
             self.store.files, query.get("purpose"), query.get("after"), size + 1, newest=newest
         )
-        return self.respond(list_page([file_object(file) for file in found], size))
+        return list_page(map(file_object, found), size)
 
     async def found_file(self, call: BatchCall) -> StoredFile:
         """The requested file; raises ApiError."""
@@ -287,83 +237,72 @@ class OpenAiBatchRoutes(BatchRoutes):
             raise ApiError(404, f"No such File object: {call.id}", param="id")
         return file
 
-    async def get_file(self, call: BatchCall) -> web.StreamResponse:
+    async def get_file(self, call: BatchCall) -> dict[str, Any]:
         """GET /files/ID."""
-        return self.respond(file_object(await self.found_file(call)))
+        return file_object(await self.found_file(call))
 
     async def content(self, call: BatchCall) -> web.StreamResponse:
         """GET /files/ID/content."""
         file = await self.found_file(call)
         return await call.send(self.store.file_path(file.id), MARK)
 
-    async def delete_file(self, call: BatchCall) -> web.StreamResponse:
+    async def delete_file(self, call: BatchCall) -> dict[str, Any]:
         """DELETE /files/ID."""
         file = await self.found_file(call)
         await self.threads.change(self.store.delete_file, file.id)
-        return self.respond({"id": file.id, "object": "file", "deleted": True})
+        return {"id": file.id, "object": "file", "deleted": True}
 
-    async def create(self, call: BatchCall) -> web.StreamResponse:
+    async def create(self, call: BatchCall) -> dict[str, Any]:
         """POST /batches."""
         order = read_order(read_object(await call.http.read()), self.family)
-        return await self.created(call, self._create, order, call.number)
+        return await self.created(call, self._create, order)
 
-    def _create(self, order: BatchOrder, number: int) -> Batch | ApiError:
-        file = self.store.file(order.input_id)
+    def _create(self, order: dict[str, Any], number: int) -> Batch | ApiError:
+        file = self.store.file(order["input_id"])
         if file is not None and file.lag > 0:
             self.store.lower_lag(file)
             self.store.count("fault.batch_file_lag")
             file = None
         if file is None:
-            message = f"Cannot find file {order.input_id}, or the project does not have access to it."
+            message = f"Cannot find file {order['input_id']}, or the project does not have access to it."
             return ApiError(400, message, code="invalid_request", param="input_file_id")
         if file.purpose != "batch":
             message = f"Invalid purpose '{file.purpose}' of the input file: expected 'batch'."
             return ApiError(400, message, param="input_file_id")
         now = self.store.now()
-        batch = self.new_batch(
-            self.store.new_id("batch_", number, now),
-            number,
-            now,
-            self.store.file_path(file.id),
-            endpoint=order.endpoint,
-            input_id=file.id,
-            expires_at=now + DAY if self.family == "openai" else None,
-            metadata=order.metadata,
-            kept_seconds=order.kept_seconds,
-        )
-        return self.store.add_batch(batch)
+        batch_id, expires_at = self.store.new_id("batch_", number, now), now + DAY if self.family == "openai" else None
+        path = self.store.file_path(file.id)
+        return self.store.add_batch(self.new_batch(batch_id, number, now, path, expires_at=expires_at, **order))
 
-    async def list_batches(self, call: BatchCall) -> web.StreamResponse:
-        """GET /batches: the newest first."""
-        size = self.page_size(call, self.page_limits)
+    async def list_batches(self, call: BatchCall) -> dict[str, Any]:
+        """GET /batches: the newest first; some show up late."""
+        after, size = call.http.query.get("after"), self.page_size(call, 20, self.page_limit)
+
+        def listed() -> list[dict[str, Any]]:
+            last = self.store.batch(after, self.family) if after is not None else None
+            if after is not None and last is None:
+                raise ApiError(400, f"Invalid 'after': no such batch: {after}", param="after")
+            now, found, before = self.store.now(), list[Batch](), last.seq if last else None
+            while len(found) <= size:
+                more = self.store.batches(self.family, size + 1, before=before)
+                found += [batch for batch in more if not batch.hidden_by("batch_list_lag", now)]
+                if len(more) <= size:
+                    break
+                before = more[-1].seq
+            return [self.format.batch_object(batch, now, "") for batch in found[: size + 1]]
+
         await self.threads.caught_up()
-        found, now = await self.threads.do(self._listed, call.http.query.get("after"), size + 1)
-        return self.respond(list_page([self.format.batch_object(batch, now, "") for batch in found], size))
-
-    def _listed(self, after: str | None, count: int) -> tuple[list[Batch], float]:
-        """Batches after the one named, and the time; some show up late."""
-        last = self.store.batch(after, self.family) if after is not None else None
-        if after is not None and last is None:
-            raise ApiError(400, f"Invalid 'after': no such batch: {after}", param="after")
-        now, found, before = self.store.now(), list[Batch](), last.seq if last else None
-        while len(found) < count:
-            more = self.store.batches(self.family, count, before=before)
-            found += [batch for batch in more if not batch.hidden_by("batch_list_lag", now)]
-            if len(more) < count:
-                break
-            before = more[-1].seq
-        return found[:count], now
+        return list_page(await self.threads.do(listed), size)
 
 
 class MessageBatchRoutes(BatchRoutes):
     """Anthropic's batches."""
 
-    family = "anthropic"
-    page_limits = (20, 1000)
+    api = MESSAGES
+    page_limit = 1000
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
-        """The addresses."""
-        routes: list[tuple[str, str, str, Effect]] = [
+    def routes(self) -> list[tuple[str, str, str, Effect]]:
+        return [
             ("POST", "", "create", self.create),
             ("GET", "", "list", self.list_batches),
             ("GET", "/{id}", "poll", self.get_batch),
@@ -371,27 +310,18 @@ class MessageBatchRoutes(BatchRoutes):
             ("POST", "/{id}/cancel", "cancel", self.cancel),
             ("DELETE", "/{id}", "delete", self.delete),
         ]
-        self.add(router, "/v1/messages/batches", routes)
 
-    def check_call(self, http: web.Request) -> None:
-        super().check_call(http)
+    def check_headers(self, http: web.Request) -> None:
         if not http.headers.get("anthropic-version"):
             raise bad("anthropic-version", "header is required")
 
-    def refuse(self, error: ApiError) -> web.Response:
-        return self.respond(message_error(error), error.status, {"request-id": "req_sim_batches"} | error.headers)
-
-    def cancellable(self, batch_id: str) -> Batch:
-        return self.visible(batch_id)
-
-    async def create(self, call: BatchCall) -> web.StreamResponse:
+    async def create(self, call: BatchCall) -> dict[str, Any]:
         """POST /v1/messages/batches."""
         body = await receive_body(call.http, self.store.folder)
         requests = body.with_suffix(".lines")
         try:
             total = await asyncio.to_thread(split_requests, body, requests)
-            version = call.http.headers["anthropic-version"]
-            return await self.created(call, self._create, requests, total, version, call.number)
+            return await self.created(call, self._create, requests, total, call.http.headers["anthropic-version"])
         finally:
             body.unlink(missing_ok=True)
             requests.unlink(missing_ok=True)
@@ -411,46 +341,40 @@ class MessageBatchRoutes(BatchRoutes):
             total=total,
             enqueued_tokens=requests.stat().st_size // 4,
         )
-        if (error := self._refusal(batch)) is not None:
+        rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")  # Anthropic says so at once
+        waiting = sum(other.enqueued_tokens for other in self.store.open_batches())
+        error = None
+        if rejection is not None:
+            kind, code = "batch_reject", rejection.get("code")
+            error = ApiError(400, rejection.get("message") or "The batch was rejected.", code=code)
+        elif cap is not None and waiting + batch.enqueued_tokens > cap["tokens"]:
+            kind = "batch_enqueued_cap"
+            error = ApiError(429, "Too many batch requests wait to be processed.", code="rate_limit_exceeded")
+        if error is not None:
+            self.store.count("rejected")
+            self.store.count(f"fault.{kind}")
             return error
         requests.replace(self.store.file_path(batch.input_id))
         self.store.count("requests", total)
         return self.store.add_batch(batch)
 
-    def _refusal(self, batch: Batch) -> ApiError | None:
-        """Why a fault rejects a batch: Anthropic says so at once."""
-        rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")
-        waiting = sum(other.enqueued_tokens for other in self.store.open_batches())
-        if rejection is not None:
-            kind = "batch_reject"
-            error = ApiError(400, rejection.get("message") or "The batch was rejected.", code=rejection.get("code"))
-        elif cap is not None and waiting + batch.enqueued_tokens > cap["tokens"]:
-            kind = "batch_enqueued_cap"
-            error = ApiError(429, "Too many batch requests wait to be processed.", code="rate_limit_exceeded")
-        else:
-            return None
-        self.store.count("rejected")
-        self.store.count(f"fault.{kind}")
-        return error
+    async def list_batches(self, call: BatchCall) -> dict[str, Any]:
+        """GET /v1/messages/batches: the newest first; some show up late."""
+        query, size = call.http.query, self.page_size(call, 20, self.page_limit)
+        after, before = query.get("after_id"), query.get("before_id")
 
-    async def list_batches(self, call: BatchCall) -> web.StreamResponse:
-        """GET /v1/messages/batches: the newest first."""
-        query, size = call.http.query, self.page_size(call, self.page_limits)
+        def listed() -> tuple[list[Batch], float]:
+            newer = self.found(before).seq if before is not None else None
+            older = self.found(after).seq if before is None and after is not None else None
+            now, batches = self.store.now(), self.store.batches(self.family, before=older, after=newer)
+            return [batch for batch in batches if not batch.hidden_by("batch_list_lag", now)], now
+
         await self.threads.caught_up()
-        found, more = await self.threads.do(self._listed, query.get("after_id"), query.get("before_id"), size)
-        now = await self.threads.do(self.store.now)
-        data = [self.format.batch_object(batch, now, call.address) for batch in found]
+        found, now = await self.threads.do(listed)
+        shown = found[-size:] if before is not None else found[:size]
+        data = [self.written(call, batch, now) for batch in shown]
         ids = [one["id"] for one in data] or [None]
-        return self.respond({"data": data, "has_more": more, "first_id": ids[0], "last_id": ids[-1]})
-
-    def _listed(self, after: str | None, before: str | None, size: int) -> tuple[list[Batch], bool]:
-        """A page of batches, and whether there are more in its direction; some show up late."""
-        newer = self.visible(before).seq if before is not None else None
-        older = self.visible(after).seq if before is None and after is not None else None
-        now = self.store.now()
-        listed = self.store.batches(self.family, before=older, after=newer)
-        found = [batch for batch in listed if not batch.hidden_by("batch_list_lag", now)]
-        return found[-size:] if before is not None else found[:size], len(found) > size
+        return {"data": data, "has_more": len(found) > size, "first_id": ids[0], "last_id": ids[-1]}
 
     async def results(self, call: BatchCall) -> web.StreamResponse:
         """GET /v1/messages/batches/ID/results."""
@@ -459,23 +383,24 @@ class MessageBatchRoutes(BatchRoutes):
             raise ApiError(400, f"Message Batch {batch.id} has not ended yet: it has no results.")
         if results_url(batch, now, "") is None:
             raise ApiError(404, f"The results of Message Batch {batch.id} are no longer available.")
-        path = self.store.file_path(batch.output_id or output_part(batch))
+        path = self.store.file_path(batch.output_id or f"{batch.id}.output")
         return await call.send(path, MARK | {"request-id": "req_sim_batches"})
 
-    async def delete(self, call: BatchCall) -> web.StreamResponse:
+    async def delete(self, call: BatchCall) -> dict[str, Any]:
         """DELETE /v1/messages/batches/ID: only of a batch that has ended."""
         batch, _ = await self.look(call.id)
         if not batch.ended:
             raise ApiError(400, f"Message Batch {batch.id} is in progress: cancel it, and delete it once it has ended.")
         await self.threads.change(self.store.delete_batch, batch)
-        return self.respond({"id": batch.id, "type": "message_batch_deleted"})
+        return {"id": batch.id, "type": "message_batch_deleted"}
 
 
-def list_page(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+def list_page(found: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     """A page of OpenAI's list, of which one more than fits was looked up."""
-    data = found[:limit]
+    entries = list(found)
+    data = entries[:limit]
     ids = [item["id"] for item in data] or [None]
-    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(found) > limit}
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(entries) > limit}
 
 
 def file_mentions(path: Path, text: str) -> bool:

@@ -192,6 +192,10 @@ class Batch:
         rule = self.fault("batch_unknown_status")
         return str(rule["word"]) if rule and self.hidden_by("batch_unknown_status", now) else ""
 
+    def mark(self, number: int) -> str:
+        """A name for one of its requests."""
+        return blake2b(f"{self.id}/{number}".encode(), digest_size=12).hexdigest()
+
 
 class BatchStore:
     """A state file and its folder. Without a path both are temporary; nothing is created before it is needed.
@@ -254,11 +258,26 @@ class BatchStore:
         return found
 
     def _connect(self) -> sqlite3.Connection:
+        """A connection; makes the tables of a new file, and leaves a file of another program as it is."""
         db: sqlite3.Connection | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-            self._prepare(db)
+            db.execute("BEGIN IMMEDIATE")
+            version, owner = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
+            if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO setting VALUES ('instance', ?)", (os.urandom(8),))
+            elif owner != APPLICATION:
+                raise self._unusable("it is a database of another program")
+            elif version != VERSION:
+                raise self._unusable("another version of the simulator wrote it")
+            db.execute("COMMIT")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA cache_size = -16384")  # KiB: charged digests are looked up all over the file
+            db.execute("PRAGMA synchronous = OFF")  # a kill loses nothing; a power cut may, and costs simulated money
+            self._instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()[0]
             self.folder.mkdir(exist_ok=True)
         except (OSError, sqlite3.DatabaseError, SimulatorError) as error:
             if db is not None:
@@ -266,24 +285,6 @@ class BatchStore:
             raise error if isinstance(error, SimulatorError) else self._unusable(str(error)) from error
         self._open.append(db)
         return db
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """Makes the tables of a new file; a file of another program is left as it is."""
-        db.execute("BEGIN IMMEDIATE")
-        (version,), (owner,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id"))
-        if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in SCHEMA.split(";"):
-                db.execute(statement)
-            db.execute("INSERT INTO setting VALUES ('instance', ?)", (os.urandom(8),))
-        elif owner != APPLICATION:
-            raise self._unusable("it is a database of another program")
-        elif version != VERSION:
-            raise self._unusable("another version of the simulator wrote it")
-        db.execute("COMMIT")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA cache_size = -16384")  # KiB: charged digests are looked up all over the file
-        db.execute("PRAGMA synchronous = OFF")  # a kill loses nothing; a power cut may, and costs simulated money
-        self._instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()[0]
 
     def _unusable(self, why: str) -> SimulatorError:
         return SimulatorError([f"state file {self.path} cannot be used: {why}; name another one"])
@@ -354,18 +355,14 @@ class BatchStore:
             if FAULTS[rule["kind"]].phase == phase:
                 self.count(f"fault.{rule['kind']}")
 
-    def counters(self) -> dict[str, int]:
-        """The counters since the last reset."""
-        return dict(self.rows("SELECT name, n FROM counter"))
-
-    def charge(self, digests: list[int]) -> int:
+    def charge(self, digests: list[bytes]) -> int:
         """Stores charged digests; gives how many of them are new. Within a transaction."""
-        made = self.db().executemany("INSERT OR IGNORE INTO charged VALUES (?)", zip(digests, strict=True))
+        made = self.db().executemany("INSERT OR IGNORE INTO charged VALUES (?)", zip(map(short, digests), strict=True))
         return made.rowcount
 
-    def was_charged(self, digest: int) -> bool:
+    def was_charged(self, digest: bytes) -> bool:
         """Whether a batch was charged for this content."""
-        return bool(self.rows("SELECT 1 FROM charged WHERE digest = ?", (digest,)))
+        return bool(self.rows("SELECT 1 FROM charged WHERE digest = ?", (short(digest),)))
 
     def reset(self) -> None:
         """Empties the account; files and batches stay."""
@@ -400,26 +397,25 @@ class BatchStore:
 
     def file(self, file_id: str) -> StoredFile | None:
         """A file that exists and has not expired."""
-        return next(iter(self._files("id = ?", (file_id,), 1)), None)
+        return next(iter(self._files("id = ?", [file_id], 1, newest=True)), None)
 
-    def _files(self, where: str, values: tuple[Any, ...], limit: int, *, newest: bool = True) -> list[StoredFile]:
-        order = "DESC" if newest else "ASC"
+    def files(
+        self, purpose: str | None, after: str | None = None, limit: int = -1, *, newest: bool = True
+    ) -> list[StoredFile]:
+        """Files of one purpose or of all, those that come after the one named."""
+        if after is None:
+            return self._files("purpose = COALESCE(?, purpose)", [purpose], limit, newest=newest)
+        later = f"seq {'<' if newest else '>'} (SELECT seq FROM file WHERE id = ?)"  # noqa: S608 (our own words)
+        return self._files(f"purpose = COALESCE(?, purpose) AND {later}", [purpose, after], limit, newest=newest)
+
+    def _files(self, where: str, values: list[str | None], limit: int, *, newest: bool) -> list[StoredFile]:
         rows = self.rows(
             "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "  # noqa: S608 (our own words)
-            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where} ORDER BY seq {order} LIMIT ?",
+            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where} "
+            f"ORDER BY seq {'DESC' if newest else 'ASC'} LIMIT ?",
             (self.now(), *values, limit),
         )
         return [StoredFile(*row) for row in rows]
-
-    def files(
-        self, purpose: str | None, after: str | None, limit: int = -1, *, newest: bool = True
-    ) -> list[StoredFile]:
-        """Files of one purpose or of all, those that come after the one named."""
-        where, values = "purpose = COALESCE(?, purpose)", [purpose]
-        if after is not None:
-            where += f" AND seq {'<' if newest else '>'} (SELECT seq FROM file WHERE id = ?)"  # noqa: S608 (our own words)
-            values.append(after)
-        return self._files(where, tuple(values), limit, newest=newest)
 
     def lower_lag(self, file: StoredFile) -> None:
         """One create has not found a file."""
@@ -481,16 +477,10 @@ class BatchStore:
             (2 if batch.deleted else int(bool(batch.ended)), json.dumps(asdict(batch)), batch.seq),
         )
 
-    def batch(self, batch_id: str, family: str) -> Batch | None:
-        """A batch of a family."""
-        return self._batch("SELECT told FROM batch WHERE id = ? AND family = ? AND ended < 2", batch_id, family)
-
-    def fresh(self, batch_id: str) -> Batch | None:
-        """Any batch, as it is now."""
-        return self._batch("SELECT told FROM batch WHERE id = ?", batch_id)
-
-    def _batch(self, statement: str, *values: str) -> Batch | None:
-        return next((read_batch(stored) for (stored,) in self.rows(statement, values)), None)
+    def batch(self, batch_id: str, family: str | None = None) -> Batch | None:
+        """A batch of a family that was not deleted; of none, any batch, as it is now."""
+        statement = "SELECT told FROM batch WHERE id = ?1 AND (?2 IS NULL OR (family = ?2 AND ended < 2))"
+        return next((read_batch(stored) for (stored,) in self.rows(statement, (batch_id, family))), None)
 
     def batches(
         self, family: str, limit: int = -1, *, before: int | None = None, after: int | None = None
@@ -515,6 +505,6 @@ def read_batch(stored: str) -> Batch:
     return Batch(**json.loads(stored))
 
 
-def short_digest(digest: bytes) -> int:
+def short(digest: bytes) -> int:
     """A digest's first 8 bytes as SQLite keeps integers: compact, and as good as unique for millions of contents."""
     return int.from_bytes(digest[:8], signed=True)

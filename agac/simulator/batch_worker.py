@@ -12,23 +12,32 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import IO, Any, ParamSpec, TypeVar
 
-from agac.simulator.batch_formats import FAMILIES, BatchEndpoint, check_input, encoded, input_problem
-from agac.simulator.batch_store import DAY, Batch, BatchStore, short_digest
+from agac.simulator.anthropic import MessageBatches
+from agac.simulator.batch_inputs import CheckedInput, input_problem
+from agac.simulator.batch_store import DAY, Batch, BatchStore
 from agac.simulator.faults import (
     BatchFaults,
     FaultPlan,
     LineFaults,
     changed_answer,
     error_of,
-    replaces_answer,
     rule_error,
 )
-from agac.simulator.replies import AnswerWriter, ApiError, ModelAnswer, ModelCall, unknown_model
+from agac.simulator.openai import OpenAiBatches
+from agac.simulator.replies import AnswerWriter, ApiError, BatchEndpoint, encoded, unknown_model
+
+OPENAI_FORMAT = OpenAiBatches()
+FAMILIES: dict[str, OpenAiBatches | MessageBatches] = {
+    "openai": OPENAI_FORMAT,
+    "azure": OPENAI_FORMAT,
+    "anthropic": MessageBatches(),
+}
+"""How each family writes its batches."""
 
 CHUNK = 500
 """Requests between two commits: what a kill may have to do again, uncharged."""
@@ -50,125 +59,42 @@ FOREIGN_LINES = {
 SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
 """Faults that change a whole file of results."""
 
-ADDED = ("executed", "read", "good", "bad", "prompt_tokens", "completion_tokens")
-"""The numbers of a chunk that are added to those of its batch."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class AnsweredChunk:
-    """What some requests came to: what is still to be written and charged. `known` are digests that were charged
-    outside of batches."""
+    """Some requests of a batch, and what they came to: what is still to be written and charged. `added` are numbers to
+    add to the batch's, `known` digests that were charged outside of batches."""
 
+    batch: Batch
+    format: OpenAiBatches | MessageBatches
+    endpoint: BatchEndpoint
+    line_faults: LineFaults
     output: list[bytes] = field(default_factory=list)
     errors: list[bytes] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    known: set[int] = field(default_factory=set)
-    executed: int = 0
-    read: int = 0
-    good: int = 0
-    bad: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    known: set[bytes] = field(default_factory=set)
+    added: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(slots=True)
-class BatchModel:
-    """The model of batches: the same answers, seed and rules as for single requests. `charged_before` says whether a
-    content was charged there."""
-
-    seed: int
-    plan: FaultPlan
-    charged_before: Callable[[bytes], bool]
-    writer: AnswerWriter = field(default_factory=AnswerWriter)
-
-    def reply(self, endpoint: BatchEndpoint, body: dict[str, Any], chunk: AnsweredChunk) -> dict[str, Any]:
-        """The reply to one request, which is charged now; raises ApiError for a request that is refused."""
-        if body.get("stream"):
-            raise ApiError(400, "Streaming is not supported in batches: leave 'stream' out.", param="stream")
-        call = endpoint.read(body, self.seed)
-        if "missing" in call.model:
-            raise unknown_model(call.model)
-        answer = self.writer.answer(call)
-        if self.plan.rules:
-            answer = self.with_fault(call, answer, chunk)
-        chunk.prompt_tokens += call.prompt_tokens
-        chunk.completion_tokens += answer.tokens
-        digest = short_digest(call.digest)
-        chunk.digests.append(digest)
-        if self.charged_before(call.digest):
-            chunk.known.add(digest)
-        return endpoint.reply(call, answer)
-
-    def with_fault(self, call: ModelCall, answer: ModelAnswer, chunk: AnsweredChunk) -> ModelAnswer:
-        """What the rules about single requests make of an answer, as far as they are not about connections. Requests of
-        batches have no numbers there: rules with `at` leave them alone."""
-        rule = self.plan.pick(0, call)
-        if rule is None or rule.phase not in ("error", "answer"):
-            return answer
-        chunk.faults[rule.kind] += 1
-        if rule.phase == "error":
-            raise error_of(rule, call)
-        return changed_answer(rule, call, answer, self.writer)
-
-
-class RequestReader:
-    """Reads the requests of one batch, and writes their result lines."""
-
-    def __init__(self, batch: Batch, model: BatchModel) -> None:
-        self.batch, self.model, self.family = batch, model, FAMILIES[batch.family]
-        self.endpoint = self.family.endpoint(batch)
-        self.faults = LineFaults(batch.faults, model.seed)
-
-    def answer(self, number: int, raw: bytes, chunk: AnsweredChunk) -> None:
-        """One request: its line of results, good or not, joins the chunk."""
-        line = json.loads(raw)
-        custom_id = line["custom_id"]
-        rules = self.faults.of_line(number, raw, custom_id) if self.faults.rules else []
-        kinds = [rule["kind"] for rule in rules]
-        chunk.faults.update(kinds)
-        instead = next(filter(replaces_answer, rules), None)
-        good = False
-        try:
-            if instead is not None:
-                result = self.line_instead(instead, number, custom_id)
-            else:
-                reply = encoded(self.model.reply(self.endpoint, line[self.family.body_key], chunk))
-                if "batch_body_text" in kinds:
-                    reply = encoded(reply.decode())
-                result = self.family.good_line(self.batch, number, custom_id, reply)
-                good = True
-        except ApiError as error:
-            result = self.family.error_line(self.batch, number, custom_id, error)
-        if "batch_corrupt_line" in kinds:
-            result = result[: len(result) // 2] + b"\n"
-        if "batch_omit" in kinds:
-            result = b""
-        chunk.read += len(raw)
-        chunk.executed += 1
-        chunk.good += good
-        chunk.bad += not good
-        lines = chunk.output if good or self.family.one_file else chunk.errors
-        lines.append(result * 2 if "batch_dup_line" in kinds else result)
-
-    def line_instead(self, rule: dict[str, Any], number: int, custom_id: str) -> bytes:
-        """The line of a request that a fault left without an answer."""
-        if rule["kind"] == "batch_line_zero":
-            return self.family.zero_line(self.batch, number, custom_id)
-        if rule["kind"] == "batch_line_error":
-            message = rule.get("message") or "The model did not answer in time."
-            return self.family.failed_line(self.batch, number, custom_id, rule["code"], message)
-        return self.family.error_line(self.batch, number, custom_id, rule_error(rule))
-
-
 class BatchWorker:
-    """Works on the batches of one state file; `stopped` says whether to leave the rest for later."""
+    """Works on the batches of one state file, with the same answers, seed and rules (`plan`) as for single requests.
 
-    def __init__(self, store: BatchStore, model: BatchModel, stopped: Callable[[], bool]) -> None:
-        self.store, self.model, self.stopped = store, model, stopped
+    `charged_before` says whether a content was charged there, `stopped` whether to leave the rest for later.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        plan: FaultPlan,
+        charged_before: Callable[[bytes], bool],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.store, self.plan, self.charged_before, self.stopped = store, plan, charged_before, stopped
+        self.writer = AnswerWriter()
 
     def catch_up(self, batch_id: str | None) -> None:
         """Does what the clock says should be done by now, in the batch named or in all: their state is committed as it
@@ -185,7 +111,7 @@ class BatchWorker:
         """Does all that is due in one batch; one whose files were deleted has failed."""
         try:
             while not self.stopped():
-                batch = self.store.fresh(batch_id)
+                batch = self.store.batch(batch_id)
                 if batch is None or batch.ended or not batch.behind(now):
                     return
                 if not batch.validated:
@@ -197,11 +123,11 @@ class BatchWorker:
         except FileNotFoundError as error:
             message = f"The files of the simulator are not there any more: {error.filename}"
             problems = [input_problem("input_file_gone", message)]
-            self.settle(batch_id, {"validated": True, "errors": problems, "ended": "failed", "ended_at": now})
+            self.settle_input(batch_id, errors=problems, ended="failed", ended_at=now)
 
     def validate(self, batch: Batch) -> None:
         """Reads the whole input; a batch with errors in it has failed, and nothing of it ran."""
-        checked = check_input(self.store.file_path(batch.input_id), batch)
+        checked = CheckedInput(self.store.file_path(batch.input_id), batch)
         errors = checked.errors
         rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")
         if rejection is not None:
@@ -210,25 +136,22 @@ class BatchWorker:
         elif not errors and cap is not None:
             waiting = sum(one.enqueued_tokens for one in self.store.open_batches() if one.model == checked.model)
             if waiting + checked.tokens > cap["tokens"]:
-                message = (
-                    f"Enqueued token limit reached for {checked.model}. Limit: {cap['tokens']:,} enqueued tokens. "
-                )
+                limit = f"Limit: {cap['tokens']:,} enqueued tokens. "
+                message = f"Enqueued token limit reached for {checked.model}. {limit}"
                 message += "Please try again once some batches have completed."
                 errors = [input_problem("token_limit_exceeded", message)]
-        found: dict[str, Any] = {"validated": True, "errors": errors}
         if errors:
-            found |= {"ended": "failed", "ended_at": self.store.now()}
+            self.settle_input(batch.id, errors=errors, ended="failed", ended_at=self.store.now())
         else:
-            found |= {"total": checked.total, "model": checked.model, "enqueued_tokens": checked.tokens}
-        self.settle(batch.id, found)
+            found = {"total": checked.total, "model": checked.model, "enqueued_tokens": checked.tokens}
+            self.settle_input(batch.id, errors=[], **found)
 
-    def settle(self, batch_id: str, found: dict[str, Any]) -> None:
-        """Writes what was found about a batch."""
+    def settle_input(self, batch_id: str, **found: Any) -> None:
+        """Writes what was found about the input of a batch."""
         with self.store.write():
-            fresh = self.store.fresh(batch_id)
+            fresh = self.store.batch(batch_id)
             assert fresh is not None
-            for name, value in found.items():
-                setattr(fresh, name, value)
+            fresh = replace(fresh, validated=True, **found)
             if fresh.ended != "failed":
                 self.store.count("requests", fresh.total)
             else:
@@ -239,73 +162,110 @@ class BatchWorker:
     def execute(self, batch: Batch, now: float) -> None:
         """Answers what is due by then, in chunks. A chunk's lines are on disk before it is charged; the remains of an
         uncommitted one that a kill left are cut off first."""
-        reader = RequestReader(batch, self.model)
+        family = FAMILIES[batch.family]
+        about = family, family.endpoint(batch), LineFaults(batch.faults, self.plan.seed)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
-            opened(self.store, output_part(batch), batch.out_size) as output,
-            opened(self.store, errors_part(batch), batch.err_size) as errors,
+            open_part(self.store, batch, "output") as output,
+            open_part(self.store, batch, "error") as errors,
         ):
             requests.seek(batch.read)
             while batch.executed < (goal := batch.due(now)) and not self.stopped():
-                chunk = AnsweredChunk()
+                chunk = AnsweredChunk(batch, *about)
                 for number in range(batch.executed + 1, min(batch.executed + CHUNK, goal) + 1):
-                    reader.answer(number, requests.readline(), chunk)
+                    self.answer(number, requests.readline(), chunk)
                 output.writelines(chunk.output)
                 errors.writelines(chunk.errors)
                 output.flush()
                 errors.flush()
-                batch = self.commit(batch, chunk, output.tell(), errors.tell())
+                batch = self.commit(chunk, output.tell(), errors.tell())
 
-    def commit(self, batch: Batch, chunk: AnsweredChunk, out_size: int, err_size: int) -> Batch:
+    def answer(self, number: int, raw: bytes, chunk: AnsweredChunk) -> None:
+        """One request: its line of results, good or not, joins the chunk."""
+        line = json.loads(raw)
+        custom_id, good = line["custom_id"], False
+        about = chunk.batch, number, custom_id
+        rules = chunk.line_faults.of_line(number, raw, custom_id) if chunk.line_faults.rules else []
+        kinds = [rule.kind for rule in rules]
+        chunk.faults.update(kinds)
+        instead = next((rule for rule in rules if rule.phase == "result"), None)
+        try:
+            if instead is None:
+                reply = encoded(self.reply(line[chunk.format.body_key], chunk))
+                if "batch_body_text" in kinds:
+                    reply = encoded(reply.decode())
+                result, good = chunk.format.good_line(*about, reply), True
+            elif instead.kind == "batch_line_zero":
+                result = chunk.format.zero_line(*about)
+            elif instead.kind == "batch_line_error":
+                message = instead.value("message") or "The model did not answer in time."
+                result = chunk.format.failed_line(*about, instead.value("code"), message)
+            else:
+                raise rule_error(instead.values)
+        except ApiError as error:
+            result = chunk.format.error_line(*about, error)
+        if "batch_corrupt_line" in kinds:
+            result = result[: len(result) // 2] + b"\n"
+        if "batch_omit" in kinds:
+            result = b""
+        chunk.added["executed"] += 1
+        chunk.added["read"] += len(raw)
+        chunk.added["good" if good else "bad"] += 1
+        lines = chunk.output if good or chunk.format.one_file else chunk.errors
+        lines.append(result * 2 if "batch_dup_line" in kinds else result)
+
+    def reply(self, body: dict[str, Any], chunk: AnsweredChunk) -> dict[str, Any]:
+        """The reply to one request, which is charged now; raises ApiError for a request that is refused."""
+        if body.get("stream"):
+            raise ApiError(400, "Streaming is not supported in batches: leave 'stream' out.", param="stream")
+        read, write = chunk.endpoint
+        call = read(body, self.plan.seed)
+        if "missing" in call.model:
+            raise unknown_model(call.model)
+        answer = self.writer.answer(call)
+        # requests of batches have no numbers among single ones: rules with `at` leave them alone
+        rule = self.plan.pick(0, call) if self.plan.rules else None
+        if rule is not None and rule.phase in ("error", "answer"):  # the others are about connections
+            chunk.faults[rule.kind] += 1
+            if rule.phase == "error":
+                raise error_of(rule, call)
+            answer = changed_answer(rule, call, answer, self.writer)
+        chunk.added["prompt_tokens"] += call.prompt_tokens
+        chunk.added["completion_tokens"] += answer.tokens
+        chunk.digests.append(call.digest)
+        if self.charged_before(call.digest):
+            chunk.known.add(call.digest)
+        return write(call, answer)
+
+    def commit(self, chunk: AnsweredChunk, out_size: int, err_size: int) -> Batch:
         """Charges a chunk and stores that it is done, in one transaction."""
         with self.store.write():
-            fresh = self.store.fresh(batch.id)
+            fresh = self.store.batch(chunk.batch.id)
             assert fresh is not None
-            for name in ADDED:
-                setattr(fresh, name, getattr(fresh, name) + getattr(chunk, name))
+            for name, more in chunk.added.items():
+                setattr(fresh, name, getattr(fresh, name) + more)
             fresh.out_size, fresh.err_size = out_size, err_size
             self.store.save(fresh)
-            self.store.count("charged", len(chunk.digests))
             known = sum(not self.store.was_charged(digest) for digest in chunk.known)
+            self.store.count("charged", len(chunk.digests))
             self.store.count("duplicates", len(chunk.digests) - self.store.charge(chunk.digests) + known)
-            self.store.count("prompt_tokens", chunk.prompt_tokens)
-            self.store.count("completion_tokens", chunk.completion_tokens)
+            for name in ("prompt_tokens", "completion_tokens"):
+                self.store.count(name, chunk.added[name])
             for kind, times in chunk.faults.items():
                 self.store.count(f"fault.{kind}", times)
         return fresh
 
 
-def end_batch(store: BatchStore, batch: Batch, ended: str, when: float) -> None:
-    """Writes what is left and turns results into files; a kill before the commit leaves it to be done again."""
-    one_file = FAMILIES[batch.family].one_file
-    output = recovered_part(store, batch, "output", output_part(batch), batch.out_size)
-    errors = recovered_part(store, batch, "error", errors_part(batch), batch.err_size)
-    batch.ended, batch.ended_at = ended, when
-    if ended != "completed":
-        write_unfinished(store, batch, *((output, batch.out_size) if one_file else (errors, batch.err_size)))
-    shaped = shape(batch, output)
-    with store.write():
-        if one_file:
-            batch.output_id = shaped.name
-            errors.unlink()
-        else:
-            batch.output_id = output_file(store, batch, shaped)
-            batch.error_id = error_file(store, batch, errors)
-        store.count_faults(batch, "ended")
-        store.save(batch)
-        store.drop_bytes(batch.input_id)
-    if shaped != output:
-        output.unlink(missing_ok=True)
-
-
-def recovered_part(store: BatchStore, batch: Batch, kind: str, name: str, size: int) -> Path:
-    """The path of its good or its other lines. The remains of an uncommitted chunk that a kill left are cut off, and a
-    result file that was never committed is taken back."""
-    path, made = store.file_path(name), store.file_path(result_id(store, batch, kind))
-    if made.exists() and not path.exists():
-        made.replace(path)
-    opened(store, name, size).close()
-    return path
+def open_part(store: BatchStore, batch: Batch, kind: str) -> IO[bytes]:
+    """Where its good lines ("output") or its others ("error") are gathered, to append to, with no more in it than was
+    committed: the remains of a chunk that a kill left are cut off."""
+    suffix, size = ("output", batch.out_size) if kind == "output" else ("errors", batch.err_size)
+    path = store.file_path(f"{batch.id}.{suffix}")
+    path.touch()
+    file = path.open("r+b")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 def result_id(store: BatchStore, batch: Batch, kind: str) -> str:
@@ -313,38 +273,55 @@ def result_id(store: BatchStore, batch: Batch, kind: str) -> str:
     return store.new_id("file-", batch.id, kind)
 
 
-def write_unfinished(store: BatchStore, batch: Batch, path: Path, size: int) -> None:
+def end_batch(store: BatchStore, batch: Batch, ended: str, when: float) -> None:
+    """Writes what is left and turns results into files; a kill before the commit leaves it to be done again, and a
+    result file that was not committed is taken back then."""
+    one_file = FAMILIES[batch.family].one_file
+    parts = {"output": store.file_path(f"{batch.id}.output"), "error": store.file_path(f"{batch.id}.errors")}
+    batch.ended, batch.ended_at = ended, when
+    for kind, path in parts.items():
+        made = store.file_path(result_id(store, batch, kind))
+        if made.exists() and not path.exists():
+            made.replace(path)
+        with open_part(store, batch, kind) as lines:
+            if ended != "completed" and one_file == (kind == "output"):
+                write_unfinished(store, batch, lines)
+    output, errors = parts.values()
+    shaped = shape(batch, output)
+    with store.write():
+        if one_file:
+            batch.output_id = shaped.name
+            errors.unlink()
+        else:
+            if batch.fault("batch_empty_output_id"):
+                batch.output_id = ""
+            elif batch.fault("batch_null_output"):
+                shaped.unlink()
+            else:
+                batch.output_id = result_file(store, batch, shaped, "output", keep_empty=False)
+            keep_empty = batch.family == "azure" or bool(batch.fault("batch_zero_error_file"))
+            batch.error_id = result_file(store, batch, errors, "error", keep_empty=keep_empty)
+        store.count_faults(batch, "ended")
+        store.save(batch)
+        store.drop_bytes(batch.input_id)
+    if shaped != output:
+        output.unlink(missing_ok=True)
+
+
+def write_unfinished(store: BatchStore, batch: Batch, results: IO[bytes]) -> None:
     """Writes a line for every request that was not done."""
     family = FAMILIES[batch.family]
-    with store.file_path(batch.input_id).open("rb") as requests, path.open("r+b") as results:
+    with store.file_path(batch.input_id).open("rb") as requests:
         requests.seek(batch.read)
-        results.seek(size)
         for number in range(batch.executed + 1, batch.total + 1):
             results.write(family.unfinished_line(batch, number, json.loads(requests.readline())["custom_id"]))
 
 
-def output_file(store: BatchStore, batch: Batch, path: Path) -> str | None:
-    """The file of good lines, None if there are none; or what a fault makes of it."""
-    empty = path.stat().st_size == 0
-    if batch.fault("batch_empty_output_id"):
-        return ""
-    if empty or batch.fault("batch_null_output"):
+def result_file(store: BatchStore, batch: Batch, path: Path, kind: str, *, keep_empty: bool) -> str | None:
+    """Makes a file of results, None without any; of one that is gone only the name is left."""
+    if path.stat().st_size == 0 and not keep_empty:
         path.unlink()
         return None
-    return result_file(store, batch, path, "output")
-
-
-def error_file(store: BatchStore, batch: Batch, path: Path) -> str | None:
-    """The file of other lines, None if there are none; Azure's exists even then."""
-    empty = path.stat().st_size == 0
-    if empty and batch.family != "azure" and not batch.fault("batch_zero_error_file"):
-        path.unlink()
-        return None
-    return result_file(store, batch, path, "error")
-
-
-def result_file(store: BatchStore, batch: Batch, path: Path, kind: str) -> str:
-    """Makes a file of results; of one that is gone only the name is left."""
     file_id = result_id(store, batch, kind)
     kept = RESULTS_FILE_KEPT if batch.kept_seconds is None else batch.kept_seconds
     if store.file(file_id) is None:
@@ -385,33 +362,20 @@ def shuffled(lines: IO[bytes], seed: int) -> Iterator[bytes]:
         yield lines.readline()
 
 
-def output_part(batch: Batch) -> str:
-    """The name under which good lines are gathered."""
-    return f"{batch.id}.output"
-
-
-def errors_part(batch: Batch) -> str:
-    """The name under which other lines are gathered."""
-    return f"{batch.id}.errors"
-
-
-def opened(store: BatchStore, name: str, size: int) -> IO[bytes]:
-    """A file to append to, with no more in it than was committed."""
-    path = store.file_path(name)
-    path.touch()
-    file = path.open("r+b")
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
 class BatchThreads:
     """The batches of one simulator. Its threads are started when the first file or batch is."""
 
-    def __init__(self, store: BatchStore, model: BatchModel, faults: BatchFaults, seconds: float) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        faults: BatchFaults,
+        seconds: float,
+        plan: FaultPlan,
+        charged_before: Callable[[bytes], bool],
+    ) -> None:
         self.store, self.faults, self.seconds = store, faults, seconds
         self._stopping = threading.Event()
-        self._worker = BatchWorker(store, model, self._stopping.is_set)
+        self._worker = BatchWorker(store, plan, charged_before, self._stopping.is_set)
         self._store_thread = ThreadPoolExecutor(1, "simulator-state")
         self._work_thread = ThreadPoolExecutor(1, "simulator-batches")
         self._queue_lock = threading.Lock()
@@ -492,14 +456,14 @@ class BatchThreads:
 
 def batch_account(store: BatchStore, behind: bool) -> dict[str, Any]:
     """The account of batches. `behind`: work is due that is not done yet."""
-    counters = store.counters()
+    counters: dict[str, int] = dict(store.rows("SELECT name, n FROM counter"))
     calls = {name.removeprefix("calls."): n for name, n in counters.items() if name.startswith("calls.")}
     faults = {name.removeprefix("fault."): n for name, n in counters.items() if name.startswith("fault.")}
     names = ("created", "cancelled", "rejected", "requests", "charged", "duplicates", "prompt_tokens")
     return {
         "posts": calls.get("create", 0),
         **{name: counters.get(name, 0) for name in (*names, "completion_tokens", "files")},
-        "kept": len(store.files("batch", None)),
+        "kept": len(store.files("batch")),
         "open": len(store.open_batches()),
         "calls": calls,
         "faults": dict(sorted(faults.items())),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -23,7 +24,6 @@ from agac.simulator.replies import (
     ApiError,
     ModelAnswer,
     ModelCall,
-    invalid_key,
     retry_headers,
     status_error,
     unknown_model,
@@ -91,13 +91,12 @@ class FaultRule:
         """One of the keys of its kind, or its default."""
         return self.values.get(key, FAULTS[self.kind].defaults.get(key))
 
-    def applies_to_call(self, number: int, seed: int, operation: str) -> bool:
-        """Whether it is meant for the call of a batch API with this number."""
-        drawn = self.rate is None or self.phase in LINE_PHASES
+    def selects(self, seed: int, number: int, attempt: int, what: bytes) -> bool:
+        """Whether it is meant for what is sent with this number, for the n-th time."""
         return (
             (self.at is None or number in self.at)
-            and (self.first is None or number <= self.first)
-            and (drawn or chance(seed, self.index, operation.encode(), number) < (self.rate or 0.0))
+            and (self.first is None or attempt <= self.first)
+            and (self.rate is None or chance(seed, self.index, what, attempt) < self.rate)
         )
 
     def stored(self) -> dict[str, Any]:
@@ -109,17 +108,6 @@ class FaultRule:
         return found
 
 
-def rate_limit(rule: FaultRule, call: ModelCall) -> ApiError:
-    """Too many requests."""
-    return status_error(429, message=f"Rate limit reached for {call.model}. Please slow down.")
-
-
-def quota(rule: FaultRule, call: ModelCall) -> ApiError:
-    """No money left."""
-    message = "You exceeded your current quota, please check your plan and billing details."
-    return status_error(429, code="insufficient_quota", message=message)
-
-
 def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
     """The error of a rule of the phase `error`."""
     make = FAULTS[rule.kind].effect
@@ -127,8 +115,19 @@ def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
     error: ApiError = make(rule, call)
     if (message := rule.value("message")) is not None:
         error.message = message
-    if (seconds := rule.value("retry_after")) is not None:
-        error.headers |= retry_headers(seconds, in_ms=bool(rule.value("in_ms")))
+    return with_retry(error, rule.values)
+
+
+def rule_error(values: Mapping[str, Any]) -> ApiError:
+    """The error that a rule with a `status` describes."""
+    kind, code, message = (values.get(name) for name in ("type", "code", "message"))
+    return with_retry(status_error(values["status"], kind=kind, code=code, message=message), values)
+
+
+def with_retry(error: ApiError, values: Mapping[str, Any]) -> ApiError:
+    """The error with what a rule says about when to try again."""
+    if (seconds := values.get("retry_after")) is not None:
+        error.headers |= retry_headers(seconds, in_ms=bool(values.get("in_ms")))
     return error
 
 
@@ -140,21 +139,6 @@ def changed_answer(rule: FaultRule, call: ModelCall, answer: ModelAnswer, writer
     return answer if change is None else change(rule, call, answer)
 
 
-def server_error(rule: FaultRule, call: ModelCall) -> ApiError:
-    """A failure of the provider itself."""
-    return status_error(rule.value("status"))
-
-
-def bad_request(rule: FaultRule, call: ModelCall) -> ApiError:
-    """A request that the provider does not understand."""
-    return ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code"))
-
-
-def refusal(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
-    """The model refuses."""
-    return ModelAnswer(None, "stop", rule.value("message") or "I'm sorry, I can't help with that.")
-
-
 def malformed_json(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
     """The content without its end, or with a loose one, so that no JSON reader takes it."""
     text = (answer.content or "").strip()
@@ -164,35 +148,28 @@ def malformed_json(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> Mod
 
 def wrong_schema(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
     """JSON that the call's schema refuses: as near as possible to the right answer."""
-    wrong: Any = {"unexpected": True}
-    if call.schema is not None:
-        valid = validity(call.schema)
-        wrong = next((value for value in wrong_values(answer.content or "") if not valid(value)), wrong)
-    return ModelAnswer(json.dumps(wrong), answer.finish)
+    wrong: list[Any] = [{"unexpected": True}, [], "unexpected", 17.5, None, True]
+    if call.schema is None:
+        return ModelAnswer(json.dumps(wrong[0]), answer.finish)
+    with suppress(ValueError):
+        right = json.loads(answer.content or "")
+        if isinstance(right, dict):
+            parts = [{key: value for key, value in right.items() if key != left_out} for left_out in right]
+            wrong = [*parts, {**right, "unexpected": True}, *wrong]
+    valid = validity(call.schema)
+    found = next((value for value in wrong if not valid(value)), {"unexpected": True})
+    return ModelAnswer(json.dumps(found), answer.finish)
 
 
-def wrong_values(content: str) -> Iterator[Any]:
-    """Values that are likely to be wrong, the most realistic ones first."""
-    try:
-        right = json.loads(content)
-    except ValueError:
-        right = None
-    if isinstance(right, dict):
-        yield from ({key: value for key, value in right.items() if key != left_out} for left_out in right)
-        yield {**right, "unexpected": True}
-    yield from ({"unexpected": True}, [], "unexpected", 17.5, None, True)
-
-
-def half_answer(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
-    """Cut in the middle."""
+def half(answer: ModelAnswer, least: int = 0) -> str:
+    """The first half of a text."""
     content = answer.content or ""
-    return ModelAnswer(content[: len(content) // 2], "length")
+    return content[: max(least, len(content) // 2)]
 
 
 def begun_again(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
     """A first message cut in the middle, then the whole answer."""
-    content = answer.content or ""
-    return replace(answer, earlier=(AnswerMessage(content[: max(1, len(content) // 2)], cut=rule.value("marked")),))
+    return replace(answer, earlier=(AnswerMessage(half(answer, 1), cut=rule.value("marked")),))
 
 
 def stream_error(rule: FaultRule) -> ApiError:
@@ -200,68 +177,92 @@ def stream_error(rule: FaultRule) -> ApiError:
     return ApiError(500, rule.value("message") or SERVER_ERROR, kind="server_error", code=rule.value("code"))
 
 
-@dataclass(frozen=True, slots=True)
-class FaultSpec:
-    """One kind of fault: its phase, its meaning in a sentence, the keys that only it takes, and their defaults.
+class FaultKind:
+    """A row of the table: when a fault takes effect, its meaning in a sentence, the keys that only it takes, separated
+    by blanks, and their defaults.
 
     `effect` makes the error of a kind of the phase `error` (of the rule and the call), or the answer of a kind of the
     phase `answer` (of these and the right answer).
     """
 
-    phase: str
-    meaning: str
-    keys: tuple[str, ...]
-    effect: Callable[..., Any] | None
-    defaults: Mapping[str, Any]
-
-    @property
-    def all_keys(self) -> tuple[str, ...]:
-        """Every key that a rule of this kind takes."""
-        return (*PHASES[self.phase][1], *self.keys)
-
-
-def fault(
-    phase: str, meaning: str, keys: str = "", effect: Callable[..., Any] | None = None, /, **defaults: Any
-) -> FaultSpec:
-    """A row of the table; `keys` are separated by blanks."""
-    return FaultSpec(phase, meaning, tuple(keys.split()), effect, defaults)
+    def __init__(
+        self, phase: str, meaning: str, keys: str = "", effect: Callable[..., Any] | None = None, /, **defaults: Any
+    ) -> None:
+        self.phase, self.meaning, self.effect, self.defaults = phase, meaning, effect, defaults
+        self.keys = tuple(keys.split())
+        self.all_keys = (*PHASES[phase][1], *self.keys)
 
 
 STATUS_KEYS = "op status when retry_after in_ms type code message"
 
-FAULTS: dict[str, FaultSpec] = {
-    "rate_limit": fault("error", "429: too many requests", "retry_after in_ms message", rate_limit),
-    "quota": fault("error", "429: the account's quota is used up", "message", quota),
-    "server_error": fault(
-        "error", "500, or another `status`", "status retry_after in_ms message", server_error, status=500
+FAULTS: dict[str, FaultKind] = {
+    "rate_limit": FaultKind(
+        "error",
+        "429: too many requests",
+        "retry_after in_ms message",
+        lambda rule, call: status_error(429, message=f"Rate limit reached for {call.model}. Please slow down."),
     ),
-    "unauthorized": fault("error", "401: the key is refused", "message", lambda *_: invalid_key()),
-    "not_found": fault("error", "404: no such model", "message", lambda rule, call: unknown_model(call.model)),
-    "bad_request": fault("error", "400: the request is refused, with this `code`", "code message", bad_request),
-    "slow_first_byte": fault("wait", "the answer takes `seconds` longer", "seconds", seconds=1.0),
-    "hang": fault("wait", "no answer ever comes, and nothing is charged"),
-    "cut": fault("sending", "the connection closes: before the answer, or after `after_bytes` of it", "after_bytes"),
-    "invalid_body": fault("sending", "the body is a page of HTML"),
-    "malformed_json": fault("answer", "the text is not valid JSON", "", malformed_json),
-    "wrong_schema": fault("answer", "the text is JSON that does not fit the schema", "", wrong_schema),
-    "length": fault("answer", "the text is cut in the middle, as by a limit of tokens", "", half_answer),
-    "refusal": fault("answer", "the model refuses to answer", "message", refusal),
-    "filter": fault("answer", "a filter withholds the text", "", lambda *_: ModelAnswer("", "content_filter")),
-    "empty": fault("answer", "the text is empty", "", lambda *_: ModelAnswer("", "stop")),
-    "early_cut": fault(
+    "quota": FaultKind(
+        "error",
+        "429: the account's quota is used up",
+        "message",
+        lambda *_: status_error(
+            429,
+            code="insufficient_quota",
+            message="You exceeded your current quota, please check your plan and billing details.",
+        ),
+    ),
+    "server_error": FaultKind(
+        "error",
+        "500, or another `status`",
+        "status retry_after in_ms message",
+        lambda rule, call: status_error(rule.value("status")),
+        status=500,
+    ),
+    "unauthorized": FaultKind("error", "401: the key is refused", "message", lambda *_: status_error(401)),
+    "not_found": FaultKind("error", "404: no such model", "message", lambda rule, call: unknown_model(call.model)),
+    "bad_request": FaultKind(
+        "error",
+        "400: the request is refused, with this `code`",
+        "code message",
+        lambda rule, call: ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code")),
+    ),
+    "slow_first_byte": FaultKind("wait", "the answer takes `seconds` longer", "seconds", seconds=1.0),
+    "hang": FaultKind("wait", "no answer ever comes, and nothing is charged"),
+    "cut": FaultKind(
+        "sending", "the connection closes: before the answer, or after `after_bytes` of it", "after_bytes"
+    ),
+    "invalid_body": FaultKind("sending", "the body is a page of HTML"),
+    "malformed_json": FaultKind("answer", "the text is not valid JSON", "", malformed_json),
+    "wrong_schema": FaultKind("answer", "the text is JSON that does not fit the schema", "", wrong_schema),
+    "length": FaultKind(
+        "answer",
+        "the text is cut in the middle, as by a limit of tokens",
+        "",
+        lambda rule, call, answer: ModelAnswer(half(answer), "length"),
+    ),
+    "refusal": FaultKind(
+        "answer",
+        "the model refuses to answer",
+        "message",
+        lambda rule, *_: ModelAnswer(None, "stop", rule.value("message") or "I'm sorry, I can't help with that."),
+    ),
+    "filter": FaultKind("answer", "a filter withholds the text", "", lambda *_: ModelAnswer("", "content_filter")),
+    "empty": FaultKind("answer", "the text is empty", "", lambda *_: ModelAnswer("", "stop")),
+    "early_cut": FaultKind(
         "answer", "a response has a first message that was cut, then the answer", "marked", begun_again, marked=True
     ),
-    "two_answers": fault("answer", "a response has two messages that differ, both right"),
-    "stream_error": fault(
+    "two_answers": FaultKind("answer", "a response has two messages that differ, both right"),
+    "stream_error": FaultKind(
         "sending",
         "an error ends the answer halfway; with `failed` a response ends as failed",
         "code message failed",
         code="server_error",
         failed=False,
     ),
-    "batch_drop_before": fault("call", "the connection closes, and nothing happened", "op", op="create"),
-    "batch_drop_after": fault("call", "it happens, and the connection closes without an answer", "op", op="create"),
-    "batch_status": fault(
+    "batch_drop_before": FaultKind("call", "the connection closes, and nothing happened", "op", op="create"),
+    "batch_drop_after": FaultKind("call", "it happens, and the connection closes without an answer", "op", op="create"),
+    "batch_status": FaultKind(
         "call",
         "an error, before the call has its effect or after (`when`); 500 by default",
         STATUS_KEYS,
@@ -269,94 +270,85 @@ FAULTS: dict[str, FaultSpec] = {
         status=500,
         when="before",
     ),
-    "batch_slow": fault("call", "the call waits `seconds` before its effect", "op seconds", op="create", seconds=1.0),
-    "batch_truncate": fault(
+    "batch_slow": FaultKind(
+        "call", "the call waits `seconds` before its effect", "op seconds", op="create", seconds=1.0
+    ),
+    "batch_truncate": FaultKind(
         "call", "a download ends with the connection, after half of it or `after_bytes`", "after_bytes", op="download"
     ),
-    "batch_file_lag": fault("call", "`times` creates do not find an uploaded file", "times", op="upload", times=2),
-    "batch_list_lag": fault(
+    "batch_file_lag": FaultKind("call", "`times` creates do not find an uploaded file", "times", op="upload", times=2),
+    "batch_list_lag": FaultKind(
         "created", "the list leaves the batch out for `seconds` after its creation", "seconds", seconds=90.0
     ),
-    "batch_get_404": fault("created", "it is not found for `seconds` after its creation", "seconds", seconds=60.0),
-    "batch_no_metadata": fault("created", "its metadata is not echoed"),
-    "batch_reject": fault("checked", "it fails its validation, with this code, line and message", "code line message"),
-    "batch_enqueued_cap": fault(
+    "batch_get_404": FaultKind("created", "it is not found for `seconds` after its creation", "seconds", seconds=60.0),
+    "batch_no_metadata": FaultKind("created", "its metadata is not echoed"),
+    "batch_reject": FaultKind(
+        "checked", "it fails its validation, with this code, line and message", "code line message"
+    ),
+    "batch_enqueued_cap": FaultKind(
         "checked", "it is refused if more than `tokens` of its model would wait then", "tokens", tokens=0
     ),
-    "batch_expire": fault("ended", "it expires with half of it done, or `after` N requests", "after"),
-    "batch_stuck": fault(
+    "batch_expire": FaultKind("ended", "it expires with half of it done, or `after` N requests", "after"),
+    "batch_stuck": FaultKind(
         "created", "it stays finalizing, or at another `word`, until it is cancelled; `after` N requests", "word after"
     ),
-    "batch_unknown_status": fault(
+    "batch_unknown_status": FaultKind(
         "created",
         "its status is an unknown `word` for `seconds` after its creation",
         "word seconds",
         word="paused",
         seconds=3600.0,
     ),
-    "batch_counts_lie": fault("ended", "its counts say that all went well"),
-    "batch_null_output": fault("ended", "it is done and names no output file"),
-    "batch_empty_output_id": fault("ended", "the id of its output file is an empty text"),
-    "batch_zero_error_file": fault("ended", "it has an error file with nothing in it"),
-    "batch_gone": fault("ended", "its results are deleted before they are fetched"),
-    "batch_shuffle": fault("ended", "its results come in another order"),
-    "batch_bom": fault("ended", "its results begin with a byte order mark"),
-    "batch_blank_lines": fault("ended", "an empty line follows each of its results"),
-    "batch_foreign_line": fault(
+    "batch_counts_lie": FaultKind("ended", "its counts say that all went well"),
+    "batch_null_output": FaultKind("ended", "it is done and names no output file"),
+    "batch_empty_output_id": FaultKind("ended", "the id of its output file is an empty text"),
+    "batch_zero_error_file": FaultKind("ended", "it has an error file with nothing in it"),
+    "batch_gone": FaultKind("ended", "its results are deleted before they are fetched"),
+    "batch_shuffle": FaultKind("ended", "its results come in another order"),
+    "batch_bom": FaultKind("ended", "its results begin with a byte order mark"),
+    "batch_blank_lines": FaultKind("ended", "an empty line follows each of its results"),
+    "batch_foreign_line": FaultKind(
         "ended", "one result line is of a request that was never sent, or has another `form`", "form", form="unknown"
     ),
-    "batch_line_status": fault(
+    "batch_line_status": FaultKind(
         "result", "it gets this status instead of an answer, 500 by default", "status type code message", status=500
     ),
-    "batch_line_zero": fault("result", "it gets status 0, an empty body, and no error"),
-    "batch_line_error": fault(
+    "batch_line_zero": FaultKind("result", "it gets status 0, an empty body, and no error"),
+    "batch_line_error": FaultKind(
         "result",
         "it gets no response but an error code, `request_timeout` by default",
         "code message",
         code="request_timeout",
     ),
-    "batch_omit": fault("line", "the request is answered and charged, and its line is missing"),
-    "batch_dup_line": fault("line", "its line comes twice"),
-    "batch_corrupt_line": fault("line", "its line is cut in the middle"),
-    "batch_body_text": fault("line", "the body of its answer is JSON within a text"),
-    "batch_paged": fault("list", "a page of a list holds at most `size`, one by default", "size", size=1),
+    "batch_omit": FaultKind("line", "the request is answered and charged, and its line is missing"),
+    "batch_dup_line": FaultKind("line", "its line comes twice"),
+    "batch_corrupt_line": FaultKind("line", "its line is cut in the middle"),
+    "batch_body_text": FaultKind("line", "the body of its answer is JSON within a text"),
+    "batch_paged": FaultKind("list", "a page of a list holds at most `size`, one by default", "size", size=1),
 }
 """Every kind of fault. The order is that of the guide and of messages."""
 
 
-@dataclass(slots=True)
 class FaultPlan:
     """Picks the fault of each single request; counts how often each question was sent, if a rule needs it."""
 
-    rules: Sequence[FaultRule]
-    seed: int = 0
-    sent: dict[bytes, int] = field(default_factory=dict)
-    counts_attempts: bool = field(init=False)
-    reads_text: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.counts_attempts = any(rule.rate is not None or rule.first is not None for rule in self.rules)
-        self.reads_text = any(rule.match is not None for rule in self.rules)
+    def __init__(self, rules: Sequence[FaultRule], seed: int = 0) -> None:
+        self.rules, self.seed = rules, seed
+        self.sent: dict[bytes, int] = {}
+        self.counts_attempts = any(rule.rate is not None or rule.first is not None for rule in rules)
+        self.reads_text = any(rule.match is not None for rule in rules)
 
     def pick(self, number: int, call: ModelCall) -> FaultRule | None:
         """The fault of the request with this number, or None; the first rule that applies wins."""
-        question, text, attempt = b"", call.all_text if self.reads_text else "", 1
+        question, attempt = b"", 1
+        text = "\n".join(text for _, text in call.messages) if self.reads_text else ""
         if self.counts_attempts:
             question = call.question
             attempt = self.sent[question] = self.sent.get(question, 0) + 1
-        for index, rule in enumerate(self.rules):
-            if (
-                (rule.at is None or number in rule.at)
-                and (rule.first is None or attempt <= rule.first)
-                and (rule.match is None or rule.match in text)
-                and (rule.rate is None or chance(self.seed, index, question, attempt) < rule.rate)
-            ):
+        for rule in self.rules:
+            if (rule.match is None or rule.match in text) and rule.selects(self.seed, number, attempt, question):
                 return rule
         return None
-
-    def reset(self) -> None:
-        """Forgets how often anything was sent."""
-        self.sent.clear()
 
 
 def chance(seed: int, index: int, question: bytes, attempt: int) -> float:
@@ -365,34 +357,31 @@ def chance(seed: int, index: int, question: bytes, attempt: int) -> float:
     return int.from_bytes(drawn) / 2**64
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFaults:
     """The rules about batches of a faults file."""
 
-    rules: Sequence[FaultRule] = ()
-    seed: int = 0
+    def __init__(self, rules: Sequence[FaultRule], seed: int) -> None:
+        self.rules, self.seed = rules, seed
 
     def of_call(self, operation: str, number: int) -> list[FaultRule]:
         """What goes wrong with the n-th call of an operation: slowness, and the first other rule that applies."""
-        rules = [
-            rule
-            for rule in self.rules
-            if rule.phase == "call"
-            and rule.value("op") == operation
-            and rule.applies_to_call(number, self.seed, operation)
-        ]
-        slow = [rule for rule in rules if rule.kind == "batch_slow"]
-        return slow + [rule for rule in rules if rule.kind != "batch_slow"][:1]
+        found = [rule for rule in self.rules if rule.phase == "call" and rule.value("op") == operation]
+        found = [rule for rule in found if rule.selects(self.seed, number, number, operation.encode())]
+        found.sort(key=lambda rule: rule.kind != "batch_slow")
+        return found[: 1 + sum(rule.kind == "batch_slow" for rule in found)]
 
     def of_batch(self, number: int, contains: Callable[[str], bool]) -> list[dict[str, Any]]:
         """All that goes wrong with the batch of the n-th create: every rule that applies does."""
-        return [
-            rule.stored()
-            for rule in self.rules
-            if rule.phase in (*BATCH_PHASES, *LINE_PHASES)
-            and rule.applies_to_call(number, self.seed, "create")
-            and (rule.match is None or rule.phase in LINE_PHASES or contains(rule.match))
-        ]
+        found = []
+        for rule in self.rules:
+            if rule.phase in LINE_PHASES:  # their `rate` and `match` are about single requests
+                meant = replace(rule, rate=None).selects(self.seed, number, number, b"create")
+            else:
+                meant = rule.phase in BATCH_PHASES and rule.selects(self.seed, number, number, b"create")
+                meant = meant and (rule.match is None or contains(rule.match))
+            if meant:
+                found.append(rule.stored())
+        return found
 
     @property
     def page_size(self) -> int | None:
@@ -403,31 +392,33 @@ class BatchFaults:
 class LineFaults:
     """The stored rules of one batch about its requests."""
 
-    def __init__(self, rules: list[dict[str, Any]], seed: int) -> None:
+    def __init__(self, stored: list[dict[str, Any]], seed: int) -> None:
         self.seed = seed
         self.rules = [
-            (rule, None if rule["lines"] is None else frozenset(rule["lines"]))
-            for rule in rules
+            FaultRule(
+                rule["kind"],
+                rule["index"],
+                rate=rule["rate"],
+                match=rule["match"],
+                lines=None if rule["lines"] is None else frozenset(rule["lines"]),
+                values=rule,
+            )
+            for rule in stored
             if FAULTS[rule["kind"]].phase in LINE_PHASES
         ]
 
-    def of_line(self, number: int, raw: bytes, custom_id: str) -> list[dict[str, Any]]:
+    def of_line(self, number: int, raw: bytes, custom_id: str) -> list[FaultRule]:
         """The rules that apply to a request: all about its line, and the first that replaces its answer."""
-        found: list[dict[str, Any]] = []
-        for rule, lines in self.rules:
+        found: list[FaultRule] = []
+        for rule in self.rules:
             if (
-                (lines is None or number in lines)
-                and (rule["match"] is None or mentions(raw, rule["match"]))
-                and (rule["rate"] is None or chance(self.seed, rule["index"], custom_id.encode(), 1) < rule["rate"])
-                and not (replaces_answer(rule) and any(map(replaces_answer, found)))
+                (rule.lines is None or number in rule.lines)
+                and (rule.match is None or mentions(raw, rule.match))
+                and rule.selects(self.seed, number, 1, custom_id.encode())
+                and not (rule.phase == "result" and any(other.phase == "result" for other in found))
             ):
                 found.append(rule)
         return found
-
-
-def replaces_answer(rule: dict[str, Any]) -> bool:
-    """Whether a request gets no answer, and no charge, because of a rule."""
-    return FAULTS[rule["kind"]].phase == "result"
 
 
 def mentions(raw: bytes, text: str) -> bool:
@@ -435,18 +426,8 @@ def mentions(raw: bytes, text: str) -> bool:
     return any(json.dumps(text, ensure_ascii=way)[1:-1].encode("utf-8", "replace") in raw for way in (True, False))
 
 
-def rule_error(values: Mapping[str, Any]) -> ApiError:
-    """The error that a rule with a `status` describes."""
-    error = status_error(
-        int(values["status"]), kind=values.get("type"), code=values.get("code"), message=values.get("message")
-    )
-    if values.get("retry_after") is not None:
-        error.headers |= retry_headers(values["retry_after"], in_ms=bool(values.get("in_ms")))
-    return error
-
-
 def load_rules(path: Path) -> list[FaultRule]:
-    """Reads a faults file; raises SimulatorError with all that is wrong in it."""
+    """Reads a faults file, JSON for `.json`, else YAML; raises SimulatorError with all that is wrong in it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -455,23 +436,19 @@ def load_rules(path: Path) -> list[FaultRule]:
         raise SimulatorError([f"{path}: the faults file cannot be read: {error.strerror or error}"]) from error
     except UnicodeDecodeError as error:
         raise SimulatorError([f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"]) from error
-    return parse_rules(read_data(path, text), str(path))
-
-
-def read_data(path: Path, text: str) -> Any:
-    """The content of the file: JSON for `.json`, else YAML."""
     if path.suffix == ".json":
         try:
-            return json.loads(text)
+            return parse_rules(json.loads(text), str(path))
         except json.JSONDecodeError as error:
             raise SimulatorError([f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"]) from error
     import yaml  # only who uses faults pays for it
 
+    where = str(path)
     try:
-        return yaml.safe_load(text)
+        return parse_rules(yaml.safe_load(text), where)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        if mark := error.problem_mark or error.context_mark:
+            where = f"{path}:{mark.line + 1}:{mark.column + 1}"
         raise SimulatorError([f"{where}: not valid YAML: {error.problem or error.context}"]) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -491,74 +468,54 @@ def parse_rules(data: Any, source: str) -> list[FaultRule]:
         raise SimulatorError(
             [f"{source}: a faults file is a list of rules, such as `- {{kind: rate_limit, rate: 0.05}}`"]
         )
-    readers = [RuleReader(f"{source}: faults[{index}]", index) for index in range(len(data))]
-    rules = [reader.rule(item) for reader, item in zip(readers, data, strict=True)]
-    problems = [problem for reader in readers for problem in reader.problems]
+    problems: list[str] = []
+    for index, item in enumerate(data):
+        problems += rule_problems(item, f"{source}: faults[{index}]")
     if problems:
         raise SimulatorError(problems)
-    return [rule for rule in rules if rule is not None]
+    rules = []
+    for index, item in enumerate(data):
+        spec = FAULTS[item["kind"]]
+        given = {"first" if key == "attempts" else key: value for key, value in item.items()}
+        for key in given.keys() & {"at", "lines"}:
+            given[key] = frozenset(given[key] if isinstance(given[key], list) else [given[key]])
+        own = {key: value for key, value in given.items() if key in spec.keys}
+        chosen = {key: value for key, value in given.items() if key not in (*own, "kind", "always")}
+        rules.append(FaultRule(item["kind"], index, values={**spec.defaults, **own}, **chosen))
+    return rules
 
 
-@dataclass(slots=True)
-class RuleReader:
-    """Reads one rule: its place, its values and what is wrong with it."""
-
-    where: str
-    index: int
-    problems: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def rule(self, item: Any) -> FaultRule | None:
-        """The rule, or None if something is wrong with it."""
-        if not isinstance(item, dict):
-            self.problems.append(f"{self.where}: a rule is a mapping with a `kind`, not {quoted(item)}")
-            return None
-        kind = self.kind(item.get("kind"))
-        for key, value in item.items():
-            if key != "kind":
-                self.take(key, value, kind)
-        if "first" in item and "attempts" in item:
-            self.problems.append(f"{self.where}: `first` and `attempts` mean the same; write one of them")
-        if self.values.get("in_ms") and self.values.get("retry_after") is None:
-            self.problems.append(f"{self.where}.in_ms: says how `retry_after` is told, which is missing; add it")
-        if self.problems or kind is None:
-            return None
-        own = FAULTS[kind].keys
-        chosen = {name: self.values.pop(name) for name in [*self.values] if name not in own}
-        return FaultRule(kind, self.index, values={**FAULTS[kind].defaults, **self.values}, **chosen)
-
-    def kind(self, value: Any) -> str | None:
-        """The rule's kind, None if there is no such kind."""
-        if isinstance(value, str) and value in FAULTS:
-            return value
-        what = "`kind` is missing" if value is None else f"unknown kind {quoted(value)}{guess(value, FAULTS)}"
-        self.problems.append(f"{self.where}: {what}; known: {', '.join(FAULTS)}")
-        return None
-
-    def take(self, key: Any, value: Any, kind: str | None) -> None:
-        """Checks one key and keeps its value."""
-        if key not in KEYS and key not in BATCH_KEYS:
-            known = FAULTS[kind].all_keys if kind else SELECTORS
-            near = guess(key, known if kind else KEYS | BATCH_KEYS)
-            self.problems.append(f"{self.where}: unknown key {key!r}{near}; known: {', '.join(known)}")
-            return
-        if kind is not None and key not in FAULTS[kind].all_keys:
-            takers = ", ".join(name for name, spec in FAULTS.items() if key in spec.all_keys)
-            self.problems.append(f"{self.where}: {kind!r} takes no key {key!r}; it is for: {takers}")
-            return
-        about_batches = kind is not None and FAULTS[kind].phase not in SINGLE_PHASES
-        fits, wanted = (KEYS | BATCH_KEYS if about_batches else BATCH_KEYS | KEYS)[key]
-        if not fits(value):
-            self.problems.append(f"{self.where}.{key}: must be {wanted}, not {quoted(value)}")
-        elif key in ("at", "lines"):
-            self.values[key] = frozenset(value if isinstance(value, list) else [value])
-        elif key != "always":
-            self.values["first" if key == "attempts" else key] = value
-
-
-def quoted(value: Any) -> str:
-    """A value as a problem quotes it: bounded."""
-    return repr(value)[:40]
+def rule_problems(item: Any, where: str) -> Iterator[str]:
+    """What is wrong with one rule."""
+    if not isinstance(item, dict):
+        yield f"{where}: a rule is a mapping with a `kind`, not {item!r:.40}"
+        return
+    kind = item.get("kind")
+    spec = FAULTS.get(kind) if isinstance(kind, str) else None
+    if spec is None:
+        what = "`kind` is missing" if kind is None else f"unknown kind {kind!r:.40}{guess(kind, FAULTS)}"
+        yield f"{where}: {what}; known: {', '.join(FAULTS)}"
+    single = spec is None or spec.phase in SINGLE_PHASES
+    checks = BATCH_KEYS | KEYS if single else KEYS | BATCH_KEYS
+    known = spec.all_keys if spec else SELECTORS
+    right: dict[str, Any] = {}
+    for key, value in item.items():
+        if key == "kind":
+            continue
+        if key not in checks:
+            near = guess(key, known if spec else checks)
+            yield f"{where}: unknown key {key!r}{near}; known: {', '.join(known)}"
+        elif spec is not None and key not in known:
+            takers = ", ".join(name for name, other in FAULTS.items() if key in other.all_keys)
+            yield f"{where}: {kind!r} takes no key {key!r}; it is for: {takers}"
+        elif not checks[key][0](value):
+            yield f"{where}.{key}: must be {checks[key][1]}, not {value!r:.40}"
+        else:
+            right[key] = value
+    if "first" in item and "attempts" in item:
+        yield f"{where}: `first` and `attempts` mean the same; write one of them"
+    if right.get("in_ms") and right.get("retry_after") is None:
+        yield f"{where}.in_ms: says how `retry_after` is told, which is missing; add it"
 
 
 def guess(word: Any, known: Any) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from agac.simulator.settings import LIMIT_REMEDY, SimulatorError
 
@@ -15,20 +16,9 @@ LONGEST = 3600.0
 """No reply takes longer than this many seconds, whatever the distribution says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """A distribution of seconds. `constant` is set when every reply takes the same time: nothing is drawn then."""
-
-    draw: Callable[[Random], float]
-    constant: float | None = None
-
-    def seconds(self, random: Random) -> float:
-        """How long this reply takes: 0 or more."""
-        return min(max(0.0, self.draw(random)), LONGEST)
-
-
-def parse_latency(text: str) -> Latency:
-    """Reads one of `FORMS`; raises SimulatorError with what is wrong."""
+def parse_latency(text: str) -> Callable[[int], float]:
+    """How many seconds a reply takes, drawn with its own number as the seed, as one of `FORMS` says; raises
+    SimulatorError with what is wrong."""
     name, _, numbers = text.strip().rpartition(":")
     try:
         values = [float(number) for number in numbers.split(",")]
@@ -36,33 +26,30 @@ def parse_latency(text: str) -> Latency:
         values = []
     if not values or not all(math.isfinite(value) and value >= 0 for value in values):
         raise SimulatorError([f"latency {text!r} is none that the simulator knows; write {FORMS}"])
+    draw: Callable[..., float]
     match name, values:
         case "" | "constant", [seconds]:
-            seconds = min(seconds, LONGEST)
-            return Latency(lambda _: seconds, constant=seconds)
-        case "normal", [mean, deviation]:
-            return Latency(lambda random: random.normalvariate(mean, deviation))
-        case "lognormal", [median, sigma] if median > 0:
-            return Latency(lambda random: random.lognormvariate(math.log(median), sigma))
+            return lambda _: min(seconds, LONGEST)
+        case "normal", [_, _]:
+            draw = Random.normalvariate
+        case "lognormal", [median, _] if median > 0:
+            draw, values[0] = Random.lognormvariate, math.log(median)
         case "uniform", [low, high] if low <= high:
-            return Latency(lambda random: random.uniform(low, high))
+            draw = Random.uniform
         case _:
             raise SimulatorError([f"latency {text!r} does not add up; write {FORMS}"])
+    return lambda seed: min(max(0.0, draw(Random(seed), *values)), LONGEST)  # noqa: S311 (nothing to guess)
 
 
 @dataclass(slots=True)
 class Bucket:
-    """`per_minute` units a minute, refilled evenly; `size` of them, by default a full minute's worth, may be taken at
-    once. `now` is in seconds."""
+    """`per_minute` units a minute, refilled evenly, of which `size` may be taken at once. Times are in seconds."""
 
+    unit: str
     per_minute: int
-    size: int = 0
-    level: float = field(init=False)
+    size: int
+    level: float
     filled_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.size = self.size or self.per_minute
-        self.level = float(self.size)
 
     def refill(self, now: float) -> None:
         """Adds what has come back since the last call."""
@@ -71,27 +58,14 @@ class Bucket:
             self.level = min(float(self.size), self.level + gained)
         self.filled_at = now
 
-    def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` is there, 0 when it is; infinite when it never fits."""
-        if amount > self.size:
-            return math.inf
-        missing = amount - self.level
-        return 0.0 if missing < 1e-9 else missing * 60 / self.per_minute
-
     @property
     def remaining(self) -> int:
         """Whole units that could be taken now."""
         return max(0, int(self.level))
 
-    @property
-    def reset(self) -> float:
-        """Seconds until the bucket is full again."""
-        return (self.size - self.level) * 60 / self.per_minute
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that came too early: which limit said so, and how many seconds later it would fit."""
+class Refusal(NamedTuple):
+    """A request that came too early: which limit said so, and how many seconds later it would fit (infinite: never)."""
 
     unit: str
     limit: int
@@ -100,39 +74,38 @@ class Refusal:
     wait: float
 
 
-@dataclass(slots=True)
 class RateLimits:
-    """Requests and tokens a minute. A refused request takes nothing."""
+    """Requests and tokens a minute; None is no limit. `burst`: requests that may come at once, by default a minute's
+    worth. A refused request takes nothing."""
 
-    requests: Bucket | None
-    tokens: Bucket | None
-
-    @staticmethod
-    def of(rpm: int | None, tpm: int | None, burst: int | None = None) -> RateLimits:
-        """Limits from the settings; None is no limit. `burst`: requests that may come at once."""
-        return RateLimits(Bucket(rpm, burst or 0) if rpm else None, Bucket(tpm) if tpm else None)
+    def __init__(self, rpm: int | None = None, tpm: int | None = None, burst: int | None = None) -> None:
+        self._buckets = []
+        for unit, per_minute, size in (("requests", rpm, burst), ("tokens", tpm, tpm)):
+            if per_minute:
+                size = size or per_minute
+                self._buckets.append(Bucket(unit, per_minute, size, float(size)))
 
     def take(self, tokens: int, now: float) -> Refusal | None:
         """Takes one request of `tokens`, or says why not."""
-        buckets = [("requests", self.requests, 1), ("tokens", self.tokens, tokens)]
-        for unit, bucket, amount in buckets:
-            if bucket is None:
-                continue
+        taken = []
+        for bucket in self._buckets:
+            amount = 1 if bucket.unit == "requests" else tokens
             bucket.refill(now)
-            wait = bucket.wait_for(amount)
-            if wait > 0:
-                return Refusal(unit, bucket.per_minute, bucket.size - bucket.remaining, amount, wait)
-        for _, bucket, amount in buckets:
-            if bucket is not None:
-                bucket.level -= amount
+            missing = amount - bucket.level
+            if amount > bucket.size or missing >= 1e-9:
+                wait = math.inf if amount > bucket.size else missing * 60 / bucket.per_minute
+                return Refusal(bucket.unit, bucket.per_minute, bucket.size - bucket.remaining, amount, wait)
+            taken.append((bucket, amount))
+        for bucket, amount in taken:
+            bucket.level -= amount
         return None
 
     def levels(self, now: float) -> Iterator[tuple[str, int, int, float]]:
         """Of each limit: its unit, how many a minute, how many are left, and seconds until all of them are."""
-        for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
-            if bucket is not None:
-                bucket.refill(now)
-                yield unit, bucket.per_minute, bucket.remaining, bucket.reset
+        for bucket in self._buckets:
+            bucket.refill(now)
+            reset = (bucket.size - bucket.level) * 60 / bucket.per_minute
+            yield bucket.unit, bucket.per_minute, bucket.remaining, reset
 
     def headers(self, now: float) -> dict[str, str]:
         """OpenAI's headers about limits; empty when there are none."""
@@ -162,7 +135,7 @@ def read_limits(body: bytes) -> RateLimits:
             problems.append(f"{name} is {value!r}; {LIMIT_REMEDY}")
     if problems:
         raise SimulatorError(problems)
-    return RateLimits.of(*(given.get(name) for name in LIMITS))
+    return RateLimits(**given)
 
 
 def clock_text(seconds: float) -> str:

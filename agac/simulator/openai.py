@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from agac.simulator.batch_store import DAY, Batch, StoredFile
 from agac.simulator.limits import RateLimits
 from agac.simulator.replies import (
     COUNT,
@@ -16,6 +19,7 @@ from agac.simulator.replies import (
     TRUTH,
     AnswerMessage,
     ApiError,
+    BatchEndpoint,
     Event,
     Kind,
     ModelAnswer,
@@ -23,9 +27,10 @@ from agac.simulator.replies import (
     ModelCall,
     between,
     canonical,
-    content_digest,
+    encoded,
+    json_string,
+    model_call,
     pieces,
-    prompt_tokens,
     prompted_schema,
     read_object,
     wrong_parameters,
@@ -111,120 +116,83 @@ def check_parameters(
         raise ApiError(400, f"Invalid '{name}': expected {wanted}.", code=code, param=name)
 
 
-def read_list(data: Mapping[str, Any], name: str) -> list[Any]:
-    """A parameter that must be a list with something in it."""
-    value = data.get(name)
-    if not isinstance(value, list) or not value:
+def read_messages(data: Mapping[str, Any], name: str, what: str, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Role and text of each message in a list; parts of these kinds are joined, others are not simulated."""
+    listed = data.get(name)
+    if not isinstance(listed, list) or not listed:
         raise ApiError(400, f"Invalid '{name}': expected an array with at least one element.", param=name)
-    return value
-
-
-def read_text(content: Any, kinds: tuple[str, ...], param: str) -> str:
-    """A message's text; parts of a text are joined. Parts of other kinds are not simulated."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    raise ApiError(400, f"Invalid '{param}.content': expected a string or an array of text parts.", param=param)
-
-
-class AnswerFormat(NamedTuple):
-    """The requested form of an answer. `schema`, `schema_key` and `strict_name` are those of a ModelCall."""
-
-    kind: str
-    schema: Any = None
-    schema_key: str = ""
-    strict_name: str | None = None
+    messages = []
+    for index, message in enumerate(listed):
+        param = f"{name}[{index}]"
+        if (
+            not isinstance(message, dict)
+            or message.get("role") not in ROLES
+            or (name == "input" and message.get("type") not in (None, "message"))
+        ):
+            problem = f"Invalid '{param}': expected {what} whose role is one of {', '.join(ROLES)}."
+            raise ApiError(400, problem, param=param)
+        role, parts = message["role"], message.get("content")
+        if isinstance(parts, str):
+            parts = [{"type": kinds[0], "text": parts}]
+        elif parts is None and role == "assistant" and name == "messages":
+            parts = []
+        if not isinstance(parts, list) or not all(
+            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
+        ):
+            problem = f"Invalid '{param}.content': expected a string or an array of text parts."
+            raise ApiError(400, problem, param=param)
+        messages.append((role, "".join(part["text"] for part in parts)))
+    return messages
 
 
 def read_format(
-    form: Any,
-    place: str,
-    messages: tuple[tuple[str, str], ...],
-    *,
-    within: str = "",
-    needed: tuple[str, ...] = ("name",),
-) -> AnswerFormat:
-    """What the parameter `place` requests. A schema is described in it, or in its key `within`, by what is `needed`."""
+    form: Any, place: str, messages: Sequence[tuple[str, str]], within: str = "", needed: tuple[str, ...] = ("name",)
+) -> dict[str, Any]:
+    """What the parameter `place` requests, as fields of a ModelCall. A schema is described in it, or in its key
+    `within`, by what is `needed`."""
     if form is None:
-        return AnswerFormat("text", *prompted_schema(messages))
+        return prompted_schema(messages)
     kind = form.get("type") if isinstance(form, dict) else None
     if kind not in FORMATS:
         param = f"{place}.type"
         raise ApiError(400, f"Invalid '{param}': expected one of {', '.join(FORMATS)}.", param=param)
     if kind != "json_schema":
-        return AnswerFormat(kind, *prompted_schema(messages))
+        return prompted_schema(messages) | {"wants_json": kind != "text"}
     described, place = (form.get(within), f"{place}.{within}") if within else (form, place)
     for name in needed:
         if not isinstance(described, dict) or described.get(name) is None:
             raise missing(f"{place}.{name}")
     schema = described.get("schema", {})
     strict_name = str(described["name"]) if described.get("strict") else None
-    return AnswerFormat(kind, schema, f"{strict_name or ''}:{canonical(schema)}", strict_name)
-
-
-def model_call(
-    data: dict[str, Any], seed: int, messages: tuple[tuple[str, str], ...], form: AnswerFormat, **more: Any
-) -> ModelCall:
-    """A checked request, `stream` already taken out of its data."""
-    return ModelCall(
-        model=data["model"],
-        messages=messages,
-        digest=content_digest(seed, data),
-        prompt_tokens=prompt_tokens(messages),
-        schema=form.schema,
-        schema_key=form.schema_key,
-        strict_name=form.strict_name,
-        wants_json=form.kind != "text",
-        **more,
-    )
+    schema_key = f"{strict_name or ''}:{canonical(schema)}"
+    return {"schema": schema, "schema_key": schema_key, "strict_name": strict_name, "wants_json": True}
 
 
 def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
     """A request for a chat completion; raises ApiError as OpenAI would answer it."""
-    unknown = sorted(set(data) - CHAT_PARAMETERS)
-    if unknown:
+    if unknown := sorted(set(data) - CHAT_PARAMETERS):
         raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(unknown)}", param=unknown[0])
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise ApiError(400, "you must provide a model parameter", param="model")
     check_parameters(data, CHAT_UNSUPPORTED, CHAT_KINDS)
     if data.get("stream_options") and not data.get("stream"):
         raise ApiError(400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream")
-    messages = tuple(read_chat_message(index, message) for index, message in enumerate(read_list(data, "messages")))
-    stream = data.pop("stream", None) or False
+    messages = read_messages(data, "messages", "an object", ("text",))
     stream_options = data.pop("stream_options", None) or {}
+    form = read_format(data.get("response_format"), "response_format", messages, within="json_schema")
+    stops = [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop") or []
+    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) for stop in stops):
+        raise ApiError(400, "Invalid 'stop': expected a string or an array of up to 4 strings.", param="stop")
     return model_call(
         data,
         seed,
         messages,
-        read_format(data.get("response_format"), "response_format", messages, within="json_schema"),
         max_tokens=data.get("max_completion_tokens") or data.get("max_tokens"),
-        stop=read_stop(data.get("stop")),
-        stream=stream,
+        stop=tuple(filter(None, stops)),
         include_usage=bool(stream_options.get("include_usage")),
         extras={"service_tier": data["service_tier"]} if data.get("service_tier") else {},
+        **form,
     )
-
-
-def read_chat_message(index: int, message: Any) -> tuple[str, str]:
-    """Role and text of a message."""
-    param = f"messages[{index}]"
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        known = ", ".join(ROLES)
-        raise ApiError(400, f"Invalid '{param}': expected an object whose role is one of {known}.", param=param)
-    if message.get("content") is None and message["role"] == "assistant":
-        return "assistant", ""
-    return message["role"], read_text(message.get("content"), ("text",), param)
-
-
-def read_stop(value: Any) -> tuple[str, ...]:
-    """The texts before which a reply ends."""
-    stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) for stop in stops):
-        raise ApiError(400, "Invalid 'stop': expected a string or an array of up to 4 strings.", param="stop")
-    return tuple(stop for stop in stops if stop)
 
 
 def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
@@ -276,13 +244,6 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     yield "[DONE]"
 
 
-def failing_chat_events(call: ModelCall, answer: ModelAnswer, error: ApiError, as_response: bool) -> Iterator[Event]:
-    """A completion until halfway; then an error comes instead of a chunk."""
-    events = list(chat_events(call, answer))
-    yield from events[: max(1, len(events) // 2)]
-    yield error_object(error)
-
-
 def read_response(data: dict[str, Any], seed: int) -> ModelCall:
     """A request for a response; raises ApiError as OpenAI would answer it."""
     for name in sorted(set(data) - RESPONSES_PARAMETERS):
@@ -290,49 +251,29 @@ def read_response(data: dict[str, Any], seed: int) -> ModelCall:
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise missing("model")
     check_parameters(data, RESPONSES_UNSUPPORTED, RESPONSES_KINDS, code="invalid_type")
-    messages = read_input(data)
-    stream = data.pop("stream", None) or False
+    if isinstance(data.get("input"), str):
+        messages = [("user", data["input"])]
+    else:
+        messages = read_messages(data, "input", "a message", PARTS)
+    instructions = [("system", data["instructions"])] if data.get("instructions") else []
     data.pop("stream_options", None)
-    form = read_format((data.get("text") or {}).get("format"), "text.format", messages, needed=("name", "schema"))
-    if form.kind == "json_object":
-        check_word(messages[1:] if data.get("instructions") else messages)
-    extras = {name: value for name, value in data.items() if name not in ("model", "input")}
-    return model_call(
-        data, seed, messages, form, max_tokens=data.get("max_output_tokens"), stream=stream, extras=extras
-    )
+    form = (data.get("text") or {}).get("format")
+    asked = read_format(form, "text.format", [*instructions, *messages], needed=("name", "schema"))
+    if form and form["type"] == "json_object" and not any("json" in text.lower() for _, text in messages):
+        message = "Response input messages must contain the word 'json' in some form to use 'text.format' of type "
+        raise ApiError(400, f"{message}'json_object'.", param="input")
+    extras = {name: value for name, value in data.items() if name not in ("model", "input", "stream")}
+    max_tokens = data.get("max_output_tokens")
+    return model_call(data, seed, [*instructions, *messages], max_tokens=max_tokens, extras=extras, **asked)
 
 
 def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
-    """A message of a WebSocket, which must be a `response.create`: a body without `stream`."""
+    """A message of a WebSocket, which must be a `response.create`: a body, always answered with events."""
     data = read_object(message)
     kind = data.pop("type", None)
     if kind != "response.create":
         raise ApiError(400, f"Invalid event type: {kind!r}. Expected 'response.create'.", param="type")
-    return read_response(data, seed)
-
-
-def read_input(data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Role and text of each message; the instructions come first, as a system message."""
-    leading = (("system", data["instructions"]),) if data.get("instructions") else ()
-    if isinstance(data.get("input"), str):
-        return (*leading, ("user", data["input"]))
-    return (*leading, *(read_item(index, item) for index, item in enumerate(read_list(data, "input"))))
-
-
-def read_item(index: int, item: Any) -> tuple[str, str]:
-    """Role and text of an input item that is a message; others are not simulated."""
-    param = f"input[{index}]"
-    if not isinstance(item, dict) or item.get("type") not in (None, "message") or item.get("role") not in ROLES:
-        known = ", ".join(ROLES)
-        raise ApiError(400, f"Invalid '{param}': expected a message whose role is one of {known}.", param=param)
-    return item["role"], read_text(item.get("content"), PARTS, param)
-
-
-def check_word(messages: tuple[tuple[str, str], ...]) -> None:
-    """JSON mode requires the word JSON in the input itself."""
-    if not any("json" in text.lower() for _, text in messages):
-        message = "Response input messages must contain the word 'json' in some form to use 'text.format' of type "
-        raise ApiError(400, f"{message}'json_object'.", param="input")
+    return replace(read_response(data, seed), stream=True)
 
 
 def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
@@ -359,26 +300,17 @@ def failed_response(call: ModelCall, error: ApiError) -> dict[str, Any]:
 
 
 def output_item(call: ModelCall, index: int, message: AnswerMessage) -> dict[str, Any]:
-    """A message of the output."""
+    """A message of the output. It has one part: its text, or a refusal."""
+    part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+    if message.refusal is not None:
+        part = {"type": "refusal", "refusal": message.refusal}
     return {
-        "id": output_item_id(call, index),
+        "id": f"msg_sim{call.digest.hex()}{index}",
         "type": "message",
         "status": "incomplete" if message.cut else "completed",
         "role": "assistant",
-        "content": [output_part(message)],
+        "content": [part],
     }
-
-
-def output_item_id(call: ModelCall, index: int) -> str:
-    """The id of a message of the output."""
-    return f"msg_sim{call.digest.hex()}{index}"
-
-
-def output_part(message: AnswerMessage) -> dict[str, Any]:
-    """The one part of a message: its text, or a refusal."""
-    if message.refusal is not None:
-        return {"type": "refusal", "refusal": message.refusal}
-    return {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
 
 
 def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
@@ -430,32 +362,20 @@ def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
 
 def item_events(call: ModelCall, index: int, message: AnswerMessage) -> Iterator[Event]:
     """The events of one message."""
-    where = {"item_id": output_item_id(call, index), "output_index": index, "content_index": 0}
-    kind, name, text = ("response.output_text", "text", message.text)
-    if message.refusal is not None:
-        kind, name, text = "response.refusal", "refusal", message.refusal
+    done = output_item(call, index, message)
+    part = done["content"][0]
+    name = "text" if message.refusal is None else "refusal"
+    kind = f"response.{part['type']}"
+    where = {"item_id": done["id"], "output_index": index, "content_index": 0}
     logprobs: Event = {"logprobs": []} if name == "text" else {}
-    done, part = output_item(call, index, message), output_part(message)
     begun = done | {"status": "in_progress", "content": []}
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     yield {"type": "response.content_part.added", **where, "part": part | {name: ""}}
-    for piece in pieces(text):
+    for piece in pieces(part[name]):
         yield {"type": f"{kind}.delta", **where, "delta": piece, **logprobs}
-    yield {"type": f"{kind}.done", **where, name: text, **logprobs}
+    yield {"type": f"{kind}.done", **where, name: part[name], **logprobs}
     yield {"type": "response.content_part.done", **where, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": done}
-
-
-def failing_response_events(
-    call: ModelCall, answer: ModelAnswer, error: ApiError, as_response: bool
-) -> Iterator[Event]:
-    """The same until halfway; then an `error` event, or (`as_response`) a response that failed."""
-    events = list(response_events(call, answer))
-    events = events[: max(3, len(events) // 2)]
-    end: Event = {"type": "response.failed", "response": failed_response(call, error)}
-    if not as_response:
-        end = {"type": "error", "code": error.code, "message": error.message, "param": None}
-    return iter([*events, {**end, "sequence_number": len(events)}])
 
 
 def socket_error(error: ApiError) -> Event:
@@ -468,8 +388,6 @@ CHAT = ModelApi(
     read=lambda body, seed, headers: read_chat(read_object(body), seed),
     reply=chat_completion,
     events=chat_events,
-    failed=lambda call, error: error_object(error),  # its status has been sent by then
-    failing_events=failing_chat_events,
     error=error_object,
     headers=openai_headers,
 )
@@ -477,8 +395,135 @@ RESPONSES = ModelApi(
     read=lambda body, seed, headers: read_response(read_object(body), seed),
     reply=response,
     events=response_events,
-    failed=failed_response,
-    failing_events=failing_response_events,
     error=error_object,
     headers=openai_headers,
+    failed=failed_response,
+    stream_error=lambda error: {"type": "error", "code": error.code, "message": error.message, "param": None},
 )
+SOCKET_RESPONSES = replace(
+    RESPONSES,
+    read=read_socket_message,
+    error=socket_error,
+    stream_error=lambda error: {"type": "error", "error": socket_error(error)["error"]},  # the model was at work
+)
+
+
+OPENAI_ENDPOINTS: dict[str, BatchEndpoint] = {
+    "/v1/chat/completions": (read_chat, chat_completion),
+    "/v1/responses": (read_response, response),
+}
+"""What batches of OpenAI and Azure may request."""
+
+
+class OpenAiBatches:
+    """OpenAI's batches, and Azure's: good results and others are in files of their own (not `one_file`).
+
+    Result lines are bytes with their line end: of a request that was answered (`good_line`), got an error with a status
+    (`error_line`), got no answer (`failed_line`), or was not done when its batch ended (`unfinished_line`). `body_key`
+    is the key of a request's body, `foreign_line` a result line of a request that was never sent.
+    """
+
+    one_file = False
+    foreign_line = (
+        b'{"id":"batch_req_0","custom_id":"nobody-asked-this","response":{"status_code":200,"request_id":"req_0",'
+        b'"body":{}},"error":null}\n'
+    )
+    body_key = "body"
+
+    def endpoint(self, batch: Batch) -> BatchEndpoint:
+        """How its requests are read, and their answers are written."""
+        return OPENAI_ENDPOINTS.get(batch.endpoint) or OPENAI_ENDPOINTS[f"/v1{batch.endpoint}"]
+
+    def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes, status: int = 200) -> bytes:
+        name = batch.mark(number)
+        head = (
+            f'{{"id":"batch_req_{name}","custom_id":{json_string(custom_id)},"response":{{"status_code":{status},'
+            f'"request_id":"req_{name}","body":'
+        )
+        return head.encode() + body + b'},"error":null}\n'
+
+    def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
+        return self.good_line(batch, number, custom_id, json.dumps(error_object(error)).encode(), error.status)
+
+    def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
+        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": None}
+        return encoded(line | {"error": {"code": code, "message": message}}) + b"\n"
+
+    def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
+        """A request about which the result says nothing: OpenAI's batches have had such lines."""
+        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id}
+        response = {"status_code": 0, "request_id": "", "body": {}}
+        return encoded(line | {"response": response, "error": None}) + b"\n"
+
+    def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
+        message = "This request could not be executed before the completion window expired."
+        if batch.ended != "expired":
+            message = "This request was cancelled before it was executed."
+        return self.failed_line(batch, number, custom_id, f"batch_{batch.ended}", message)
+
+    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+        """A batch as it is, but for its faults; `address` is where the simulator is served."""
+        hidden = bool(batch.masked_status(now))
+        counts: dict[str, int | None] = {"total": batch.total, "completed": batch.good, "failed": batch.bad}
+        if batch.ended == "failed" and batch.family == "azure":
+            counts = dict.fromkeys(counts)
+        elif batch.fault("batch_counts_lie") and batch.ended:
+            counts |= {"completed": batch.total, "failed": 0}
+        usage = {
+            "input_tokens": batch.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": batch.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+        }
+        ended: dict[str, int | None] = {f"{word}_at": None for word in ("completed", "failed", "expired", "cancelled")}
+        if batch.ended and not hidden:
+            ended[f"{batch.ended}_at"] = whole(batch.ended_at)
+        closed = batch.ended in ("completed", "expired", "cancelled")
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": batch.endpoint,
+            "model": batch.model or None,
+            "errors": {"object": "list", "data": batch.errors} if batch.errors and not hidden else None,
+            "input_file_id": batch.input_id,
+            "completion_window": batch.window,
+            "status": batch.status(now),
+            "output_file_id": None if hidden else batch.output_id,
+            "error_file_id": None if hidden else batch.error_id,
+            "created_at": int(batch.created_at),
+            "in_progress_at": int(batch.created_at) if batch.validated and batch.ended != "failed" else None,
+            "expires_at": whole(batch.expires_at or batch.created_at + DAY),
+            "finalizing_at": whole(batch.ended_at) if closed and not hidden else None,
+            **ended,
+            "cancelling_at": whole(batch.cancel_at),
+            "request_counts": counts,
+            "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
+            "usage": usage if batch.ended and not hidden else None,
+        }
+
+    def not_found(self, batch_id: str) -> ApiError:
+        return ApiError(404, f"No batch found with id '{batch_id}'.", param="id")
+
+    def not_open(self, batch: Batch) -> ApiError:
+        return ApiError(400, f"Cannot cancel a batch with status '{batch.ended}'.")
+
+
+def whole(seconds: float | None) -> int | None:
+    """A time as OpenAI writes it."""
+    return None if seconds is None else int(seconds)
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    """A file as OpenAI and Azure write it."""
+    return {
+        "object": "file",
+        "id": file.id,
+        "purpose": file.purpose,
+        "filename": file.name,
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "expires_at": whole(file.expires_at),
+        "status": "processed",
+        "status_details": None,
+    }

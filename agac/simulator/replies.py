@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any, Literal
 
 from agac.simulator.limits import RateLimits, Refusal
-from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem, validity
-from agac.simulator.schema_values import Draft, NoMatch, Properties, ValueShape
+from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem
+from agac.simulator.schema_values import Draft, NoMatch
 
 FINGERPRINT = "agac-simulator"
 """The `system_fingerprint` by which a client sees that a reply was simulated."""
@@ -89,11 +90,6 @@ def status_error(
     return ApiError(status, message or usual_message, kind=kind or usual_kind, code=code or usual_code)
 
 
-def invalid_key() -> ApiError:
-    """A key that the provider does not know; the key itself is never repeated."""
-    return status_error(401)
-
-
 def unknown_model(model: str) -> ApiError:
     """A model that the provider does not have."""
     message = f"The model `{model}` does not exist or you do not have access to it."
@@ -154,11 +150,6 @@ class ModelCall:
         """The last message of the user."""
         return next((text for role, text in reversed(self.messages) if role == "user"), "")
 
-    @property
-    def all_text(self) -> str:
-        """Every message, one after the other."""
-        return "\n".join(text for _, text in self.messages)
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerMessage:
@@ -193,16 +184,18 @@ class ModelAnswer:
 @dataclass(frozen=True, slots=True)
 class ModelApi:
     """One API of a provider: how it reads a body (its bytes, the seed, the headers), how it writes an answer, whole or
-    as events, and an error. `headers` are those of the n-th reply. `failed` is the body, and `failing_events` are the
-    events, of an answer that turns into an error on its way; the latter may end as a failed response."""
+    as events, and an error. `headers` are those of the n-th reply.
+
+    The Responses API also says how a response has `failed`, in whose numbered events an error has a form of its own.
+    """
 
     read: Callable[[bytes, int, Mapping[str, str]], ModelCall]
     reply: Callable[[ModelCall, ModelAnswer], dict[str, Any]]
     events: Callable[[ModelCall, ModelAnswer], Iterator[Event]]
-    failed: Callable[[ModelCall, ApiError], dict[str, Any]]
-    failing_events: Callable[[ModelCall, ModelAnswer, ApiError, bool], Iterator[Event]]
     error: Callable[[ApiError], dict[str, Any]]
     headers: Callable[[int, RateLimits], dict[str, str]]
+    failed: Callable[[ModelCall, ApiError], dict[str, Any]] | None = None
+    stream_error: Callable[[ApiError], dict[str, Any]] | None = None
 
     def body(self, call: ModelCall, answer: ModelAnswer) -> bytes:
         """A whole reply."""
@@ -211,6 +204,26 @@ class ModelApi:
     def chunks(self, call: ModelCall, answer: ModelAnswer) -> Iterator[bytes]:
         """The same reply as server-sent events."""
         return map(server_sent, self.events(call, answer))
+
+    def failing_events(
+        self, call: ModelCall, answer: ModelAnswer, error: ApiError, *, as_response: bool
+    ) -> Iterator[Event]:
+        """The events of an answer until halfway, and an error, or (`as_response`) a response that failed."""
+        events = list(self.events(call, answer))
+        if self.failed is None or self.stream_error is None:
+            yield from events[: max(1, len(events) // 2)]
+            yield self.error(error)
+            return
+        events = events[: max(3, len(events) // 2)]
+        yield from events
+        end = self.stream_error(error)
+        if as_response:
+            end = {"type": "response.failed", "response": self.failed(call, error)}
+        yield {**end, "sequence_number": len(events)}
+
+
+BatchEndpoint = tuple[Callable[[dict[str, Any], int], ModelCall], Callable[[ModelCall, ModelAnswer], dict[str, Any]]]
+"""An API whose requests a batch may hold: how a body is read, how an answer is written."""
 
 
 def server_sent(event: Event) -> bytes:
@@ -229,8 +242,20 @@ def pieces(text: str) -> Iterator[str]:
 plain_json = json.JSONEncoder(ensure_ascii=False).encode
 """JSON with letters as they are."""
 
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+json_string = json.encoder.encode_basestring_ascii
+"""JSON texts in ASCII."""
+
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """JSON that is the same whatever the order of keys."""
+
+
+def encoded(value: Any) -> bytes:
+    """JSON as providers write results: letters as they are, but for halves of pairs, which UTF-8 does not have."""
+    try:
+        return compact_json(value).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def content_digest(seed: int, content: Any) -> bytes:
@@ -243,9 +268,12 @@ def token_count(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def prompt_tokens(messages: tuple[tuple[str, str], ...]) -> int:
-    """About how many tokens a request is: at least one."""
-    return max(1, sum(token_count(text) for _, text in messages))
+def model_call(data: dict[str, Any], seed: int, messages: Sequence[tuple[str, str]], **more: Any) -> ModelCall:
+    """A checked request; whether it is a stream is no part of its content."""
+    stream = data.pop("stream", None) or False
+    tokens = max(1, sum(token_count(text) for _, text in messages))
+    digest = content_digest(seed, data)
+    return ModelCall(data["model"], tuple(messages), digest, prompt_tokens=tokens, stream=stream, **more)
 
 
 Kind = tuple[Callable[[Any], bool], str]
@@ -297,39 +325,22 @@ SCHEMA_MARK = "JSON Schema:\n"
 """In a system message, the text after the last of these is the schema that the reply must conform to."""
 
 
-def prompted_schema(messages: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
-    """The schema at the end of a system message, and its text; None and "" if there is none."""
+def prompted_schema(messages: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The schema at the end of a system message and its text, as fields of a ModelCall; empty if there is none."""
     for role, text in reversed(messages):
         if role in ("system", "developer") and SCHEMA_MARK in text:
             written = text.rpartition(SCHEMA_MARK)[2].strip()
-            try:
-                return json.JSONDecoder().raw_decode(written)[0], written
-            except ValueError:
-                return None, ""
-    return None, ""
-
-
-@dataclass(slots=True)
-class CompiledSchema:
-    """A schema ready for use. If it is not `unsure`, the values that its shape writes are valid without a check."""
-
-    schema: Any
-    shape: ValueShape
-    unsure: bool
-    _validity: Callable[[Any], bool] | None = None
-
-    def valid(self, value: Any) -> bool:
-        """Whether the value satisfies the schema; raises SchemaError for a schema that is wrong in itself."""
-        if self._validity is None:
-            self._validity = validity(self.schema)
-        return self._validity(value)
+            with suppress(ValueError):
+                return {"schema": json.JSONDecoder().raw_decode(written)[0], "schema_key": written}
+            break
+    return {}
 
 
 @dataclass(slots=True)
 class AnswerWriter:
     """Writes answers; keeps the schemas it met last."""
 
-    kept: OrderedDict[str, CompiledSchema] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, SchemaCompiler] = field(default_factory=OrderedDict)
 
     def answer(self, call: ModelCall) -> ModelAnswer:
         """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
@@ -357,34 +368,33 @@ class AnswerWriter:
 
     def text(self, call: ModelCall) -> str:
         """An answer in prose."""
-        if call.model == ECHO:
-            return call.user_text
         draft = draft_for(call, 0)
-        return " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
+        return call.user_text if call.model == ECHO else " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
 
     def value(self, call: ModelCall) -> Any:
         """A value that satisfies the call's schema."""
         compiled = self.compiled(call)
         for attempt in range(TRIES):
             try:
-                value = compiled.shape.write(draft_for(call, attempt), 0, "")
+                value = compiled.root.write(draft_for(call, attempt), 0, "")
             except NoMatch:
                 continue
-            value = echoed(value, compiled, call)
+            if call.model == ECHO and ECHO in compiled.root.named:
+                changed = {**value, ECHO: call.user_text}
+                value = changed if compiled.valid(changed) else value
             if not compiled.unsure or compiled.valid(value):
                 return value
         raise schema_refused("the simulator found no value that satisfies it")
 
-    def compiled(self, call: ModelCall) -> CompiledSchema:
+    def compiled(self, call: ModelCall) -> SchemaCompiler:
         """The call's schema, compiled once; raises ApiError for one that is wrong."""
         found = self.kept.get(call.schema_key)
         if found is None:
             try:
                 if call.strict_name is not None and (problem := strict_problem(call.schema)) is not None:
                     raise schema_refused(problem, f" '{call.strict_name}'")
-                compiler = SchemaCompiler(call.schema)
-                found = CompiledSchema(call.schema, compiler.root, compiler.unsure)
-                if compiler.unsure:
+                found = SchemaCompiler(call.schema)
+                if found.unsure:
                     found.valid(None)
             except (SchemaError, RecursionError) as error:
                 raise schema_refused(str(error)) from error
@@ -403,14 +413,3 @@ def schema_refused(reason: str, name: str = "") -> ApiError:
 def draft_for(call: ModelCall, attempt: int) -> Draft:
     """A draft whose random choices follow from seed and content alone."""
     return Draft(Random(int.from_bytes(call.digest) + attempt), call.user_text)  # noqa: S311 (nothing to guess)
-
-
-def echoed(value: Any, compiled: CompiledSchema, call: ModelCall) -> Any:
-    """The value with the user's text under `echo`, for the model of that name, if the schema allows it."""
-    if call.model != ECHO or not isinstance(value, dict):
-        return value
-    target = getattr(compiled.shape, "target", None)
-    if not isinstance(target, Properties) or ECHO not in target.named:
-        return value
-    changed = {**value, ECHO: call.user_text}
-    return changed if compiled.valid(changed) else value

@@ -1,21 +1,32 @@
-"""JSON Schemas, compiled to the shapes of `schema_values`: references followed, `allOf` merged, alternatives spread.
+"""JSON Schemas, compiled to shapes that write values: references followed, `allOf` merged, alternatives spread.
 
-A schema is compiled once. Where its keywords are more than shapes can keep by themselves (`unsure`), each value is
-checked with jsonschema before it is used.
+A schema is compiled once; its shape then writes any number of values. Where its keywords are more than shapes can keep
+by themselves (`unsure`), each value is checked with jsonschema before it is used.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 from urllib.parse import unquote
 
-from agac.simulator import schema_values as shapes
-from agac.simulator.schema_values import ENDLESS, FORMATS, Number, ShapeLink, ValueShape, parse_pattern, word_set
+from agac.simulator.schema_values import FORMATS, Draft, matching_text, number_writer, text_of, word_set
+
+ENDLESS = math.inf
+"""The height of a shape that has no finite value."""
+
+FLAT = 4
+"""Below this depth only what must be is written."""
+
+MOST_SHAPES = 20_000
+DEEPEST = 100
 
 
 class SchemaError(ValueError):
@@ -24,8 +35,9 @@ class SchemaError(ValueError):
 
 def resolve(document: Any, reference: Any) -> Any:
     """What a reference such as `#/$defs/item` points at."""
+    quoted = f"$ref {json.dumps(reference)[:80]}"
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise SchemaError(f"$ref {json.dumps(reference)[:80]} must point into the schema itself, such as #/$defs/item")
+        raise SchemaError(f"{quoted} must point into the schema itself, such as #/$defs/item")
     found = document
     for step in reference[2:].split("/") if len(reference) > 1 else []:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -34,9 +46,9 @@ def resolve(document: Any, reference: Any) -> Any:
         elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
         else:
-            raise SchemaError(f"$ref {json.dumps(reference)[:80]} points at nothing")
+            raise SchemaError(f"{quoted} points at nothing")
     if not isinstance(found, dict | bool):
-        raise SchemaError(f"$ref {json.dumps(reference)[:80]} points at something that is no schema")
+        raise SchemaError(f"{quoted} points at something that is no schema")
     return found
 
 
@@ -50,29 +62,16 @@ def merge(one: Any, other: Any) -> Any:
         raise SchemaError("what allOf, anyOf and oneOf list must be schemas")
     merged = dict(one)
     for keyword, value in other.items():
-        merged[keyword] = joined(keyword, merged[keyword], value) if keyword in merged else value
-    return closed(merged, one, other)
-
-
-def joined(keyword: str, one: Any, other: Any) -> Any:
-    """One keyword that both schemas have."""
-    if one == other:
-        return one
-    join = JOINS.get(keyword)
-    if join is None:
-        return other
-    try:
-        return join(one, other)
-    except (TypeError, AttributeError) as error:
-        raise SchemaError(f"{keyword} has a value that it cannot have") from error
-
-
-def closed(merged: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Without the optional properties that one of the two does not know and forbids."""
-    for schema in (one, other):
-        named = merged.get("properties")
+        if keyword not in one or keyword not in JOINS:
+            merged[keyword] = value
+        elif one[keyword] != value:
+            try:
+                merged[keyword] = JOINS[keyword](one[keyword], value)
+            except (TypeError, AttributeError) as error:
+                raise SchemaError(f"{keyword} has a value that it cannot have") from error
+    for schema in (one, other):  # without the optional properties that one of the two does not know and forbids
+        named, known = merged.get("properties"), schema.get("properties") or {}
         if schema.get("additionalProperties") is False and isinstance(named, dict):
-            known = schema.get("properties") or {}
             merged["properties"] = {key: value for key, value in named.items() if key in known}
     return merged
 
@@ -89,10 +88,8 @@ def join_types(one: Any, other: Any) -> list[str]:
 
 def join_properties(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Properties of both; what both name must satisfy both."""
-    joined_ones = {
-        key: {"allOf": [one[key], other[key]]} for key in one.keys() & other.keys() if one[key] != other[key]
-    }
-    return {**one, **other, **joined_ones}
+    shared = {key: {"allOf": [one[key], other[key]]} for key in one.keys() & other.keys() if one[key] != other[key]}
+    return {**one, **other, **shared}
 
 
 def join_branches(one: list[Any], other: list[Any]) -> list[Any]:
@@ -107,16 +104,8 @@ JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "properties": join_properties,
     "required": lambda one, other: [*one, *(name for name in other if name not in one)],
     "enum": lambda one, other: [value for value in one if value in other],
-    "minimum": max,
-    "exclusiveMinimum": max,
-    "minLength": max,
-    "minItems": max,
-    "minProperties": max,
-    "maximum": min,
-    "exclusiveMaximum": min,
-    "maxLength": min,
-    "maxItems": min,
-    "maxProperties": min,
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
     "items": lambda one, other: {"allOf": [one, other]},
     "additionalProperties": lambda one, other: (one is not False and other is not False) and {"allOf": [one, other]},
     "uniqueItems": lambda one, other: one or other,
@@ -126,8 +115,17 @@ JOINS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """How a keyword of both schemas becomes one; other keywords take the second's value."""
 
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: TYPES["number"](value) and value == int(value),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+}
+"""Whether a JSON value is of a type."""
 
-TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 HINTS = {
     "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"},
@@ -137,32 +135,12 @@ HINTS = {
 """Which type a schema without one most likely means."""
 
 
-def number(schema: dict[str, Any], *, whole: bool) -> Number:
-    """A number, or an integer when `whole`."""
-    low, over = bound(schema, "minimum", "exclusiveMinimum", max)
-    high, under = bound(schema, "maximum", "exclusiveMaximum", min)
-    step = number_of(schema, "multipleOf")
-    if step is not None and step <= 0:
-        raise SchemaError("multipleOf must be more than 0")
-    return Number(whole, low, high, over, under, step)
-
-
-def bound(
-    schema: dict[str, Any], within: str, beyond: str, tighter: Callable[[Fraction, Fraction], Fraction]
-) -> tuple[Fraction | None, bool]:
-    """The tighter of an inclusive and an exclusive bound, and whether it is the exclusive one."""
-    inclusive, exclusive = number_of(schema, within), number_of(schema, beyond)
-    if inclusive is None or exclusive is None:
-        return (inclusive, False) if exclusive is None else (exclusive, True)
-    return (exclusive, True) if tighter(inclusive, exclusive) == exclusive else (inclusive, False)
-
-
 def number_of(schema: dict[str, Any], keyword: str) -> Fraction | None:
     """A number keyword, exactly as it was written; None when it is not there."""
     value = schema.get(keyword)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not TYPES["number"](value) or not math.isfinite(value):
         raise SchemaError(f"{keyword} must be a number")
     return Fraction(repr(value))
 
@@ -172,7 +150,7 @@ def count_of(schema: dict[str, Any], keyword: str, default: float) -> float:
     value = schema.get(keyword)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+    if not TYPES["number"](value) or value < 0 or value != int(value):
         raise SchemaError(f"{keyword} must be a whole number of 0 or more")
     return int(value)
 
@@ -192,27 +170,9 @@ def read_types(schema: dict[str, Any]) -> list[str]:
         return [next((name for name, keywords in HINTS.items() if keywords & set(schema)), "string")]
     types = said if isinstance(said, list) else [said]
     for name in types:
-        if name not in TYPES:
+        if not isinstance(name, str) or name not in TYPES:
             raise SchemaError(f"type {json.dumps(name)[:40]} does not exist; known: {', '.join(TYPES)}")
     return types
-
-
-def has_type(value: Any, name: str) -> bool:
-    """Whether a JSON value is of a type."""
-    match name:
-        case "null":
-            return value is None
-        case "boolean":
-            return isinstance(value, bool)
-        case "string":
-            return isinstance(value, str)
-        case "array":
-            return isinstance(value, list)
-        case "object":
-            return isinstance(value, dict)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return name == "number" or value == int(value)
 
 
 def validity(schema: Any) -> Callable[[Any], bool]:
@@ -243,9 +203,6 @@ SURE = word_set(
 )
 """Keywords that shapes keep by themselves; where others stand, every value is validated before it is used."""
 
-MOST_SHAPES = 20_000
-DEEPEST = 100
-
 
 def telling(schema: Any) -> dict[str, Any]:
     """A schema without its annotations; true is one that says nothing, false one that nothing satisfies."""
@@ -254,54 +211,61 @@ def telling(schema: Any) -> dict[str, Any]:
     return {} if schema is True else {"enum": []}
 
 
+@dataclass(slots=True, eq=False)
+class Shape:
+    """Writes the values of a schema. `height` is how deep the smallest value nests, as far as it is known; `ENDLESS`
+    without any. `measure` works it out from the shapes below.
+
+    `draw` makes a value for the property `name` ("" for none), at a depth; only called if the height is finite. `named`
+    are an object's properties; from an `only_null` nothing but null comes.
+    """
+
+    height: float = ENDLESS
+    measure: Callable[[], float] = lambda: 0
+    draw: Callable[[Draft, int, str], Any] = lambda draft, depth, name: None
+    named: Mapping[str, Shape] = field(default_factory=dict)
+    only_null: bool = False
+
+    def write(self, draft: Draft, depth: int, name: str) -> Any:
+        """A value, which counts among those that a draft may hold."""
+        draft.left -= 1
+        return self.draw(draft, depth, name)
+
+
 class SchemaCompiler:
     """Compiles one document. `root` is its shape; `unsure` whether values must be validated."""
 
     def __init__(self, document: Any) -> None:
         self.document = document
-        self.links: dict[str, ShapeLink] = {}
+        self.shapes: dict[str, Shape] = {}
         self.unsure = False
-        self.root = self.link(document)
-        self.settle_heights()
-        if self.root.height() == ENDLESS:
+        self.root = self.shape(document)
+        changed = True
+        while changed:  # a shape whose height stays endless has no finite value
+            changed = False
+            for shape in self.shapes.values():
+                if (height := shape.measure()) < shape.height:
+                    shape.height, changed = height, True
+        if self.root.height == ENDLESS:
             raise SchemaError("no finite value can satisfy it")
 
-    def settle_heights(self) -> None:
-        """Works out how deep the smallest value of each shape nests; what stays endless has none."""
-        changed = True
-        while changed:
-            changed = False
-            for link in self.links.values():
-                height = link.target.height() if link.target else ENDLESS
-                if height < link.known:
-                    link.known = height
-                    changed = True
+    @cached_property
+    def valid(self) -> Callable[[Any], bool]:
+        """Whether a value satisfies the document; raises SchemaError for one that is wrong in itself."""
+        return validity(self.document)
 
-    def link(self, schema: Any, depth: int = 0) -> ShapeLink:
-        """The place of a schema's shape; equal schemas share one, so that recursion ends."""
+    def shape(self, schema: Any, depth: int = 0) -> Shape:
+        """The shape of a schema; equal schemas share one, so that recursion ends."""
         if not isinstance(schema, dict | bool):
             raise SchemaError(f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false")
         key = json.dumps(schema, sort_keys=True)
-        found = self.links.get(key)
+        found = self.shapes.get(key)
         if found is None:
-            if len(self.links) > MOST_SHAPES or depth > DEEPEST:
+            if len(self.shapes) > MOST_SHAPES or depth > DEEPEST:
                 raise SchemaError("it is too large or too deep for the simulator")
-            found = self.links[key] = ShapeLink()
-            found.target = self.shape(schema, depth + 1)
+            found = self.shapes[key] = Shape()
+            self.fill(found, self.expand(telling(schema), 0), depth + 1)
         return found
-
-    def shape(self, schema: dict[str, Any] | bool, depth: int) -> ValueShape:
-        """The shape of one schema."""
-        plain = self.expand(telling(schema), 0)
-        self.unsure = self.unsure or not SURE.issuperset(plain) or ("$ref" in plain and len(plain) > 1)
-        if "$ref" in plain:
-            return self.link(resolve(self.document, plain["$ref"]), depth)
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in plain:
-                return self.branches(plain, keyword, depth)
-        if "const" in plain or "enum" in plain:
-            return self.fixed(plain)
-        return self.typed(plain, depth)
 
     def expand(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         """The schema with `allOf`, and with a reference that has company, merged into it."""
@@ -327,93 +291,182 @@ class SchemaCompiler:
             return schema
         return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
 
-    def branches(self, schema: dict[str, Any], keyword: str, depth: int) -> ValueShape:
-        """`anyOf` and `oneOf`: each alternative merged with the other keywords."""
-        rest = {key: value for key, value in schema.items() if key != keyword}
-        self.unsure = self.unsure or bool(rest)
-        found = list_of(schema, keyword)
-        return shapes.AnyOf(tuple(self.link(merge(rest, branch) if rest else branch, depth) for branch in found))
+    def fill(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+        """Gives a shape what an expanded schema says."""
+        self.unsure = self.unsure or not SURE.issuperset(schema)
+        branching = next((keyword for keyword in ("anyOf", "oneOf") if keyword in schema), "")
+        if "$ref" in schema:
+            target = self.shape(resolve(self.document, schema["$ref"]), depth)
+            shape.draw, shape.measure = target.write, lambda: target.height
+        elif branching:
+            rest = {key: value for key, value in schema.items() if key != branching}
+            self.unsure = self.unsure or bool(rest)
+            branches = list_of(schema, branching)
+            self.alternatives(shape, (merge(rest, branch) if rest else branch for branch in branches), depth)
+        elif "const" in schema or "enum" in schema:
+            self.fixed(shape, self.listed_values(schema))
+        elif len(types := read_types(schema)) != 1:
+            self.alternatives(shape, ({**schema, "type": name} for name in types), depth)
+        else:
+            self.typed(shape, schema, types[0], depth)
 
-    def fixed(self, schema: dict[str, Any]) -> ValueShape:
+    def alternatives(self, shape: Shape, schemas: Iterable[Any], depth: int) -> None:
+        """One of some schemas; null is taken seldom when there is anything else."""
+        branches = [self.shape(schema, depth) for schema in schemas]
+
+        def draw(draft: Draft, depth: int, name: str) -> Any:
+            possible = [branch for branch in branches if branch.height < ENDLESS]
+            if depth >= FLAT or draft.left <= 0:
+                return min(possible, key=lambda branch: branch.height).write(draft, depth, name)
+            others = [branch for branch in possible if not branch.only_null]
+            if others and draft.random.random() < 0.9:
+                possible = others
+            return draft.one_of(possible).write(draft, depth, name)
+
+        shape.draw = draw
+        shape.measure = lambda: min((branch.height for branch in branches), default=ENDLESS)
+
+    def listed_values(self, schema: dict[str, Any]) -> list[Any]:
         """`const` and `enum`: those of the values that the other keywords allow."""
         values = [schema["const"]] if "const" in schema else list_of(schema, "enum", least=0)
         others = {key: value for key, value in schema.items() if key != "const"}
         if set(others) - {"enum", "type"} or ("const" in schema and "enum" in schema):
             valid = validity(self.document | others if isinstance(self.document, dict) else others)
-            values = [value for value in values if valid(value)]
-        elif "type" in others:
-            types = read_types(others)
-            values = [value for value in values if any(has_type(value, name) for name in types)]
-        return shapes.OneOf(tuple(values))
+            return [value for value in values if valid(value)]
+        types = read_types(others) if "type" in others else None
+        return values if types is None else [value for value in values if any(TYPES[name](value) for name in types)]
 
-    def typed(self, schema: dict[str, Any], depth: int) -> ValueShape:
-        """A schema that has a type, or whose keywords imply one."""
-        types = read_types(schema)
-        if len(types) != 1:
-            return shapes.AnyOf(tuple(self.link({**schema, "type": name}, depth) for name in types))
-        match types[0]:
+    def fixed(self, shape: Shape, values: list[Any]) -> None:
+        """One of some values; without any, there is no value at all."""
+        shape.draw = lambda draft, depth, name: draft.choose(values)
+        shape.measure = lambda: 0 if values else ENDLESS
+        shape.only_null = values == [None]
+
+    def typed(self, shape: Shape, schema: dict[str, Any], kind: str, depth: int) -> None:
+        """A schema of one type."""
+        match kind:
             case "object":
-                return self.properties(schema, depth)
+                self.properties(shape, schema, depth)
             case "array":
-                return self.items(schema, depth)
+                self.items(shape, schema, depth)
             case "string":
-                return self.text(schema)
+                self.text(shape, schema)
             case "boolean":
-                return shapes.Truth()
+                shape.draw = lambda draft, depth, name: draft.random.random() < 0.5
             case "null":
-                return shapes.OneOf((None,))
-            case name:
-                return number(schema, whole=name == "integer")
+                self.fixed(shape, [None])
+            case _:
+                low, high = (
+                    [number_of(schema, keyword) for keyword in pair]
+                    for pair in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+                )
+                step = number_of(schema, "multipleOf")
+                if step is not None and step <= 0:
+                    raise SchemaError("multipleOf must be more than 0")
+                draw = number_writer(kind == "integer", low, high, step)
+                shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
-    def properties(self, schema: dict[str, Any], depth: int) -> ValueShape:
-        """An object."""
-        named = schema.get("properties", {})
-        if not isinstance(named, dict):
+    def properties(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+        """An object: its named properties, and `others` for every further key. A map is to have some keys."""
+        listed = schema.get("properties", {})
+        if not isinstance(listed, dict):
             raise SchemaError("properties must be an object")
-        required = list_of(schema, "required", least=0)
-        if not all(isinstance(name, str) for name in required):
+        if not all(isinstance(name, str) for name in list_of(schema, "required", least=0)):
             raise SchemaError("required must be a list of property names")
-        others = schema.get("additionalProperties", True)
-        return shapes.Properties(
-            named={name: self.link(part, depth) for name, part in named.items()},
-            required=tuple(dict.fromkeys(required)),
-            others=self.link({"type": "string"} if others in (True, {}) else others, depth),
-            least=count_of(schema, "minProperties", 0),
-            most=count_of(schema, "maxProperties", math.inf),
-            invents=others not in (True, {}),
-        )
+        required = dict.fromkeys(schema.get("required", ()))
+        allowed = schema.get("additionalProperties", True)
+        named = shape.named = {name: self.shape(part, depth) for name, part in listed.items()}
+        others = self.shape({"type": "string"} if allowed in (True, {}) else allowed, depth)
+        least, most = count_of(schema, "minProperties", 0), count_of(schema, "maxProperties", math.inf)
+        is_map = allowed not in (True, {}) and not named
 
-    def items(self, schema: dict[str, Any], depth: int) -> ValueShape:
-        """A list; a list under `items` is what `prefixItems` is today."""
-        first = list_of(schema, "prefixItems", least=0)
-        rest = schema.get("items", True)
-        if isinstance(rest, list):
-            first, rest = rest, schema.get("additionalItems", True)
-        return shapes.Items(
-            first=tuple(self.link(part, depth) for part in first),
-            rest=self.link({"type": "string"} if rest in (True, {}) else rest, depth),
-            least=count_of(schema, "minItems", 0),
-            most=count_of(schema, "maxItems", math.inf),
-            unique=bool(schema.get("uniqueItems", False)),
-        )
+        def measure() -> float:
+            needed = [named.get(key, others).height for key in required]
+            missing = max(0, int(least) - len(needed))
+            spare = [shape.height for key, shape in named.items() if key not in required]
+            if others.height < ENDLESS:
+                spare += [others.height] * missing
+            if len(needed) > most or least > most or len(spare) < missing:
+                return ENDLESS
+            return 1 + max((*needed, *sorted(spare)[:missing]), default=0)
 
-    def text(self, schema: dict[str, Any]) -> ValueShape:
-        """A string."""
-        least, most = count_of(schema, "minLength", 0), count_of(schema, "maxLength", math.inf)
-        pattern, name = schema.get("pattern"), schema.get("format")
+        def draw(draft: Draft, depth: int, name: str) -> Any:
+            chosen, generous = set(required), depth < FLAT and draft.left > 0
+            optional = [key for key, shape in named.items() if shape.height < ENDLESS and key not in chosen]
+            for key in sorted(optional, key=lambda key: named[key].height):
+                if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
+                    chosen.add(key)
+            keys = [key for key in named if key in chosen] + [key for key in required if key not in named]
+            wanted = min(max(least, len(keys) + 2 if generous and is_map else 0), most)
+            invented: list[str] = []
+            while len(keys) + len(invented) < wanted and others.height < ENDLESS:
+                word = draft.one_of(draft.words).lower()
+                taken = word in keys or word in invented or word in named
+                invented.append(f"{word}_{len(invented) + 1}" if taken else word)
+            return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys + invented}
+
+        shape.draw, shape.measure = draw, measure
+
+    def items(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+        """A list: `first` by place, then `rest` for every further one. A list under `items` is what `prefixItems` is
+        today."""
+        prefix, further = list_of(schema, "prefixItems", least=0), schema.get("items", True)
+        if isinstance(further, list):
+            prefix, further = further, schema.get("additionalItems", True)
+        first = [self.shape(part, depth) for part in prefix]
+        rest = self.shape({"type": "string"} if further in (True, {}) else further, depth)
+        least, most = count_of(schema, "minItems", 0), count_of(schema, "maxItems", math.inf)
+        unique = bool(schema.get("uniqueItems", False))
+
+        def longest() -> float:
+            ends = (place for place, shape in enumerate((*first, rest)) if shape.height == ENDLESS)
+            return min(most, next(ends, math.inf))
+
+        def measure() -> float:
+            if least > longest():
+                return ENDLESS
+            needed = [shape.height for shape in (*first, rest)[: int(least)]]
+            return 1 + max(needed, default=0)
+
+        def draw(draft: Draft, depth: int, name: str) -> Any:
+            wanted = least
+            if depth < FLAT and draft.left > 0:
+                wanted = max(wanted, len(first), 1 + draft.below(max(1, 3 - depth)))
+            values: list[Any] = []
+            seen: set[str] = set()
+            for place in range(int(min(wanted, longest()))):
+                shape = first[place] if place < len(first) else rest
+                for _ in range(20 if unique else 1):
+                    value = shape.write(draft, depth + 1, name)
+                    key = json.dumps(value, sort_keys=True) if unique else ""
+                    if not unique or key not in seen:
+                        seen.add(key)
+                        values.append(value)
+                        break
+            return values
+
+        shape.draw, shape.measure = draw, measure
+
+    def text(self, shape: Shape, schema: dict[str, Any]) -> None:
+        """A string, by its pattern or its format, or of the prompt's words."""
+        least, most = int(count_of(schema, "minLength", 0)), count_of(schema, "maxLength", math.inf)
+        pattern, form = schema.get("pattern"), schema.get("format")
+        shape.measure = lambda: 0 if least <= most else ENDLESS
         if pattern is not None:
             if not isinstance(pattern, str):
                 raise SchemaError("pattern must be a string")
-            self.unsure = self.unsure or name is not None
+            self.unsure = self.unsure or form is not None
+            parser: Any = importlib.import_module("re._parser")  # the tree is nowhere public
             try:
-                compiled, tree = parse_pattern(pattern)
-            except ValueError as error:
-                raise SchemaError(str(error)) from error
-            return shapes.Patterned(compiled, tree, int(least), most)
-        if isinstance(name, str) and name in FORMATS:
+                compiled, tree = re.compile(pattern), parser.parse(pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise SchemaError(f"pattern {pattern!r} is no regular expression: {error}") from error
+            shape.draw = lambda draft, depth, name: matching_text(compiled, tree, draft, least, most)
+        elif isinstance(form, str) and form in FORMATS:
             self.unsure = self.unsure or least > 0 or most < math.inf
-            return shapes.Formatted(FORMATS[name])
-        return shapes.Words(int(least), most)
+            shape.draw, shape.measure = lambda draft, depth, name: FORMATS[form](draft), lambda: 0
+        else:
+            shape.draw = lambda draft, depth, name: text_of(draft, name, least, most)
 
 
 def walk_schema(schema: Any, lists: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:

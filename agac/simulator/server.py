@@ -90,39 +90,28 @@ async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[
     Ctrl-C in a terminal does not reach the child: it is in a session of its own and ends after its user. Raises
     SimulatorError if it does not start.
     """
+    settings = settings or Settings()
+    paths = {name: path.absolute() for name in ("faults", "state") if (path := getattr(settings, name)) is not None}
+    flags = [*replace(settings, **paths).arguments(), "--ready-line", "--exit-with-stdin"]
+    root, environ = Path(__file__).parents[2], dict(os.environ)
+    if "site-packages" not in root.parts:  # so that this package is found where it is not installed
+        environ["PYTHONPATH"] = os.pathsep.join(path for path in (environ.get("PYTHONPATH"), str(root)) if path)
+    # aiohttp reads the machine's certificates, twice, when it is imported: a fifth of the time that a start takes
+    environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     with tempfile.TemporaryFile() as errors:
-        process = await start_process(settings or Settings(), errors)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-P", "-m", "agac.simulator", *flags),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=environ,
+            start_new_session=True,
+        )
         try:
             yield await read_base_url(process, errors)
         finally:
             await asyncio.shield(stop_process(process))
-
-
-async def start_process(settings: Settings, errors: IO[bytes]) -> asyncio.subprocess.Process:
-    """The child, its input and output as pipes; its standard error goes to a file."""
-    if settings.faults is not None:
-        settings = replace(settings, faults=settings.faults.absolute())
-    if settings.state is not None:
-        settings = replace(settings, state=settings.state.absolute())
-    command = ["-P", "-m", "agac.simulator", *settings.arguments(), "--ready-line", "--exit-with-stdin"]
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=errors,
-        env=child_environment(os.environ),
-        start_new_session=True,
-    )
-
-
-def child_environment(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """Our environment, with this package findable where it is not installed."""
-    root = Path(__file__).parents[2]
-    found = dict(environ)
-    if "site-packages" not in root.parts:
-        found["PYTHONPATH"] = os.pathsep.join(path for path in (found.get("PYTHONPATH"), str(root)) if path)
-    return found
 
 
 async def read_base_url(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator import batch_formats
+from agac.simulator import batch_inputs
 from agac.simulator.batch_store import BatchStore
 
 
@@ -374,7 +374,7 @@ async def test_a_file_of_empty_lines_and_one_that_is_too_large_fail(
     async with served() as client:
         batch = await client.batches.run(b"\n \n")
         assert [error["code"] for error in batch["errors"]["data"]] == ["empty_file"]
-        monkeypatch.setattr(batch_formats, "MAX_INPUT_BYTES", 100)
+        monkeypatch.setattr(batch_inputs, "MAX_INPUT_BYTES", 100)
         batch = await client.batches.run(2)
         assert [error["code"] for error in batch["errors"]["data"]] == ["file_too_large"]
 

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import math
-from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.simulator.limits import Bucket, RateLimits, clock_text, parse_latency
+from agac.simulator.limits import RateLimits, clock_text, parse_latency
 from agac.simulator.settings import Settings, SimulatorError
 
 
@@ -28,8 +27,7 @@ from agac.simulator.settings import Settings, SimulatorError
 )
 def test_latency_is_drawn_from_what_was_asked(text: str, low: float, high: float, middle: float) -> None:
     latency = parse_latency(text)
-    random = Random(7)
-    drawn = sorted(latency.seconds(random) for _ in range(2001))
+    drawn = sorted(map(latency, range(2001)))
     assert low <= drawn[0] <= drawn[-1] <= high
     assert drawn[1000] == pytest.approx(middle, rel=0.1, abs=0.2)
 
@@ -114,7 +112,7 @@ async def test_without_limits_no_header_speaks_of_them(served: Any) -> None:
 
 @given(st.integers(1, 600), st.lists(st.floats(0, 5), min_size=1, max_size=60))
 def test_no_more_is_given_than_a_bucket_and_its_refill(per_minute: int, pauses: list[float]) -> None:
-    limits = RateLimits(Bucket(per_minute), None)
+    limits = RateLimits(rpm=per_minute)
     now, taken = 0.0, 0
     for pause in pauses:
         now += pause
@@ -124,7 +122,7 @@ def test_no_more_is_given_than_a_bucket_and_its_refill(per_minute: int, pauses: 
 
 
 def test_waiting_as_long_as_told_is_enough() -> None:
-    limits = RateLimits.of(rpm=7, tpm=None)
+    limits = RateLimits(rpm=7, tpm=None)
     now = 0.0
     while limits.take(0, now) is None:
         pass
@@ -172,7 +170,7 @@ def test_flags_carry_every_setting(tmp_path: Any) -> None:
 
 
 def test_a_burst_is_what_may_come_at_once() -> None:
-    limits = RateLimits.of(rpm=1200, tpm=None, burst=20)
+    limits = RateLimits(rpm=1200, tpm=None, burst=20)
     taken = 0
     while (refusal := limits.take(0, 5.0)) is None:
         taken += 1
@@ -184,7 +182,7 @@ def test_a_burst_is_what_may_come_at_once() -> None:
 
 
 def test_headers_say_what_has_come_back_meanwhile() -> None:
-    limits = RateLimits.of(rpm=60, tpm=None)
+    limits = RateLimits(rpm=60, tpm=None)
     for _ in range(30):
         assert limits.take(0, 1.0) is None
     assert limits.headers(1.0)["x-ratelimit-remaining-requests"] == "30"

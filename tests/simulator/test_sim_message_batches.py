@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from agac.simulator import batch_uploads
-from agac.simulator.batch_uploads import split_requests
+from agac.simulator import batch_inputs
+from agac.simulator.batch_inputs import split_requests
 
 HEADERS = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 
@@ -198,7 +198,7 @@ async def test_bodies_that_anthropic_refuses_are_refused_at_once(served: Any, bo
 
 
 async def test_too_large_a_body_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_uploads, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(batch_inputs, "MAX_BODY_BYTES", 1000)
     async with served() as client:
         status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
         assert (status, data["error"]["type"]) == (413, "request_too_large")
