@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 from agac.simulator.batch_store import RESULTS_KEPT, Batch
-from agac.simulator.limits import RateLimits
 from agac.simulator.replies import (
     COUNT,
     FINGERPRINT,
@@ -40,6 +39,7 @@ from agac.simulator.replies import (
 )
 from agac.simulator.schema_compiler import walk_schema
 from agac.simulator.schema_values import word_set
+from agac.simulator.settings import RateLimits
 
 ERROR_TYPES = {
     400: "invalid_request_error",

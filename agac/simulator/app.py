@@ -41,7 +41,6 @@ from agac.simulator.faults import (
     load_rules,
     stream_error,
 )
-from agac.simulator.limits import RateLimits, parse_latency, read_limits
 from agac.simulator.openai import CHAT, RESPONSES, SOCKET_RESPONSES
 from agac.simulator.replies import (
     CREATED,
@@ -58,7 +57,7 @@ from agac.simulator.replies import (
     status_error,
     unknown_model,
 )
-from agac.simulator.settings import Settings, SimulatorError
+from agac.simulator.settings import RateLimits, Settings, SimulatorError, parse_latency, read_limits
 
 MAX_BODY_BYTES = 256 * 2**20
 BAD_KEY = "sk-invalid"
@@ -125,22 +124,12 @@ class SimulatorAccount:
 
 
 class Channel:
-    """Sends what becomes of one request, as a whole or as events. A client that has left is no error."""
+    """Sends what becomes of a POST, as a whole or as events; `response` is what the application gives back. `headers`
+    are made when they are sent. A client that has left is no error."""
 
-    def __init__(self, api: ModelApi, http: web.Request) -> None:
-        self.api, self.http = api, http
-
-    async def send(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        """One JSON text."""
-        raise NotImplementedError
-
-    async def send_events(self, events: Iterable[Event]) -> None:
-        """One event after the other."""
-        raise NotImplementedError
-
-    async def cut(self, call: ModelCall, answer: ModelAnswer, after_bytes: int | None) -> None:
-        """Drops the connection: at once, or after `after_bytes` of the answer."""
-        raise NotImplementedError
+    def __init__(self, api: ModelApi, http: web.Request, headers: Callable[[], dict[str, str]]) -> None:
+        self.api, self.http, self._headers = api, http, headers
+        self.response: web.StreamResponse = web.Response(status=503)
 
     async def answer(self, call: ModelCall, answer: ModelAnswer) -> None:
         """The whole answer, or its pieces."""
@@ -163,20 +152,13 @@ class Channel:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), HANG_INTERVAL_S)
 
-
-class HttpChannel(Channel):
-    """Answers a POST; `response` is what the application gives back. `headers` are made when they are sent."""
-
-    def __init__(self, api: ModelApi, http: web.Request, headers: Callable[[], dict[str, str]]) -> None:
-        super().__init__(api, http)
-        self._headers = headers
-        self.response: web.StreamResponse = web.Response(status=503)
-
     async def send(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """One JSON text."""
         sent = self._headers() | (headers or {})
         self.response = web.Response(status=status, body=body, content_type="application/json", headers=sent)
 
     async def send_events(self, events: Iterable[Event]) -> None:
+        """One event after the other."""
         self.response = response = web.StreamResponse(headers=self._headers() | {"cache-control": "no-cache"})
         response.content_type = "text/event-stream"
         with suppress(ConnectionError):
@@ -186,6 +168,7 @@ class HttpChannel(Channel):
             await response.write_eof()
 
     async def cut(self, call: ModelCall, answer: ModelAnswer, after_bytes: int | None) -> None:
+        """Drops the connection: at once, or after `after_bytes` of the answer."""
         self.response = response = web.StreamResponse(headers=MARK)
         if call.stream:
             response.content_type = "text/event-stream"
@@ -205,7 +188,7 @@ class SocketChannel(Channel):
     """Answers one `response.create` message of a WebSocket, always with events."""
 
     def __init__(self, http: web.Request, ws: web.WebSocketResponse) -> None:
-        super().__init__(SOCKET_RESPONSES, http)
+        super().__init__(SOCKET_RESPONSES, http, dict)
         self._ws = ws
 
     async def send(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
@@ -331,7 +314,7 @@ class Simulator:
     async def post(self, api: ModelApi, http: web.Request) -> web.StreamResponse:
         """One request, one reply."""
         number = self.account.receive()
-        channel = HttpChannel(api, http, lambda: MARK | api.headers(number, self.limits))
+        channel = Channel(api, http, lambda: MARK | api.headers(number, self.limits))
         await self.serve(channel, await http.read(), number)
         return channel.response
 

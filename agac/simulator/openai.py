@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.limits import RateLimits
 from agac.simulator.replies import (
     COUNT,
     CREATED,
@@ -17,7 +16,6 @@ from agac.simulator.replies import (
     OBJECT,
     TEXT,
     TRUTH,
-    AnswerMessage,
     ApiError,
     BatchEndpoint,
     Event,
@@ -36,6 +34,7 @@ from agac.simulator.replies import (
     wrong_parameters,
 )
 from agac.simulator.schema_values import word_set
+from agac.simulator.settings import RateLimits
 
 CHAT_PARAMETERS = word_set(
     "model messages stream stream_options response_format max_tokens max_completion_tokens temperature top_p n stop "
@@ -280,10 +279,18 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The response object of an answer."""
     finished = answer.finish == "stop"
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(answer.finish)
+    output = []
+    for index, message in enumerate(answer.messages):
+        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+        if message.refusal is not None:
+            part = {"type": "refusal", "refusal": message.refusal}
+        item = {"id": f"msg_sim{call.digest.hex()}{index}", "type": "message"}
+        status = {"status": "incomplete" if message.cut else "completed"}
+        output.append({**item, **status, "role": "assistant", "content": [part]})
     return response_frame(call, "completed" if finished else "incomplete") | {
         "completed_at": CREATED if finished else None,
         "incomplete_details": None if finished else {"reason": reason},
-        "output": [output_item(call, index, message) for index, message in enumerate(answer.messages)],
+        "output": output,
         "usage": {
             "input_tokens": call.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -291,25 +298,6 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": call.prompt_tokens + answer.tokens,
         },
-    }
-
-
-def failed_response(call: ModelCall, error: ApiError) -> dict[str, Any]:
-    """The response object of a failure."""
-    return response_frame(call, "failed") | {"error": {"code": error.code or "server_error", "message": error.message}}
-
-
-def output_item(call: ModelCall, index: int, message: AnswerMessage) -> dict[str, Any]:
-    """A message of the output. It has one part: its text, or a refusal."""
-    part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
-    if message.refusal is not None:
-        part = {"type": "refusal", "refusal": message.refusal}
-    return {
-        "id": f"msg_sim{call.digest.hex()}{index}",
-        "type": "message",
-        "status": "incomplete" if message.cut else "completed",
-        "role": "assistant",
-        "content": [part],
     }
 
 
@@ -353,29 +341,26 @@ def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
 def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     """All events of an answer, its texts in pieces; each event has its number."""
     begun, whole = response_frame(call, "in_progress"), response(call, answer)
-    events = [{"type": "response.created", "response": begun}, {"type": "response.in_progress", "response": begun}]
-    for index, message in enumerate(answer.messages):
-        events += item_events(call, index, message)
+    events: list[Event] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, done in enumerate(whole["output"]):
+        part = done["content"][0]
+        kind, name = f"response.{part['type']}", "refusal" if part["type"] == "refusal" else "text"
+        where = {"item_id": done["id"], "output_index": index, "content_index": 0}
+        logprobs: Event = {"logprobs": []} if name == "text" else {}
+        item = done | {"status": "in_progress", "content": []}
+        events += [
+            {"type": "response.output_item.added", "output_index": index, "item": item},
+            {"type": "response.content_part.added", **where, "part": part | {name: ""}},
+            *({"type": f"{kind}.delta", **where, "delta": piece, **logprobs} for piece in pieces(part[name])),
+            {"type": f"{kind}.done", **where, name: part[name], **logprobs},
+            {"type": "response.content_part.done", **where, "part": part},
+            {"type": "response.output_item.done", "output_index": index, "item": done},
+        ]
     events.append({"type": f"response.{whole['status']}", "response": whole})
     return ({**event, "sequence_number": number} for number, event in enumerate(events))
-
-
-def item_events(call: ModelCall, index: int, message: AnswerMessage) -> Iterator[Event]:
-    """The events of one message."""
-    done = output_item(call, index, message)
-    part = done["content"][0]
-    name = "text" if message.refusal is None else "refusal"
-    kind = f"response.{part['type']}"
-    where = {"item_id": done["id"], "output_index": index, "content_index": 0}
-    logprobs: Event = {"logprobs": []} if name == "text" else {}
-    begun = done | {"status": "in_progress", "content": []}
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-    yield {"type": "response.content_part.added", **where, "part": part | {name: ""}}
-    for piece in pieces(part[name]):
-        yield {"type": f"{kind}.delta", **where, "delta": piece, **logprobs}
-    yield {"type": f"{kind}.done", **where, name: part[name], **logprobs}
-    yield {"type": "response.content_part.done", **where, "part": part}
-    yield {"type": "response.output_item.done", "output_index": index, "item": done}
 
 
 def socket_error(error: ApiError) -> Event:
@@ -397,7 +382,9 @@ RESPONSES = ModelApi(
     events=response_events,
     error=error_object,
     headers=openai_headers,
-    failed=failed_response,
+    failed=lambda call, error: (
+        response_frame(call, "failed") | {"error": {"code": error.code or "server_error", "message": error.message}}
+    ),
     stream_error=lambda error: {"type": "error", "code": error.code, "message": error.message, "param": None},
 )
 SOCKET_RESPONSES = replace(

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, Literal
 
-from agac.simulator.limits import RateLimits, Refusal
 from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem
 from agac.simulator.schema_values import Draft, NoMatch
+from agac.simulator.settings import RateLimits, Refusal
 
 FINGERPRINT = "agac-simulator"
 """The `system_fingerprint` by which a client sees that a reply was simulated."""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.simulator.limits import RateLimits, clock_text, parse_latency
-from agac.simulator.settings import Settings, SimulatorError
+from agac.simulator.settings import RateLimits, Settings, SimulatorError, clock_text, parse_latency
 
 
 @pytest.mark.parametrize(
