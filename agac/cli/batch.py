@@ -1,21 +1,22 @@
-"""`agac batch`, `agac doctor`, and what other commands print about batches."""
+"""`agac batch` and `agac doctor`: the batches of a project at their providers."""
 
 from __future__ import annotations
 
-import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
-from agac.cli.main import Command, Globals, enable_gc, json_option, read_seconds
+from agac.cli.main import Command, Globals, json_option, long_running
+from agac.cli.run import print_run, undecided_lines
 from agac.cli.terminal import (
+    batch_name,
     cost_of,
     counted,
     duration,
     first_line,
-    is_watched,
     plain,
     price,
     print_json,
@@ -23,8 +24,8 @@ from agac.cli.terminal import (
     say,
     sentence,
     table,
-    without_switch,
 )
+from agac.core.errors import ExitCode
 from agac.core.report import iso
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def one_batch(batch_id: str | None, flag_id: str | None) -> str | None:
 def status(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> None:
     """Exit 2 when there is none. A provider that does not answer is not an error: the stored state is shown."""
     report = api.batch_status(one_batch(batch_id, flag_id), project=settings.project_dir)
-    print_report(report, lambda: status_lines(report), as_json=as_json)
+    print_report(report, status_lines, as_json=as_json)
 
 
 @batch.command("list", help="List the open batches of all runs.")
@@ -74,7 +75,7 @@ def status(settings: Globals, batch_id: str | None, flag_id: str | None, as_json
 def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) -> None:
     """Reads the store only."""
     report = api.batch_list(workflow, all=closed, project=settings.project_dir)
-    print_report(report, lambda: list_lines(report, closed=closed), as_json=as_json)
+    print_report(report, lambda found: list_lines(found, closed=closed), as_json=as_json)
 
 
 @batch.command(
@@ -88,13 +89,23 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
 @click.pass_obj
 def retrieve(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> int:
     """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
-    from agac.cli.progress import progress
-    from agac.cli.run import print_retrieved
+    from agac.cli.progress import progress  # loads asyncio
 
-    given, call = one_batch(batch_id, flag_id), api.batch_retrieve
-    enable_gc()
-    report = call(given, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True)
-    print_retrieved(report, quiet=settings.quiet or as_json)
+    given = one_batch(batch_id, flag_id)
+    report = long_running(api.batch_retrieve)(
+        given, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
+    )
+    run, quiet = report.run, settings.quiet or as_json
+    waits = report.exit_code is ExitCode.NOT_READY and not report.ready
+    if run is not None and not waits:
+        from agac.engine.invocation import Scope  # the engine is loaded by now
+
+        print_run(run, report.again, quiet=quiet, scope=Scope())
+    if not quiet and (run is None or waits or not (run.summary["complete"] or run.invocation["open_batches"])):
+        say(sentence(report.message))
+    if run is not None and waits:
+        for line in undecided_lines(run.invocation):
+            say(line)
     if as_json:
         print_json(report.as_json())
     return report.exit_code
@@ -107,13 +118,20 @@ def retrieve(settings: Globals, batch_id: str | None, flag_id: str | None, as_js
 @click.pass_obj
 def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: str | None, as_json: bool) -> int:
     """Exit 0 when they have ended, 75 past the timeout."""
-    given, seconds = one_batch(batch_id, flag_id), read_seconds("--timeout", timeout)
-    call = api.batch_wait
-    enable_gc()
-    if not settings.quiet and is_watched():
+    given, seconds = one_batch(batch_id, flag_id), None
+    if timeout is not None:
+        from agac.spec import value_checks  # loads pydantic
+
+        try:  # a number of seconds, or a time as in agac's files
+            plain_seconds = timeout.replace(".", "", 1).isdigit()
+            seconds = float(timeout) if plain_seconds else float(value_checks.duration(timeout))
+        except ValueError as error:
+            raise click.UsageError(f"--timeout {timeout}: {error}") from None
+    call = long_running(api.batch_wait)
+    if not settings.quiet and sys.stderr.isatty():
         say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
     report = call(given, timeout=seconds, project=settings.project_dir, handle_signals=True)
-    print_report(report, lambda: waited_lines(report), as_json=as_json, quiet=settings.quiet)
+    print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
 
@@ -125,10 +143,8 @@ def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: 
 @click.pass_obj
 def cancel(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> int:
     """Its finished requests are paid for: `agac batch retrieve` stores their answers."""
-    given, call = one_batch(batch_id, flag_id), api.batch_cancel
-    enable_gc()
-    report = call(given, project=settings.project_dir)
-    print_report(report, lambda: cancelled_lines(report), as_json=as_json, quiet=settings.quiet)
+    report = long_running(api.batch_cancel)(one_batch(batch_id, flag_id), project=settings.project_dir)
+    print_report(report, cancelled_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
 
@@ -152,10 +168,10 @@ def doctor(
         raise click.UsageError("--adopt and --resubmit exclude one another", click.get_current_context())
     if batch_id is not None and adopt is None and not resubmit:
         raise click.UsageError("--batch-id goes with --adopt or --resubmit", click.get_current_context())
-    call = api.doctor
-    enable_gc()
-    report = call(clean=clean, adopt=adopt, resubmit=resubmit, batch_id=batch_id, project=settings.project_dir)
-    print_report(report, lambda: doctor_lines(report), as_json=as_json)
+    report = long_running(api.doctor)(
+        clean=clean, adopt=adopt, resubmit=resubmit, batch_id=batch_id, project=settings.project_dir
+    )
+    print_report(report, doctor_lines, as_json=as_json)
     return report.exit_code
 
 
@@ -168,30 +184,48 @@ def status_word(line: BatchLine) -> str:
     return STEP_WORDS.get(line.step) or line.status or ("in_progress" if line.provider_id else "not submitted")
 
 
-def status_lines(report: BatchReport) -> list[str]:
-    """The state of batches: one in full, several in a line each, with what needs attention below."""
-    lines = [f"not checked: {plain(first_line(reason))}" for reason in report.not_asked]
-    if len(report.batches) == 1:
-        lines += _one_in_full(report.batches[0], report.now)
+def status_lines(report: BatchReport) -> Iterator[str]:
+    """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
+    runs so far, with the most that open batches can add."""
+    yield from (f"not checked: {plain(first_line(reason))}" for reason in report.not_asked)
+    batches = report.batches
+    if len(batches) == 1:
+        yield from _one_in_full(batches[0], report.now)
     else:
-        for line in report.batches:
-            lines += [_short(line, report.now), *(f"  {note}" for note in _attention(line, short=True))]
-        lines.append(_sum(report))
-    lines += [_run_cost(report, run) for run in report.calls]
+        for line in batches:
+            yield _short(line, report.now)
+            yield from (f"  {note}" for note in _attention(line, short=True))
+        done, failed = (sum(getattr(line, name) or 0 for line in batches) for name in ("done", "failed"))
+        total = counted(sum(line.total for line in batches), "request")
+        ready, waiting = sum(line.ready for line in batches), sum(line.waits is not None for line in batches)
+        todo = [f"{count:,} {word}" for count, word in ((ready, "ended"), (waiting, "not submitted")) if count]
+        words = f"{len(batches)} batches, {done:,} done, {failed:,} failed of {total}"
+        yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
+    for run, calls in report.calls.items():
+        so_far = f"Cost of run {run} so far: {cost_of(calls)}"
+        if own := [line for line in batches if line.run == run and line.open]:
+            most = price(sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own))
+            unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""
+            so_far += f"; open batches: up to {most}{unknown}"
+        yield so_far
     if report.elsewhere:
-        lines.append(f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list")
-    return lines
+        yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 
 
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
+    running = line.open and not line.ready
     yield f"Batch job status: {status_word(line)}"
     yield f"{_name(line)}: {line.workflow}, run {line.run}, {line.stage} {line.number} of {line.of}, {line.model}"
     yield f"Requests: {_counts(line)}"
     if line.submitted_at is not None:
-        yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{_usual_time(line)}"
-    if line.open and line.expires_at is not None and not line.ready:
+        usual = ""
+        if running and line.lane is not None:  # the time that other batches of its lane took
+            half, most = duration(line.lane.p50), duration(line.lane.p95)
+            usual = f"; of {line.lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
+        yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
+    if running and line.expires_at is not None:
         yield f"The provider gives up: {_when(line.expires_at, now)}"
-    if line.open and line.deadline is not None and not line.ready:
+    if running and line.deadline is not None:
         yield f"Deadline: {_when(line.deadline, now)}; requests not finished by then are cancelled"
     yield f"Cost: {_cost(line)}"
     if line.open and line.provider_id is not None:
@@ -231,7 +265,7 @@ def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
 
 
 def _name(line: BatchLine) -> str:
-    return sentence(name_of({"id": line.id, "provider_id": line.provider_id}))
+    return sentence(batch_name(line.id, line.provider_id))
 
 
 def _counts(line: BatchLine) -> str:
@@ -262,36 +296,6 @@ def _ago(at: float, now: float) -> str:
     return f"{duration(max(0.0, now - at))} ago"
 
 
-def _usual_time(line: BatchLine) -> str:
-    """The time that other batches of its lane took."""
-    if line.lane is None or not line.open or line.ready:
-        return ""
-    half, most = duration(line.lane.p50), duration(line.lane.p95)
-    return f"; of {line.lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
-
-
-def _sum(report: BatchReport) -> str:
-    done, failed = (sum(getattr(line, name) or 0 for line in report.batches) for name in ("done", "failed"))
-    total = counted(sum(line.total for line in report.batches), "request")
-    ready = sum(line.ready for line in report.batches)
-    waiting = sum(line.waits is not None for line in report.batches)
-    words = f"{len(report.batches)} batches, {done:,} done, {failed:,} failed of {total}"
-    todo = [f"{count:,} {word}" for count, word in ((ready, "ended"), (waiting, "not submitted")) if count]
-    return f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
-
-
-def _run_cost(report: BatchReport, run: int) -> str:
-    """The cost of a run so far, and the most that its open batches can add."""
-    own = [line for line in report.batches if line.run == run and line.open]
-    so_far = f"Cost of run {run} so far: {cost_of(report.calls[run])}"
-    if not own:
-        return so_far
-    simulated = any(line.simulated for line in own)
-    more = price(sum(line.held_usd or 0.0 for line in own), simulated=simulated)
-    unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""
-    return f"{so_far}; open batches: up to {more}{unknown}"
-
-
 def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
     """Batches as a table."""
     if not report.batches:
@@ -311,148 +315,46 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
     return [table(header, rows), *(["", *notes] if notes else [])]
 
 
-def waited_lines(report: WaitReport) -> list[str]:
+def waited_lines(report: WaitReport) -> Iterator[str]:
     """The batches at the end of the wait."""
-    lines = [
-        f"Batch job status: {facts['status'] or 'not submitted'}; {name_of(facts)}: {_progress(facts)}"
-        for facts in report.batches
-    ]
-    return [*lines, sentence(report.message)]
+    for facts in report.batches:
+        yield f"Batch job status: {facts['status'] or 'not submitted'}; {_named(facts)}: {_progress(facts)}"
+    yield sentence(report.message)
 
 
-def cancelled_lines(report: CancelReport) -> list[str]:
+def cancelled_lines(report: CancelReport) -> Iterator[str]:
     """The batches that are cancelled, and those that had ended before."""
-    lines = [f"Cancelling {name_of(facts)}: {_progress(facts)}; finished requests are kept" for facts in report.asked]
-    lines += [f"Not cancelled: {name_of(facts)} had already ended ({facts['status']})" for facts in report.kept]
-    return [*lines, sentence(report.message)]
+    for facts in report.asked:
+        yield f"Cancelling {_named(facts)}: {_progress(facts)}; finished requests are kept"
+    for facts in report.kept:
+        yield f"Not cancelled: {_named(facts)} had already ended ({facts['status']})"
+    yield sentence(report.message)
 
 
-def _progress(facts: BatchFacts) -> str:
+def _named(facts: Mapping[str, Any]) -> str:
+    return batch_name(facts["id"], facts["provider_id"])
+
+
+def _progress(facts: Mapping[str, Any]) -> str:
     counts = [f"{facts[word]:,} {word}" for word in ("done", "failed") if facts.get(word) is not None]
     return f"{', '.join(counts)} of {counted(facts['total'] or facts['requests'], 'request')}"
 
 
-def doctor_lines(report: DoctorReport) -> list[str]:
+def doctor_lines(report: DoctorReport) -> Iterator[str]:
     """The findings: what was repaired, and what needs a decision."""
     if not report.findings:
-        return ["All is well: the store and the providers agree"]
-    lines = []
+        yield "All is well: the store and the providers agree"
     for finding in report.findings:
-        lines.append(f"{'did' if finding['done'] else 'found'}: {plain(first_line(finding['message']))}")
-        lines += [f"  {plain(finding['remedy'])}"] if finding["remedy"] else []
-    return lines
+        yield f"{'did' if finding['done'] else 'found'}: {plain(first_line(finding['message']))}"
+        if finding["remedy"]:
+            yield f"  {plain(finding['remedy'])}"
 
 
-BatchFacts = Mapping[str, Any]
-"""A batch as `BatchLine.as_json` gives it, or some of that; the facts of an invocation; a summary."""
-
-CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
-"""Final steps of a batch, as in `store.batches`, which is slow to load."""
-
-RESULT_WORDS = {
-    "done": "done",
-    "failed": "failed",
-    "missing": "without an answer",
-    "expired": "expired",
-    "cancelled": "cancelled",
-    "duplicate": "answered twice",
-    "unknown": "not requested by agac",
-    "malformed": "unreadable",
-    "again": "sent again",
-}
-"""Outcomes of the lines of results, and the words for them."""
-
-
-def name_of(facts: BatchFacts) -> str:
-    """`batch 4 (batch_abc123)`: both names by which it can be given."""
-    return f"batch {facts['id']}" + (f" ({plain(facts['provider_id'])})" if facts["provider_id"] else "")
-
-
-def in_batch_words(task: BatchFacts) -> str:
+def in_batch_words(task: Mapping[str, Any]) -> str:
     """The batch that has a row's task: `in batch 4 (batch_abc123) of run 1, submitted 2026-…`."""
     replica = f"replica {task['replica']}: " if "replica" in task else ""
     how = "waits for the same request in" if task["waits"] else "in"
-    name = name_of({"id": task["batch"], "provider_id": task["provider_id"]})
+    name = batch_name(task["batch"], task["provider_id"])
     when = f"submitted {task['submitted_at']}" if task["submitted_at"] else "not submitted yet"
     repeated = f", round {task['round']}" if task["round"] > 1 else ""
     return f"{replica}{how} {name} of run {task['run']}, {when}{repeated}; agac batch status {task['batch']}"
-
-
-def retrieved_line(facts: BatchFacts) -> str:
-    """The outcomes of a batch that was retrieved."""
-    counts = [f"{facts[key]:,} {word}" for key, word in RESULT_WORDS.items() if facts.get(key) or key == "done"]
-    return f"Retrieved {name_of(facts)}: {', '.join(counts)}"
-
-
-def batch_lines(invocation: BatchFacts) -> list[str]:
-    """The batches that an invocation submitted, and those that wait."""
-    submitted, waiting = invocation.get("batches") or (), invocation.get("waiting_batches") or ()
-    still = [facts for facts in submitted if facts["step"] not in CLOSED]  # the others were reported while waiting
-    return [*map(submitted_line, still), *map(waiting_line, waiting)]
-
-
-def submitted_line(facts: BatchFacts) -> str:
-    """`Submitted batch batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price`."""
-    return f"Submitted batch {plain(facts['provider_id'] or str(facts['id']))}: {_content(facts)}"
-
-
-def waiting_line(facts: BatchFacts) -> str:
-    """A batch that was not submitted yet, why, and when that is retried."""
-    why = plain(first_line(facts["waits"] or facts["note"] or "there is no room"))
-    retried = f"; retried from {facts['try_at']} on" if facts.get("try_at") else ""
-    return f"Waiting batch {facts['id']}: {_content(facts)}: {why}{retried}"
-
-
-def _content(facts: BatchFacts) -> str:
-    usd = price(facts["held_usd"], simulated=facts["simulated"])
-    most = f"up to {usd} at batch price" if facts["held_usd"] is not None else usd
-    return f"{counted(facts['requests'], 'request')}, {facts['number']} of {facts['of']}, {facts['model']}, {most}"
-
-
-def undecided_lines(invocation: BatchFacts) -> list[str]:
-    """The batches that need a decision, with the commands for it."""
-    lines = []
-    for facts in invocation.get("undecided_batches") or ():
-        note = f": {plain(first_line(facts['note']))}" if facts["note"] else ""
-        lines += [sentence(f"{name_of(facts)} needs your decision{note}"), f"  {sentence(facts['remedy'])}"]
-    return lines
-
-
-def next_lines(summary: BatchFacts, invocation: BatchFacts, command: str) -> Iterator[str]:
-    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run."""
-    for facts in invocation.get("stale") or ():
-        usd = price(facts["held_usd"], simulated=bool(facts.get("simulated")))
-        most = usd if facts["held_usd"] is None else f"up to {usd}"
-        name = name_of({"id": facts["batch"], "provider_id": facts["provider_id"]})
-        requests, are = counted(facts["requests"], "request"), "is" if facts["requests"] == 1 else "are"
-        yield (
-            f"Stale: {requests} in {name}, {most}, {are} no longer needed; "
-            f"cancel the batch with: agac batch cancel {facts['batch']}"
-        )
-    deferred = invocation.get("tasks_held_back")
-    if deferred and not invocation.get("stopped_at_limit"):
-        do = "does" if deferred == 1 else "do"
-        yield (
-            f"Deferred: {counted(deferred, 'task')} {do} not fit in the budget until open batches are retrieved; "
-            "the next `agac batch retrieve` tries again"
-        )
-    if awaited := [facts["batch"] for facts in invocation.get("waits_for") or ()]:
-        batches, has = ("batch", "has") if len(awaited) == 1 else ("batches", "have")
-        yield (
-            f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which {has} the same requests "
-            f"(`agac batch list`). When {'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
-        )
-    if invocation.get("open_batches"):
-        waiting = shlex.join([*shlex.split(without_switch(command, "--wait")), "--wait"])
-        yield (
-            f"{_finished(summary)} `agac batch status` shows progress, `agac batch retrieve` collects results; "
-            f"`{waiting}` waits until every stage is done."
-        )
-
-
-def _finished(summary: BatchFacts) -> str:
-    rows = summary["rows"]
-    ended = rows["total"] - rows["open"]
-    if not ended:
-        return "No row is finished yet."
-    return f"{ended:,} of {counted(rows['total'], 'row')} {'is' if ended == 1 else 'are'} finished."

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
     """Reads the store only."""
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
-    print_report(report, lambda: inspect_lines(report), as_json=as_json)
+    print_report(report, inspect_lines, as_json=as_json)
 
 
 @click.command(
@@ -73,7 +73,7 @@ def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_
 def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
     """Reads the store only."""
     report = api.why(run, row, stage, project=settings.project_dir)
-    print_report(report, lambda: why_lines(report), as_json=as_json)
+    print_report(report, why_lines, as_json=as_json)
 
 
 @click.command(help="Run one SELECT on the store. Without QUERY, list the views.")

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
@@ -54,6 +55,7 @@ COMMANDS = {
 """Every command: its module, imported when it is used, and its line in `agac --help`."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,15 @@ concurrency_option = click.option(
     metavar="N",
     help="Maximum number of concurrent calls; 1 runs them one at a time.",
 )
-_ROWS = (
+
+
+def _in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """These options as one decorator."""
+    return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
+# which rows, and what replaces the workflow's model, run mode and vars
+row_options = _in_order(
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
     click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
@@ -97,27 +107,12 @@ _ROWS = (
     ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
 )
-_STAGES = (
+# which stages run, from one and up to one, and whether failed rows are retried
+stage_options = _in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
     click.option("--until", metavar="STAGE", help="Run no stage after this one."),
     click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are."),
 )
-
-
-def row_options(command: Command) -> Command:
-    """Which rows, and what replaces the workflow's model, run mode and vars."""
-    return _with(_ROWS, command)
-
-
-def stage_options(command: Command) -> Command:
-    """Which stages run, from one and up to one, and whether failed rows are retried."""
-    return _with(_STAGES, command)
-
-
-def _with(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def read_variables(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -139,36 +134,20 @@ def read_budget(text: str | None) -> Budget | None:
 
     found: dict[str, float] = {}
     for part in text.split(","):
-        unit, _, number = part.partition("=") if "=" in part else ("usd", "=", part)
-        unit = unit.strip()
+        unit, sign, number = part.partition("=")
+        unit, number = (unit.strip(), number) if sign else ("usd", part)
         if unit not in ("usd", "tokens", "calls") or unit in found:
             raise click.UsageError(f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000")
-        found[unit] = _positive(text, unit, number)
+        try:
+            value = float(number.strip().lstrip("$").replace("_", ""))
+        except ValueError:
+            value = 0.0
+        if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
+            kind = "a number above 0" if unit == "usd" else "a whole number above 0"
+            raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
+        found[unit] = value
     tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
     return Budget(found.get("usd"), tokens, calls)
-
-
-def _positive(text: str, unit: str, number: str) -> float:
-    try:
-        value = float(number.strip().lstrip("$").replace("_", ""))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
-        kind = "a number above 0" if unit == "usd" else "a whole number above 0"
-        raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
-    return value
-
-
-def read_seconds(flag: str, text: str | None) -> float | None:
-    """`90`, `30m`, `12h`: a time as in agac's files."""
-    if text is None:
-        return None
-    from agac.spec.value_checks import duration  # loads pydantic
-
-    try:
-        return float(text) if text.replace(".", "", 1).isdigit() else float(duration(text))
-    except ValueError as error:
-        raise click.UsageError(f"{flag} {text}: {error}") from None
 
 
 def global_flags_first(words: list[str], flags: Mapping[str, bool]) -> list[str]:
@@ -344,20 +323,14 @@ COLLECT_AFTER = 20_000
 """New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
 
 
-def enable_gc() -> None:
-    """Collect garbage from now on, but not among the modules that are loaded. For commands that take long: `main`
-    disables it while modules are loaded, and short commands end before there is garbage worth collecting."""
+def long_running(function: Function) -> Function:
+    """A function of the API whose call takes long. Garbage is collected from now on, but not among the modules that are
+    loaded: `main` disables it while modules are loaded, and short commands end before there is garbage worth
+    collecting."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
     gc.enable()
-
-
-def _gc_before_exit() -> None:
-    """No collection at the end of the process. But duckdb, if it was loaded, reports objects that are still there."""
-    if "_duckdb" in sys.modules:
-        gc.unfreeze()
-    else:
-        gc.freeze()
+    return function
 
 
 def main() -> NoReturn:
@@ -370,18 +343,16 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output closed it
         code = ExitCode.DONE
-    _close_streams()
-    _gc_before_exit()
-    sys.exit(code)
-
-
-def _close_streams() -> None:
-    """Text for a closed pipe must not be written at exit either: Python would complain, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except BrokenPipeError:  # nor may its text be written at exit: Python would complain, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if "_duckdb" in sys.modules:  # it reports objects that are still there
+        gc.unfreeze()
+    else:
+        gc.freeze()  # no collection at the end of the process
+    sys.exit(code)
 
 
 def _main() -> int:
@@ -407,10 +378,17 @@ def _main() -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
-    except UnicodeEncodeError as error:
-        return _say_known(_not_text()) if any(map(_is_undecoded, sys.argv)) else _say_bug(error)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a bug becomes a report, not a traceback
-        return _say_bug(error)
+        # a word of the command line whose bytes are not text in the encoding of this environment
+        undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
+        if not undecoded or not isinstance(error, UnicodeEncodeError):
+            return _say_bug(error)
+        return _say_known(
+            UsageError(
+                f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
+                remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
+            )
+        )
 
 
 def _say_known(error: AgacError) -> int:
@@ -432,19 +410,6 @@ def _say_bug(error: Exception) -> int:
         f"The details are in {report}; please report them. Stored answers are safe: run the same command to resume.",
     )
     return ExitCode.FAILED
-
-
-def _is_undecoded(word: str) -> bool:
-    """Whether a word of the command line holds bytes that are not text in the encoding of this environment."""
-    return any("\udc80" <= sign <= "\udcff" for sign in word)
-
-
-def _not_text() -> UsageError:
-    word = next(word for word in sys.argv if _is_undecoded(word))
-    return UsageError(
-        f"{word!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
-        remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
-    )
 
 
 EXAMPLES = {
@@ -478,31 +443,17 @@ CLICK_WORDS = (
 def usage_lines(error: click.ClickException) -> list[str]:
     """The mistake, then what to type instead."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    message = _usage_message(error)
-    if context is None:
-        return [message]
-    return [message, f"{_usage_example(error, context)}`{context.command_path} --help` lists all options."]
-
-
-def _usage_message(error: click.ClickException) -> str:
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{_parameter_name(error.param)} is missing"
-    text = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
-    for pattern, words in CLICK_WORDS:
-        text = re.sub(pattern, words, text)
-    return text
-
-
-def _parameter_name(parameter: click.Parameter) -> str:
-    if isinstance(parameter, click.Option):
-        return " or ".join(parameter.opts)
-    if isinstance(parameter.type, click.Choice):
-        return f"one of {', '.join(parameter.type.choices)}"
-    return parameter.make_metavar(click.Context(click.Command("agac")))
-
-
-def _usage_example(error: click.ClickException, context: click.Context) -> str:
-    if not isinstance(error, click.MissingParameter) or error.param is None:
-        return ""
-    example = EXAMPLES.get(context.command_path) or EXAMPLES.get(error.param.name or "")
-    return f"For example: `{context.command_path} {example}`. " if example else ""
+    path, example = context.command_path if context else "", ""
+    if isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
+        name = missing.make_metavar(click.Context(click.Command("agac")))
+        if isinstance(missing, click.Option):
+            name = " or ".join(missing.opts)
+        elif isinstance(missing.type, click.Choice):
+            name = f"one of {', '.join(missing.type.choices)}"
+        message, words = f"{name} is missing", EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
+        example = f"For example: `{path} {words}`. " if words else ""
+    else:
+        message = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
+        for pattern, replacement in CLICK_WORDS:
+            message = re.sub(pattern, replacement, message)
+    return [message, f"{example}`{path} --help` lists all options."] if context else [message]

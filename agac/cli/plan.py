@@ -9,7 +9,6 @@ import click
 
 from agac import api
 from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options
-from agac.cli.run import short_name_line, spent_line
 from agac.cli.terminal import (
     command_to_run,
     counted,
@@ -19,12 +18,14 @@ from agac.cli.terminal import (
     print_json,
     print_text,
     say,
+    short_name_line,
+    spent_line,
     table,
 )
 from agac.core.report import dollars
 
 if TYPE_CHECKING:
-    from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport
+    from agac.api.plan import PlannedTasks, PlanReport
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
@@ -69,17 +70,7 @@ def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_j
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
-    """One plan."""
-    yield from head_lines(report)
-    yield from ("", plan_table(report), "")
-    yield from alias_lines(report)
-    yield from reason_lines(report)
-    yield from total_lines(report, command_to_run(report.workflow, workflows))
-    yield from prompt_lines(report)
-
-
-def head_lines(report: PlanReport) -> Iterator[str]:
-    """Which rows, which run, and the order of the stages."""
+    """One plan: which rows, which run, the stages, why their tasks run, the cost, the rendered prompts."""
     found = report.forecast
     facts = [counted(found.rows, "row")]
     facts += [f"{found.unusable:,} unusable"] if found.unusable else []
@@ -94,11 +85,23 @@ def head_lines(report: PlanReport) -> Iterator[str]:
     paths = paths_of({planned.stage.name: planned.stage.needs for planned in report.stages})
     if len(paths) == 1:
         yield f"Stages: {paths[0]}"
-        return
-    yield "Stages:"
-    yield from (f"  {path}" for path in paths[:MAX_PATHS])
-    if len(paths) > MAX_PATHS:
-        yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
+    else:
+        yield "Stages:"
+        yield from (f"  {path}" for path in paths[:MAX_PATHS])
+        if len(paths) > MAX_PATHS:
+            yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
+    yield from ("", plan_table(report), "")
+    for alias in {alias["written"]: alias for stage in report.stages for alias in stage.aliases}.values():
+        before = f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else ""
+        yield short_name_line(alias) + before
+    for stage in report.stages:
+        yield from (f"  {stage.stage.name}: {line}" for line in reason_lines(stage, found.rows))
+    yield from total_lines(report, command_to_run(report.workflow, workflows))
+    for number, prompt in enumerate(found.prompts, 1):
+        yield f"--- prompt {number}: row {prompt.row_id!r}, stage {prompt.stage}"
+        for message in prompt.request.messages:
+            yield f"[{message.role}]"
+            yield plain("".join(part.text for part in message.parts))
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
@@ -133,7 +136,11 @@ def plan_table(report: PlanReport) -> str:
         numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
         shown = numbers if stage.forecast.exact else [InexactNumber(number) for number in numbers]
         mode = [stage.run_mode or ""] if modes else []
-        rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, _cost(stage)])
+        about = "" if stage.forecast.exact or not expected.usd else "~"
+        cost = "price not known"
+        if expected.usd is not None:
+            cost = dollars(expected.usd, simulated=stage.simulated, about=about)
+        rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, cost])
     words = [COUNTS[name] for name in names]
     return table(["stage", "model", *(["mode"] if modes else []), *words, "calls", "tokens in", "out", "cost"], rows)
 
@@ -145,84 +152,45 @@ class InexactNumber(int):
         return f"~{int(self):{spec}}" if self else "0"
 
 
-def _cost(stage: PlannedTasks) -> str:
-    usd = stage.estimate.usd
-    about = "" if stage.forecast.exact or not usd else "~"
-    return "price not known" if usd is None else dollars(usd, simulated=stage.simulated, about=about)
-
-
-def alias_lines(report: PlanReport) -> list[str]:
-    """The models of short names, and those that they had in the run compared with."""
-    found = {alias["written"]: alias for stage in report.stages for alias in stage.aliases}
-    return [
-        short_name_line(alias) + (f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else "")
-        for alias in found.values()
-    ]
-
-
-def reason_lines(report: PlanReport) -> Iterator[str]:
-    """Why tasks run or are blocked, with a row as an example."""
-    for stage in report.stages:
-        for line in _stage_lines(stage, report.forecast.rows):
-            yield f"  {stage.stage.name}: {line}"
-
-
-def _stage_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
-    found = stage.forecast
+def reason_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
+    """Why tasks of a stage run or are blocked, with a row as an example; its batches, its groups, what may change."""
+    found, batches = stage.forecast, stage.batches
     for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
         for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
-    yield from _batch_lines(stage)
-    yield from _level_lines(stage)
+    if found.in_flight:
+        yield f"{found.in_flight:,} in open batches: not sent or paid again"
+    if batches is not None and batches.cuts.batches:
+        count, most = batches.cuts
+        times = f"no batch of this model has ended yet, and the provider takes up to {batches.window}"
+        if (earlier := batches.times) is not None:
+            half, all_but_few = duration(earlier.p50), duration(earlier.p95)
+            times = f"of {earlier.batches:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
+            if earlier.batches == 1:
+                times = f"the previous one took {half}"
+        each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
+        about = "" if found.exact else "~"
+        yield f"{about}{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
+    if found.parts:
+        parts = found.parts if found.exact else InexactNumber(found.parts)
+        yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
+    if found.guess is not None:
+        makes, source, number, run = found.guess
+        after = "it was called" if makes == "rows" else f"`{source}` has answered"
+        basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
+        match makes:
+            case "groups":
+                number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
+                yield f"the number of groups is not known before {after}; {number_of} {basis}"
+            case "kept":
+                yield f"which rows are alike is not known before {after}; {number:.0%} kept {basis}"
+            case _:
+                yield f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
     if found.undecided:
         otherwise = "leave" if stage.stage.otherwise == "drop" else "skip it"
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another row"
-
-
-def _batch_lines(stage: PlannedTasks) -> Iterator[str]:
-    """The tasks in open batches, the batches that would be made, and how long they may take."""
-    in_batch, found = stage.forecast.in_flight, stage.batches
-    if in_batch:
-        yield f"{in_batch:,} in open batches: not sent or paid again"
-    if found is None or not found.cuts.batches:
-        return
-    count, most = found.cuts
-    about = "" if stage.forecast.exact else "~"
-    each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
-    yield f"{about}{counted(count, 'batch', 'batches')} of {each}, at batch price; {_times(found)}"
-
-
-def _times(found: PlannedBatches) -> str:
-    times = found.times
-    if times is None:
-        return f"no batch of this model has ended yet, and the provider takes up to {found.window}"
-    if times.batches == 1:
-        return f"the previous one took {duration(times.p50)}"
-    half, most = duration(times.p50), duration(times.p95)
-    return f"of {times.batches:,} earlier ones, half took {half} or less, 95 % within {most}"
-
-
-def _level_lines(stage: PlannedTasks) -> Iterator[str]:
-    """How groups are cut, and what is assumed about the rows that a stage makes."""
-    found = stage.forecast
-    if found.parts:
-        parts = found.parts if found.exact else InexactNumber(found.parts)
-        yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
-    if found.guess is None:
-        return
-    makes, source, number, run = found.guess
-    after = "it was called" if makes == "rows" else f"`{source}` has answered"
-    basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
-    match makes:
-        case "groups":
-            number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
-            yield f"the number of groups is not known before {after}; {number_of} {basis}"
-        case "kept":
-            yield f"which rows are alike is not known before {after}; {number:.0%} kept {basis}"
-        case _:
-            yield f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
 
 
 def total_lines(report: PlanReport, command: str) -> Iterator[str]:
@@ -247,12 +215,6 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
     if guessed:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
-    yield from _limit_lines(report, simulated)
-    yield f"Run it with: {command}"
-
-
-def _limit_lines(report: PlanReport, simulated: bool) -> Iterator[str]:
-    """The budgets, and which limits would stop the run or make it ask for confirmation."""
     for budget in report.budgets:
         yield f"  {spent_line(budget, simulated)}"
         if not budget["enough"]:
@@ -261,12 +223,4 @@ def _limit_lines(report: PlanReport, simulated: bool) -> Iterator[str]:
         usd = report.confirm_above or 0.0
         bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
         yield f"  above confirm_above ({bound}): the run would ask before its first call, or needs --yes"
-
-
-def prompt_lines(report: PlanReport) -> Iterator[str]:
-    """The rendered prompts."""
-    for number, prompt in enumerate(report.forecast.prompts, 1):
-        yield f"--- prompt {number}: row {prompt.row_id!r}, stage {prompt.stage}"
-        for message in prompt.request.messages:
-            yield f"[{message.role}]"
-            yield plain("".join(part.text for part in message.parts))
+    yield f"Run it with: {command}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agac import __version__, api
-from agac.cli.main import Globals, enable_gc, json_option, read_variables, workflow_option
+from agac.cli.main import Globals, json_option, long_running, read_variables, workflow_option
 from agac.cli.terminal import (
     counted,
     from_here,
@@ -118,7 +118,7 @@ def data(
 ) -> None:
     """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
     report = api.show_data(inputs, format=format, rows=rows, look_at=scan_rows, project=settings.project_dir)
-    print_report(report, lambda: data_lines(report, cut=sys.stdout.isatty()), as_json=as_json)
+    print_report(report, lambda found: data_lines(found, cut=sys.stdout.isatty()), as_json=as_json)
 
 
 WIDE_ROWS = 100
@@ -226,7 +226,7 @@ def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> N
         print_json(api.file_schema(kind))
         return
     report = api.write_schemas(project=settings.project_dir)
-    print_report(report, lambda: schema_lines(report), as_json=as_json)
+    print_report(report, schema_lines, as_json=as_json)
 
 
 def schema_lines(report: SchemasReport) -> Iterator[str]:
@@ -311,9 +311,7 @@ def mermaid_warning(report: GraphReport, text: str) -> str | None:
 @click.pass_obj
 def export(settings: Globals, workflow: str | None, number: int | None, partial: bool, as_json: bool) -> None:
     """Prints the files that were written."""
-    call = api.export
-    enable_gc()
-    summary, files = call(workflow, run=number, partial=partial, project=settings.project_dir)
+    summary, files = long_running(api.export)(workflow, run=number, partial=partial, project=settings.project_dir)
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:
@@ -331,10 +329,8 @@ def export(settings: Globals, workflow: str | None, number: int | None, partial:
 @click.pass_obj
 def gc(settings: Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool) -> None:
     """Refused while a run is at work; killed at any point, the same command finishes it."""
-    call = api.gc
-    enable_gc()
-    report = call(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
-    print_report(report, lambda: gc_lines(report), as_json=as_json, quiet=settings.quiet)
+    report = long_running(api.gc)(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
+    print_report(report, gc_lines, as_json=as_json, quiet=settings.quiet)
 
 
 def gc_lines(report: GcReport) -> Iterator[str]:
@@ -366,7 +362,7 @@ def gc_lines(report: GcReport) -> Iterator[str]:
 def backup(settings: Globals, file: Path, force: bool, as_json: bool) -> None:
     """Prints the size of the copy, and how to restore it."""
     report = api.backup(file, force=force, project=settings.project_dir)
-    print_report(report, lambda: backup_lines(report), as_json=as_json, quiet=settings.quiet)
+    print_report(report, backup_lines, as_json=as_json, quiet=settings.quiet)
 
 
 def backup_lines(report: BackupReport) -> list[str]:

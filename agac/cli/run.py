@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli.batch import batch_lines, next_lines, retrieved_line, undecided_lines
 from agac.cli.main import (
     Globals,
     budget_option,
     concurrency_option,
-    enable_gc,
     json_option,
+    long_running,
     max_errors_option,
     read_budget,
     read_variables,
     row_options,
     stage_options,
 )
+from agac.cli.plan import print_plans
 from agac.cli.terminal import (
     TASK_OUTCOMES,
+    batch_name,
     call_time,
     command_to_resume,
     confirmed,
@@ -34,6 +35,7 @@ from agac.cli.terminal import (
     from_here,
     outcome_names,
     plain,
+    price,
     print_json,
     print_lines,
     print_report,
@@ -42,21 +44,21 @@ from agac.cli.terminal import (
     say,
     say_error,
     sentence,
+    short_name_line,
+    spent_line,
     table,
     typed_command,
     without,
-    without_switch,
 )
 from agac.core.errors import ErrorType, ExitCode
 from agac.core.report import dollars
 
 if TYPE_CHECKING:
     from agac.api.report import Finishing, RunReport
-    from agac.api.retrieve import RetrieveReport
     from agac.engine.invocation import Scope
 
 Summary = Mapping[str, Any]
-"""The summary of a run, as `summary.json` has it, or one run of `agac status`."""
+"""The summary of a run, as `summary.json` has it, one run of `agac status`, or the facts of an invocation."""
 
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
@@ -80,7 +82,7 @@ Summary = Mapping[str, Any]
 @click.pass_obj
 def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any) -> int:
     """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
-    from agac.cli.progress import progress
+    from agac.cli.progress import progress  # loads asyncio
 
     given |= {"vars": read_variables(given["vars"]), "budget": read_budget(given["budget"])}
     given["retry_failed"] = not given.pop("no_retry_failed")
@@ -88,13 +90,9 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
     if show and not dry_run:
         raise click.UsageError("--show N prints prompts of a dry run: add --dry-run, or use `agac plan`")
     if dry_run:
-        from agac.cli.plan import print_plans
-
         plans = [api.plan_run(name, options, show=show, project=settings.project_dir) for name in workflows]
         print_plans(plans, workflows, as_json=as_json)
         return 0
-    call = api.run_several  # loads the engine
-    enable_gc()
     ended: list[api.RunReport] = []
 
     def print_ended(report: api.RunReport) -> None:
@@ -105,7 +103,7 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
 
     raised = True
     try:
-        code = call(
+        code = long_running(api.run_several)(
             workflows,
             options,
             tell=print_ended,
@@ -115,22 +113,17 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
             handle_signals=True,
         )
         raised = False
-    finally:
-        _print_all(ended, workflows, len(ended) if raised else len(ended) - 1, as_json=as_json)
+    finally:  # also when a later workflow raised an error
+        begun = len(ended) + raised
+        if ended and (left := workflows[begun:]):  # without an end the command was refused as a whole
+            words = shlex.split(command_to_resume(left[0], workflows, fresh=True))
+            words += [word for name in left[1:] for word in ("-a", name)]
+            last = workflows[begun - 1]
+            say(f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: {shlex.join(words)}")
+        if as_json and ended:
+            found = [report.as_json() for report in ended]
+            print_json(found if len(workflows) > 1 else found[0])
     return code
-
-
-def _print_all(ended: list[api.RunReport], workflows: tuple[str, ...], last: int, *, as_json: bool) -> None:
-    """Print the reports, also when a later workflow raised an error, and which workflows after the `last` did not
-    run."""
-    left = workflows[last + 1 :]
-    if ended and left:  # else the command was refused as a whole
-        words = shlex.split(command_to_resume(left[0], workflows, fresh=True))
-        words += [word for name in left[1:] for word in ("-a", name)]
-        say(f"Not run, since {workflows[last]} stopped before: {', '.join(left)}\n  Run with: {shlex.join(words)}")
-    if as_json and ended:
-        found = [report.as_json() for report in ended]
-        print_json(found if len(workflows) > 1 else found[0])
 
 
 @click.command(help="Run failed rows of a run (RUN: its number, or `last`) again, also those that `agac run` leaves.")
@@ -149,23 +142,26 @@ def _print_all(ended: list[api.RunReport], workflows: tuple[str, ...], last: int
 @click.pass_obj
 def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Exit codes as `agac run`."""
-    from agac.cli.progress import progress
+    from agac.cli.progress import progress  # loads asyncio
 
     filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
     selection = api.Retry(rows=api.row_ids(given.pop("rows")), **filters)
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
-        print_report(found, lambda: retry_lines(found), as_json=as_json)
+        print_report(found, retry_lines, as_json=as_json)
         return 0
     if found.done > 1 and not given["yes"]:
-        _confirm_done_rows(found)
-    options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
-    call = api.retry
-    enable_gc()
-    report = call(
+        what = f"{found.done:,} done rows of run {found.run} will be rerun"
+        answer = confirmed(f"{what}. Continue?")  # since they are paid again
+        if not answer:
+            raise api.UsageError(
+                "no calls were made" + (f": {what}" if answer is None else ""),
+                remedy="Add --yes to continue, or look first with --dry-run.",
+            )
+    report = long_running(api.retry)(
         found.run,
         selection,
-        options,
+        api.RunOptions(**given | {"budget": read_budget(given["budget"])}),
         project=settings.project_dir,
         watch=progress(settings.quiet),
         confirm=confirmed,
@@ -175,17 +171,6 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
     if as_json:
         print_json(report.as_json())
     return report.exit_code
-
-
-def _confirm_done_rows(found: api.RetryChoice) -> None:
-    """Done rows are paid again: the user must say so."""
-    what = f"{found.done:,} done rows of run {found.run} will be rerun"
-    answer = confirmed(f"{what}. Continue?")
-    if not answer:
-        raise api.UsageError(
-            "no calls were made" + (f": {what}" if answer is None else ""),
-            remedy="Add --yes to continue, or look first with --dry-run.",
-        )
 
 
 def retry_lines(found: api.RetryChoice) -> list[str]:
@@ -203,84 +188,75 @@ def retry_lines(found: api.RetryChoice) -> list[str]:
 
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
     """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were selected."""
-    _say_how_it_ended(report, command)
-    if not quiet:
-        _print_summary(report, command, scope)
-    for line in (*undecided_lines(report.invocation), *report.empty):
-        say(str(line))
-    if report.not_written is not None:
-        say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
-
-
-def print_retrieved(report: RetrieveReport, *, quiet: bool) -> None:
-    """Print how the run ended that was resumed after `agac batch retrieve`; or that no batch was ready."""
-    run, waits = report.run, report.exit_code is ExitCode.NOT_READY and not report.ready
-    if run is not None and not waits:
-        from agac.engine.invocation import Scope  # the engine is loaded by now
-
-        print_run(run, report.again, quiet=quiet, scope=Scope())
-    if not quiet and (run is None or waits or not (run.summary["complete"] or run.invocation["open_batches"])):
-        say(sentence(report.message))
-    if run is not None and waits:
-        for line in undecided_lines(run.invocation):
-            say(line)
-
-
-def _print_summary(report: RunReport, command: str, scope: Scope | None) -> None:
     summary, invocation, files = report.summary, report.invocation, report.files
-    print_lines(map(retrieved_line, invocation.get("ingested") or ()))
-    print_text("\n".join(summary_lines(summary, invocation, command, files[2] if files else None, scope)))
-    if files:
-        names = (file.name if file.parent == files[0].parent else from_here(file) for file in files[1:])
-        print_text(f"Results: {from_here(files[0])}   (also: {', '.join(names)})")
-    print_lines(guard_lines(summary, files))
-    print_lines(replaced_lines(report))
-    print_lines(batch_lines(invocation))
-    print_lines(next_lines(summary, invocation, command))
-
-
-def _say_how_it_ended(report: RunReport, command: str) -> None:
-    open_rows = report.summary["rows"]["open"]
     if report.stop in ("limit", "loss"):
         for line in limit_lines(report, command):
             say(line)
     elif report.stopped is not None:
         say_error(report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped")
     elif report.exit_code is ExitCode.INTERRUPTED:
-        if cancelled := report.invocation["calls_given_up"]:
-            calls, were = counted(cancelled, "call"), "was" if cancelled == 1 else "were"
-            they = "It may be billed, and the next run sends it" if cancelled == 1 else (
-                "They may be billed, and the next run sends them"
+        if cancelled := invocation["calls_given_up"]:
+            were, they = ("was", "It may be billed, and the next run sends it") if cancelled == 1 else (
+                "were", "They may be billed, and the next run sends them"
             )  # fmt: skip
-            say(f"{calls} in flight {were} cancelled. {they} again.")
-        say(f"Interrupted; every answer is stored. Rows read so far and still open: {open_rows:,}")
-        if last := report.invocation["waiting_for"]:
+            say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
+        say(f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}")
+        if last := invocation["waiting_for"]:
             say(f"  The last call brought no answer: {first_line(last['message'])}")
         say(f"  Resume with: {command}")
+    if not quiet:
+        print_lines(map(retrieved_line, invocation.get("ingested") or ()))
+        print_text("\n".join(summary_lines(summary, invocation, command, files[2] if files else None, scope)))
+        if files:
+            names = (file.name if file.parent == files[0].parent else from_here(file) for file in files[1:])
+            print_text(f"Results: {from_here(files[0])}   (also: {', '.join(names)})")
+        print_lines(guard_lines(summary, files))
+        print_lines(replaced_lines(report))
+        print_lines(batch_lines(invocation))
+        print_lines(next_lines(summary, invocation, command))
+    for note in (*undecided_lines(invocation), *report.empty):
+        say(str(note))
+    if report.not_written is not None:
+        say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
 
 
 def summary_lines(
     summary: Summary, invocation: Summary, command: str, errors_file: Path | None, scope: Scope | None
-) -> list[str]:
+) -> Iterator[str]:
     """The summary of a run as lines of text."""
-    rows = summary["rows"]
-    lines = [f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"]
-    lines += [level_line(level) for level in summary["levels"]]
+    rows, stages = summary["rows"], summary["stages"]
+    yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"
+    yield from map(level_line, summary["levels"])
     if invocation["continued"]:
-        lines.append(_resumed(invocation))
-    names = outcome_names(TASK_OUTCOMES, summary["stages"])
-    stages = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in summary["stages"]]
-    aliases = {alias["written"]: alias for stage in summary["stages"] if (alias := stage.get("alias"))}
-    lines += ["", table(["stage", "model", *names], stages), "", *map(short_name_line, aliases.values())]
-    lines += [*agreement_lines(summary["stages"]), _calls_line(summary["calls"], invocation)]
+        yield _resumed(invocation)
+    names = outcome_names(TASK_OUTCOMES, stages)
+    counts = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in stages]
+    yield from ("", table(["stage", "model", *names], counts), "")
+    yield from map(short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values())
+    yield from agreement_lines(stages)
+    words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
+    extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
+    yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())
     if invocation["calls"] and (timing := timing_line(summary)):
-        lines.append(timing)
+        yield timing
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same, had = counted(invocation["tasks_collapsed"], "task"), "the same prompt as another task"
-        lines.append(f"Deduplicated: {same} had {had} and reused its answer")
-    if waiting := _rows_not_selected(summary, invocation, scope):
-        lines.append(unselected_line(summary, waiting, command, scope))
-    return lines + _error_lines(summary, command, invocation, errors_file)
+        yield f"Deduplicated: {same} had {had} and reused its answer"
+    yield from unselected_lines(summary, invocation, command, scope)
+    yield from error_lines(summary, command, invocation, errors_file)
+
+
+def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] = (), *, details: bool = False) -> str:
+    """`Calls: 12 (simulated; 2 retries in this invocation), 800 tokens in, 90 out, simulated $0.0123`; with `details`
+    also the tokens that were cached, and those of reasoning."""
+    notes = [*before, *(["simulated"] if calls["simulated"] else []), *after]
+    cached, reasoning = (
+        f" ({calls[key]:,} {word})" if details and calls[key] else ""
+        for key, word in (("cached_tokens", "cached"), ("reasoning_tokens", "reasoning"))
+    )
+    tokens = f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
+    note = f" ({'; '.join(notes)})" if notes else ""
+    return f"Calls: {calls['count']:,}{note}, {tokens}, {cost_of(calls)}"
 
 
 def level_line(level: Summary) -> str:
@@ -306,11 +282,6 @@ def _resumed(invocation: Summary) -> str:
     return "Resumed" + (": " + "; ".join(facts) if facts else "")
 
 
-def short_name_line(alias: Mapping[str, str | None]) -> str:
-    """`Model sonnet = anthropic/claude-…`: the model of a short name."""
-    return f"Model {alias['written']} = {alias['means']}"
-
-
 def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
     """How far the replicas of each stage agreed."""
     for stage in stages:
@@ -320,17 +291,6 @@ def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
             yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}"
 
 
-def _calls_line(calls: Summary, invocation: Summary) -> str:
-    words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
-    extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
-    notes = ["simulated"] if calls["simulated"] else []
-    if extra:
-        notes.append(f"{', '.join(extra)} in this invocation")
-    note = f" ({'; '.join(notes)})" if notes else ""
-    tokens = f"{calls['input_tokens']:,} tokens in, {calls['output_tokens']:,} out"
-    return f"Calls: {calls['count']:,}{note}, {tokens}, {cost_of(calls)}"
-
-
 TIMED_STAGES = 5
 """Stages whose times are shown; of more, the slowest ones."""
 
@@ -338,18 +298,15 @@ TIMED_STAGES = 5
 def timing_line(summary: Summary) -> str | None:
     """`Time per call: classify 0.41 s (p95 1.2 s), reply 0.9 s (p95 2.3 s)`; None without calls."""
     measured = [stage for stage in summary["stages"] if stage["timing_ms"]["duration"]["count"]]
-    if not measured:
-        return None
     slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:TIMED_STAGES]
-    parts = [f"{stage['name']} {_stage_time(stage['timing_ms'])}" for stage in measured if stage in slowest]
+    parts = []
+    for stage in (stage for stage in measured if stage in slowest):
+        whole, first = stage["timing_ms"]["duration"], stage["timing_ms"]["ttft"]
+        token = f"; first token {call_time(first['p50'])}, p95 {call_time(first['p95'])}" if first["count"] else ""
+        parts.append(f"{stage['name']} {call_time(whole['p50'])} (p95 {call_time(whole['p95'])}{token})")
     left_out = len(measured) - len(parts)
-    return f"Time per call: {', '.join(parts)}" + (f", and {left_out} faster ones" if left_out else "")
-
-
-def _stage_time(times: Summary) -> str:
-    whole, first = times["duration"], times["ttft"]
-    first_token = f"; first token {call_time(first['p50'])}, p95 {call_time(first['p95'])}" if first["count"] else ""
-    return f"{call_time(whole['p50'])} (p95 {call_time(whole['p95'])}{first_token})"
+    more = f", and {left_out} faster ones" if left_out else ""
+    return f"Time per call: {', '.join(parts)}{more}" if parts else None
 
 
 def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
@@ -375,31 +332,23 @@ def replaced_lines(report: RunReport) -> Iterator[str]:
         yield f"{names} {'was' if one else 'were'} edited since the last run; the edits were overwritten"
 
 
-def _rows_not_selected(summary: Summary, invocation: Summary, scope: Scope | None) -> int:
-    """How many rows are open because a stage was not selected; others wait for batches."""
-    if scope is not None and all(scope.may_ask(stage["name"]) for stage in summary["stages"]):
-        return 0
-    return max(0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)))
-
-
-def unselected_line(summary: Summary, rows: int, command: str, scope: Scope | None) -> str:
-    """How many rows wait, for which stages, and the command that finishes them."""
-    names = list(_unselected_stages(summary, scope)) if scope is not None else []
-    stages = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}" if names else "a stage"
-    many, them = f"{counted(rows, 'row')} {'waits' if rows == 1 else 'wait'}", "it" if rows == 1 else "them"
-    whole = without(command, "--stage", "--from", "--until")
-    return f"Open: {many} for {stages}, which this command did not select. Finish {them} with: {whole}"
-
-
-def _unselected_stages(summary: Summary, scope: Scope) -> Iterator[str]:
-    """The stages that were not selected and that more rows came to than went through."""
-    rows = summary["rows"]
-    come = rows["done"] + rows["open"] + sum(stage["failed"] for stage in summary["stages"])
-    for stage in summary["stages"]:
+def unselected_lines(summary: Summary, invocation: Summary, command: str, scope: Scope | None) -> Iterator[str]:
+    """How many rows wait, for which stages that were not selected, and the command that finishes them."""
+    rows, stages = summary["rows"], summary["stages"]
+    # other open rows wait for batches
+    waiting = max(0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)))
+    if not waiting or (scope is not None and all(scope.may_ask(stage["name"]) for stage in stages)):
+        return
+    names, come = [], rows["done"] + rows["open"] + sum(stage["failed"] for stage in stages)
+    for stage in stages:  # more rows came to it than went through
         through = stage["done"] + stage["reused"]
-        if come > through + stage["failed"] and not scope.may_ask(stage["name"]):
-            yield stage["name"]
+        if scope is not None and come > through + stage["failed"] and not scope.may_ask(stage["name"]):
+            names.append(stage["name"])
         come = through
+    where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}" if names else "a stage"
+    many, them = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'}", "it" if waiting == 1 else "them"
+    whole = without(command, "--stage", "--from", "--until")
+    yield f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
 
 
 ADVICE: dict[str, str] = {
@@ -421,50 +370,34 @@ WITH_REPLY = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED, ErrorTyp
 LEAVE_FAILED = "--no-retry-failed"
 
 
-def _error_lines(summary: Summary, command: str, invocation: Summary, errors_file: Path | None) -> list[str]:
-    if not summary["errors"]:
-        return []
-    lines = ["", "Errors:"]
-    for error in summary["errors"]:
-        example = error["example"]
-        lines.append(f"{error_head(error)}, e.g. {example['id']!r} (row {example['row_number']}):")
-        lines.append(f"    {first_line(example['message'])}")
-        advice = advice_for(error, summary["run"])
-        lines += [f"    {advice}"] if advice else []
-    if errors_file is not None:
-        lines.append(f"  All of them, with their input: {from_here(errors_file)}")
-    left, at_limit = invocation["rows_left_failed"], invocation["stopped_at_limit"]
-    return [*lines, *remedy_lines(summary, command, left, at_limit=at_limit)]
-
-
-def error_head(error: Summary) -> str:
-    """`  SchemaMismatch in classify: 3 rows`."""
-    place = f" in {error['stage']}" if error["stage"] else ""
-    return f"  {error['type']}{place}: {counted(error['rows'], 'row')}"
-
-
-def advice_for(error: Summary, run: int) -> str | None:
-    """One line for an error of a summary, None when there is nothing to add."""
-    if error["stage"] is None:
-        return None  # the input's own error: there was no call
-    advice = ADVICE.get(error["type"])
-    if advice is None or error["type"] not in WITH_REPLY:
-        return advice
-    row = shlex.quote(str(error["example"]["id"]))
-    return f"{advice} See the reply with: agac inspect {run} {row}"
-
-
-def remedy_lines(summary: Summary, command: str, left: int, *, at_limit: bool) -> Iterator[str]:
-    """What to do about the failed rows of a run, each with its command. The next run does not retry `left` of them.
-
-    `at_limit`: what to do next was printed with the limit.
-    """
-    errors, by_flag = summary["errors"], LEAVE_FAILED in shlex.split(command)
-    again = without_switch(command, LEAVE_FAILED)
-    if left:
-        yield _not_retried(left, summary["run"], by_flag=by_flag)
-    if at_limit:
+def error_lines(summary: Summary, command: str, invocation: Summary, errors_file: Path | None) -> Iterator[str]:
+    """The errors of a run with examples and advice, and what to do about the failed rows, each with its command."""
+    errors, run = summary["errors"], summary["run"]
+    if not errors:
         return
+    yield from ("", "Errors:")
+    for error in errors:
+        example = error["example"]
+        yield f"{error_head(error)}, e.g. {example['id']!r} (row {example['row_number']}):"
+        yield f"    {first_line(example['message'])}"
+        # the input's own errors have no stage: there was no call
+        if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
+            look = f" See the reply with: agac inspect {run} {shlex.quote(str(example['id']))}"
+            yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
+    if errors_file is not None:
+        yield f"  All of them, with their input: {from_here(errors_file)}"
+    # the next run does not retry those that are left
+    left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
+    rows, again = counted(left, "row"), without(command, LEAVE_FAILED)
+    if left and by_flag:
+        yield (f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: agac retry {run}")
+    elif left:
+        yield (
+            f"  {rows} failed too often and {'is' if left == 1 else 'are'} not retried automatically. "
+            f"Change the prompt, or force a retry with: agac retry {run}"
+        )
+    if invocation["stopped_at_limit"]:
+        return  # what to do next was printed with the limit
     if can_be_retried(summary, left, by_flag=by_flag):
         yield f"  Retry the failed rows with: {again}"
     if spent := _by_budget(errors):
@@ -474,15 +407,10 @@ def remedy_lines(summary: Summary, command: str, left: int, *, at_limit: bool) -
         yield f"  Fix {these} in the input, then run: {again}"
 
 
-def _not_retried(left: int, run: int, *, by_flag: bool) -> str:
-    rows, retry_command = counted(left, "row"), f"agac retry {run}"
-    if by_flag:
-        return f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: {retry_command}"
-    are = "is" if left == 1 else "are"
-    return (
-        f"  {rows} failed too often and {are} not retried automatically. "
-        f"Change the prompt, or force a retry with: {retry_command}"
-    )
+def error_head(error: Summary) -> str:
+    """`  SchemaMismatch in classify: 3 rows`."""
+    place = f" in {error['stage']}" if error["stage"] else ""
+    return f"  {error['type']}{place}: {counted(error['rows'], 'row')}"
 
 
 def can_be_retried(summary: Summary, left: int, *, by_flag: bool = False) -> bool:
@@ -529,42 +457,21 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             f"  Fix the problem, then resume with: {command}",
             "  If these failures are expected, set `stop_loss: false` in the workflow.",
         ]
-    simulated = report.summary["calls"]["cost_is_simulated"]
+    simulated, finishing = report.summary["calls"]["cost_is_simulated"], report.finishing
     lines = [f"stopped at a limit: {report.stopped}"]
     lines += [f"  {spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
-    if report.finishing is not None:
-        lines += [f"  {_rest(report.finishing, simulated)}", f"  {_next_step(report.finishing, command)}"]
+    if finishing is not None:
+        usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
+        needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
+        remain, them = ("remains", "it") if finishing.rows == 1 else ("remain", "them")
+        rest = f"{counted(finishing.rows, 'row')} {remain}; finishing {them} needs about {needs}"
+        lines += [f"  {rest if finishing.rows else 'no rows remain'}", f"  {_next_step(finishing, command)}"]
     rows = report.summary["rows"]
     written = rows["done"] + rows["failed"]
-    whole = max(rows["total"] - rows["dropped"], written + (report.finishing.rows if report.finishing else 0))
+    whole = max(rows["total"] - rows["dropped"], written + (finishing.rows if finishing else 0))
     if report.files and written < whole:  # the results were replaced
         lines.append(f"  {report.files[0].name} now holds {written:,} of {counted(whole, 'row')}")
     return lines
-
-
-def spent_line(budget: Summary, simulated: bool) -> str:
-    """`budget of the run: $0.0051 of $0.0060 spent; 12 of 40 calls spent`."""
-    units = [_spent(unit, facts, simulated) for unit, facts in budget.items() if isinstance(facts, dict)]
-    return f"{budget['name']}: {'; '.join(units)}"
-
-
-def _spent(unit: str, facts: Mapping[str, float], simulated: bool) -> str:
-    """`simulated $0.0051 of $0.0060 spent, and at most $0.0002 by calls without an answer`."""
-    in_usd = unit == "usd"
-    spent, limit, unknown = (
-        dollars(facts[key]) if in_usd else f"{facts[key]:,.0f}" for key in ("spent", "limit", "held")
-    )
-    more = f", and at most {unknown} by calls without an answer" if facts["held"] else ""
-    return f"{'simulated ' if simulated and in_usd else ''}{spent} of {limit}{'' if in_usd else f' {unit}'} spent{more}"
-
-
-def _rest(finishing: Finishing, simulated: bool) -> str:
-    if not finishing.rows:
-        return "no rows remain"
-    rows = f"{counted(finishing.rows, 'row')} {'remains' if finishing.rows == 1 else 'remain'}"
-    usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
-    needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
-    return f"{rows}; finishing {'it' if finishing.rows == 1 else 'them'} needs about {needs}"
 
 
 def _next_step(finishing: Finishing, command: str) -> str:
@@ -578,3 +485,83 @@ def _next_step(finishing: Finishing, command: str) -> str:
         resume = f"{without(command, '--max-errors')} --max-errors {finishing.max_errors}"
         return f"{kept}. Fix the failures (see errors.jsonl), or allow them: {resume}"
     return f"{kept}. Resume with: {without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
+
+
+CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
+"""Final steps of a batch, as in `store.batches`, which is slow to load."""
+
+RESULT_WORDS = {
+    "done": "done",
+    "failed": "failed",
+    "missing": "without an answer",
+    "expired": "expired",
+    "cancelled": "cancelled",
+    "duplicate": "answered twice",
+    "unknown": "not requested by agac",
+    "malformed": "unreadable",
+    "again": "sent again",
+}
+"""Outcomes of the lines of results, and the words for them."""
+
+
+def retrieved_line(facts: Summary) -> str:
+    """The outcomes of a batch that was retrieved."""
+    counts = [f"{facts[key]:,} {word}" for key, word in RESULT_WORDS.items() if facts.get(key) or key == "done"]
+    return f"Retrieved {batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
+
+
+def batch_lines(invocation: Summary) -> Iterator[str]:
+    """The batches that an invocation submitted, and those that are not submitted yet, why, and when that is retried."""
+    # the others were reported while waiting
+    submitted = [facts for facts in invocation.get("batches") or () if facts["step"] not in CLOSED]
+    for facts in (*submitted, *(waiting := invocation.get("waiting_batches") or ())):
+        usd = price(facts["held_usd"], simulated=facts["simulated"])
+        most = f"up to {usd} at batch price" if facts["held_usd"] is not None else usd
+        place = f"{facts['number']} of {facts['of']}"
+        content = f"{counted(facts['requests'], 'request')}, {place}, {facts['model']}, {most}"
+        if facts not in waiting:
+            yield f"Submitted batch {plain(facts['provider_id'] or str(facts['id']))}: {content}"
+            continue
+        why = plain(first_line(facts["waits"] or facts["note"] or "there is no room"))
+        retried = f"; retried from {facts['try_at']} on" if facts.get("try_at") else ""
+        yield f"Waiting batch {facts['id']}: {content}: {why}{retried}"
+
+
+def undecided_lines(invocation: Summary) -> Iterator[str]:
+    """The batches that need a decision, with the commands for it."""
+    for facts in invocation.get("undecided_batches") or ():
+        note = f": {plain(first_line(facts['note']))}" if facts["note"] else ""
+        yield sentence(f"{batch_name(facts['id'], facts['provider_id'])} needs your decision{note}")
+        yield f"  {sentence(facts['remedy'])}"
+
+
+def next_lines(summary: Summary, invocation: Summary, command: str) -> Iterator[str]:
+    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run."""
+    for facts in invocation.get("stale") or ():
+        usd = price(facts["held_usd"], simulated=bool(facts.get("simulated")))
+        most = usd if facts["held_usd"] is None else f"up to {usd}"
+        requests, are = counted(facts["requests"], "request"), "is" if facts["requests"] == 1 else "are"
+        yield (
+            f"Stale: {requests} in {batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no longer needed; "
+            f"cancel the batch with: agac batch cancel {facts['batch']}"
+        )
+    deferred = invocation.get("tasks_held_back")
+    if deferred and not invocation.get("stopped_at_limit"):
+        do = "does" if deferred == 1 else "do"
+        yield (
+            f"Deferred: {counted(deferred, 'task')} {do} not fit in the budget until open batches are retrieved; "
+            "the next `agac batch retrieve` tries again"
+        )
+    if awaited := [facts["batch"] for facts in invocation.get("waits_for") or ()]:
+        batches, has = ("batch", "has") if len(awaited) == 1 else ("batches", "have")
+        yield (
+            f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which {has} the same requests "
+            f"(`agac batch list`). When {'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
+        )
+    if invocation.get("open_batches"):
+        total, ended = summary["rows"]["total"], summary["rows"]["total"] - summary["rows"]["open"]
+        are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}" if ended else "No row is"
+        yield (
+            f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac batch retrieve` "
+            f"collects results; `{without(command, '--wait')} --wait` waits until every stage is done."
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from agac.cli.main import enable_gc
+from agac.cli.main import long_running
 from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, UsageError
 from agac.simulator.settings import Flag, Settings, SimulatorError, setting_flags
@@ -66,9 +66,8 @@ def simulate(as_json: bool, **settings: Any) -> None:
         text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
         print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
-    enable_gc()
     try:
-        run_simulator(Settings(**settings), ready)
+        long_running(run_simulator)(Settings(**settings), ready)
     except SimulatorError as error:
         kind = UsageError if error.exit_code == 2 else AgacError
         raise kind("; ".join(error.problems)) from error

@@ -46,7 +46,7 @@ def status(settings: Globals, run: str | None, workflow: str | None, as_json: bo
     report = api.status(workflow, run=run, project=settings.project_dir)
     print_report(
         report,
-        lambda: newest_lines(report, workflow) if run is None else run_status_lines(report),
+        lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found),
         as_json=as_json,
     )
 
@@ -59,7 +59,7 @@ def status(settings: Globals, run: str | None, workflow: str | None, as_json: bo
 def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: bool) -> None:
     """Reads the store only."""
     report = api.runs(workflow, newest=newest, project=settings.project_dir)
-    print_report(report, lambda: runs_lines(report, workflow), as_json=as_json)
+    print_report(report, lambda found: runs_lines(found, workflow), as_json=as_json)
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:

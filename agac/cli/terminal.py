@@ -35,11 +35,7 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 def plain(text: str) -> str:
     """`text` with an escape such as `\\x1b` for each character that would move, hide or recolour what is shown."""
-    return _UNSAFE.sub(lambda match: _escape(ord(match[0])), text)
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return _UNSAFE.sub(lambda sign: f"\\x{ord(sign[0]):02x}" if sign[0] < "\u0100" else f"\\u{ord(sign[0]):04x}", text)
 
 
 def harmless(text: str) -> str:
@@ -85,7 +81,7 @@ def cropped(text: str, width: int, mark: str = "…") -> str:
     return ("".join(kept) + mark)[:width] if width > 0 else ""
 
 
-def padded(text: str, width: int, *, right: bool = False) -> str:
+def padded(text: str, width: int, right: bool = False) -> str:
     """The text filled with blanks to `width` cells, after it or, with `right`, before it."""
     blanks = " " * (width - cells(text))
     return blanks + text if right else text + blanks
@@ -205,29 +201,49 @@ def cost_of(calls: Mapping[str, Any]) -> str:
     return f"{cost} and {unpriced}" if calls["calls_without_price"] else cost
 
 
+def short_name_line(alias: Mapping[str, str | None]) -> str:
+    """`Model sonnet = anthropic/claude-…`: the model of a short name."""
+    return f"Model {alias['written']} = {alias['means']}"
+
+
+def batch_name(number: object, provider_id: str | None) -> str:
+    """`batch 4 (batch_abc123)`: both names by which it can be given."""
+    return f"batch {number}" + (f" ({plain(provider_id)})" if provider_id else "")
+
+
+def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
+    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls without an answer; 12 of 40 calls
+    spent`."""
+    units = []
+    for unit, facts in budget.items():
+        if isinstance(facts, dict):
+            spent, limit, unknown = (
+                dollars(facts[key]) if unit == "usd" else f"{facts[key]:,.0f}" for key in ("spent", "limit", "held")
+            )
+            what = f"{'simulated ' * simulated}{spent} of {limit}" if unit == "usd" else f"{spent} of {limit} {unit}"
+            more = f", and at most {unknown} by calls without an answer" if facts["held"] else ""
+            units.append(f"{what} spent{more}")
+    return f"{budget['name']}: {'; '.join(units)}"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
     is too wide, cells wrap between words if that is enough; elsewhere it is plain text. Nothing is ever cut off."""
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        texts = [[*header], *([plain(_row_line(_cell(value))) for value in row] for row in rows)]
-        least = [
-            max(cells(word) for text in column for word in [*text.split(), ""]) for column in zip(*texts, strict=True)
-        ]
-        if sum(least) + 2 * (len(least) - 1) <= width:
-            return _rich_table(texts, least, _numbers(header, rows), width)
-    return "\n".join(table_lines(header, [rows]))
-
-
-def _rich_table(texts: list[list[str]], least: list[int], right: list[bool], width: int) -> str:
+    if not sys.stdout.isatty():
+        return "\n".join(table_lines(header, [rows]))
+    width = shutil.get_terminal_size().columns
+    columns = [*zip(header, *([plain(_cell(value)) for value in row] for row in rows), strict=True)]
+    least = [max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns]
+    if sum(least) + 2 * (len(least) - 1) > width:
+        return "\n".join(table_lines(header, [rows]))
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, smallest, to_right in zip(texts[0], least, right, strict=True):
+    for name, smallest, to_right in zip(header, least, _are_numbers(header, rows), strict=True):
         shown.add_column(Text(name), justify="right" if to_right else "left", min_width=smallest)
-    for row in texts[1:]:
+    for row in zip(*(column[1:] for column in columns), strict=True):
         shown.add_row(*map(Text, row))
     console = Console(width=width, color_system="standard" if _has_colours(sys.stdout) else None, force_terminal=True)
     with console.capture() as capture:
@@ -235,41 +251,31 @@ def _rich_table(texts: list[list[str]], least: list[int], right: list[bool], wid
     return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
 
 
+def _cell(value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
+
+
 def table_lines(
-    header: Sequence[str], blocks: Iterable[Sequence[Sequence[object]]], cell: Callable[[object], str] | None = None
+    header: Sequence[str], blocks: Iterable[Sequence[Sequence[object]]], cell: Callable[[object], object] = lambda v: v
 ) -> Iterator[str]:
     """The plain table of any number of rows: columns are as wide as the widest cell so far, and only a block is kept.
 
-    `cell` makes the text of a value.
+    `cell` makes a text of a value, where its number with `,` is not enough.
     """
-    names = [_row_line(name) for name in header]
-    widths = [cells(name) for name in names]
-    right: list[bool] | None = None
+    names = [_cell(name) for name in header]
+    widths, right = [cells(name) for name in names], None
     for rows in blocks:
-        texts = [[_row_line((cell or _cell)(value)) for value in row] for row in rows]
-        for line in texts:
-            widths = [max(width, cells(text)) for width, text in zip(widths, line, strict=True)]
+        lines = [[_cell(cell(value)) for value in row] for row in rows]
+        widths = [max([width, *map(cells, column)]) for width, *column in zip(widths, *lines, strict=True)]
         if right is None:
-            right = _numbers(header, rows)
-            yield _aligned(names, widths, right)
-        yield from (_aligned(line, widths, right) for line in texts)
+            right = _are_numbers(header, rows)
+            lines.insert(0, names)
+        yield from ("  ".join(map(padded, line, widths, right)).rstrip() for line in lines)
 
 
-def _numbers(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+def _are_numbers(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     return [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-
-
-def _aligned(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    pairs = zip(texts, widths, right, strict=True)
-    return "  ".join(padded(text, width, right=to_right) for text, width, to_right in pairs).rstrip()
-
-
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _row_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
 
 
 _plain_only = False
@@ -305,12 +311,12 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False))
 
 
-def print_report(report: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:
-    """Print a report of the API: with `as_json` its JSON, else these lines, unless `quiet`."""
+def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:
+    """Print a report of the API: with `as_json` its JSON, else the lines made of it, unless `quiet`."""
     if as_json:
         print_json(report.as_json())
     elif not quiet:
-        print_text("\n".join(lines()))
+        print_text("\n".join(lines(report)))
 
 
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
@@ -338,11 +344,6 @@ def styled(text: str, colour: str) -> str:
 
 def _has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not _plain_only and not os.environ.get("NO_COLOR")
-
-
-def is_watched() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr.isatty()
 
 
 def _for(stream: TextIO, text: str) -> str:
@@ -389,21 +390,20 @@ def typed_command() -> str:
     return shlex.join(["agac", *sys.argv[1:]])
 
 
+SWITCHES = ("--dry-run", "--json", "--no-retry-failed", "--wait")
+"""The flags without a value among those that `without` removes."""
+
+
 def without(command: str, *flags: str) -> str:
     """A command without these flags and their values."""
     words = iter(shlex.split(command))
     kept = []
     for word in words:
-        if word in flags:
+        if word in flags and word not in SWITCHES:
             next(words, None)
         elif word.partition("=")[0] not in flags:
             kept.append(word)
     return shlex.join(kept)
-
-
-def without_switch(command: str, *switches: str) -> str:
-    """A command without these flags, which take no value."""
-    return shlex.join(word for word in shlex.split(command) if word not in switches)
 
 
 def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = False) -> str:
@@ -421,8 +421,8 @@ def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = 
 
 def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
     """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
-    command = without(command_to_resume(workflow, workflows, fresh=True), "--show")
-    words = shlex.split(without_switch(command, "--json", "--dry-run"))
+    command = command_to_resume(workflow, workflows, fresh=True)
+    words = shlex.split(without(command, "--show", "--json", "--dry-run"))
     if "run" not in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)

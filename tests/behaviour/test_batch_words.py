@@ -8,7 +8,7 @@ from support.project import ProjectFolder
 import agac
 from agac.api.plan import confirm_stale
 from agac.api.report import BatchCount, Snapshot
-from agac.cli import batch as submitted
+from agac.cli import run as submitted
 from agac.cli.progress import LineStyle, run_lines
 from agac.store.batches import CLOSED
 
@@ -38,7 +38,7 @@ STALE: dict[str, Any] = {"batch": 4, "requests": 1_200, "held_usd": 3.1, "simula
     ],
 )  # fmt: skip
 def test_a_submitted_batch_has_a_line(changed: dict[str, Any], line: str) -> None:
-    assert submitted.batch_lines({"batches": [BATCH | changed]}) == [line]
+    assert list(submitted.batch_lines({"batches": [BATCH | changed]})) == [line]
 
 
 def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
@@ -52,7 +52,7 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
         "Waiting batch 4: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price: "
         "2,000,000 tokens fit, 1,900,000 are in use; retried from 2026-11-21T20:00:00Z on"
     )
-    assert submitted.batch_lines({}) == [], "a run without batches says nothing of them"
+    assert list(submitted.batch_lines({})) == [], "a run without batches says nothing of them"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> Non
 
 
 def test_who_waited_for_a_batch_need_not_read_that_it_was_submitted() -> None:
-    assert submitted.batch_lines({"batches": [BATCH | {"step": "CLEANED"}]}) == []
+    assert list(submitted.batch_lines({"batches": [BATCH | {"step": "CLEANED"}]})) == []
     assert set(submitted.CLOSED) == CLOSED
 
 
@@ -87,7 +87,7 @@ def test_what_was_taken_is_counted() -> None:
 def test_what_wants_attention_is_said_with_its_command() -> None:
     undecided = BATCH | {"note": "it may exist", "remedy": "decide with: agac doctor --resubmit --batch-id 4"}
     stale = STALE | {"provider_id": "batch_abc123"}
-    assert submitted.undecided_lines({"undecided_batches": [undecided]}) == [
+    assert list(submitted.undecided_lines({"undecided_batches": [undecided]})) == [
         "Batch 4 (batch_abc123) needs your decision: it may exist",
         "  Decide with: agac doctor --resubmit --batch-id 4",
     ]
@@ -97,7 +97,7 @@ def test_what_wants_attention_is_said_with_its_command() -> None:
         "agac batch cancel 4"
     )
     assert held.startswith("Deferred: 7 tasks do not fit in the budget until open batches are retrieved; ")
-    assert submitted.undecided_lines({}) == list(submitted.next_lines({}, {}, "agac run -a reviews")) == []
+    assert not [*submitted.undecided_lines({}), *submitted.next_lines({}, {}, "agac run -a reviews")]
 
 
 def test_stale_requests_want_a_yes() -> None:
