@@ -11,8 +11,8 @@ from agac.core.report import iso
 from agac.core.types import Message, Outcome, texts_of
 from agac.engine.replay import RowHistory
 from agac.engine.validate import complaint
-from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.render import share, votes
+from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.templates import MissingField
 from agac.store import history
 from agac.store.batches import RowTask
@@ -180,7 +180,7 @@ def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
         messages = seen.messages(stage) if stage.operation is None else ()
     except MissingField as missing:
         return ShownPrompt(None, None, str(missing))
-    replicas = stage.replica_prints(messages, row.id, known.run)
+    _, replicas = stage.task_prints(messages, row.id, known.run)
     return ShownPrompt(messages, seen.fingerprint(stage, messages, row.id, known.run), None, replicas)
 
 

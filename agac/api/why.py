@@ -16,9 +16,8 @@ from agac.core.keys import digest
 from agac.core.report import Moment, Report, iso
 from agac.core.types import Message, Outcome, RowId, texts_of
 from agac.engine.replay import RowHistory
-from agac.plan.definition import RecordedStage, recorded_stages
 from agac.plan.diff import text_diff, value_changes
-from agac.plan.render import reuse_salt
+from agac.plan.stage import RecordedStage, recorded_stages, reuse_salt
 from agac.spec.paths import project_root
 from agac.spec.templates import VARS, MissingField
 from agac.store import runs
@@ -347,7 +346,7 @@ async def _asked(
             rows = {row.key: row for row in await rows_with_ids(database, run, [row_id])}
             history = await RowHistory.read(database, run, stages, rows[task.row_key])
             messages, missing = _messages(history, position)
-            made = stages[position].fingerprint(messages, row_id, run) if messages is not None else None
+            made = stages[position].task_prints(messages, row_id, run)[0] if messages is not None else None
             if made is not None and task.fingerprint is not None and made != task.fingerprint:
                 messages = None
                 missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"

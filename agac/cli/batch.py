@@ -318,21 +318,20 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
 def waited_lines(report: WaitReport) -> Iterator[str]:
     """The batches at the end of the wait."""
     for facts in report.batches:
-        yield f"Batch job status: {facts['status'] or 'not submitted'}; {_named(facts)}: {_progress(facts)}"
+        name, status = batch_name(facts["id"], facts["provider_id"]), facts["status"] or "not submitted"
+        yield f"Batch job status: {status}; {name}: {_progress(facts)}"
     yield sentence(report.message)
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
     """The batches that are cancelled, and those that had ended before."""
-    for facts in report.asked:
-        yield f"Cancelling {_named(facts)}: {_progress(facts)}; finished requests are kept"
-    for facts in report.kept:
-        yield f"Not cancelled: {_named(facts)} had already ended ({facts['status']})"
+    for facts in (*report.asked, *report.kept):
+        name = batch_name(facts["id"], facts["provider_id"])
+        if facts in report.kept:
+            yield f"Not cancelled: {name} had already ended ({facts['status']})"
+        else:
+            yield f"Cancelling {name}: {_progress(facts)}; finished requests are kept"
     yield sentence(report.message)
-
-
-def _named(facts: Mapping[str, Any]) -> str:
-    return batch_name(facts["id"], facts["provider_id"])
 
 
 def _progress(facts: Mapping[str, Any]) -> str:

@@ -5,8 +5,9 @@ It is quick, and silent about errors: nothing of the engine is loaded, and no fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AGAC_COMPLETE"
 """Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
 
-SUFFIXES = (".yml", ".yaml")
+WORKFLOWS = (".yml", ".yaml")
+"""How the names of workflows' files end."""
 
 
 @click.command(
@@ -40,68 +42,62 @@ SUFFIXES = (".yml", ".yaml")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """A script for a shell is its only output: JSON would be of no use."""
-    print_text(script(shell, context.find_root().command).rstrip("\n"))
+    found = get_completion_class(shell)
+    assert found is not None
+    shown = found(context.find_root().command, {}, "agac", VARIABLE)
+    print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
 
 
-def workflows(context: click.Context) -> list[CompletionItem]:
-    """The project's workflows."""
-    folder = _folder(context, "workflows")
-    return [CompletionItem(name) for name in sorted({path.stem for path in _files(folder, SUFFIXES)})]
+Values = Iterable[tuple[str, str | None]]
+"""Values that a shell may offer, each with its help."""
 
 
-def cards(context: click.Context) -> list[CompletionItem]:
-    """The project's AgentCards."""
-    return [CompletionItem(path.stem) for path in sorted(_files(_folder(context, "agentcards"), (".md",)))]
-
-
-def stages(context: click.Context) -> list[CompletionItem]:
+def stages(context: click.Context) -> Values:
     """The stages of the workflow on the command line; without one, of the run on it."""
-    given = context.params.get("workflow") or context.params.get("workflows") or _workflow_of_run(context)
-    names = [given] if isinstance(given, str) else list(given or ())
-    folder = _folder(context, "workflows")
-    files = [path for name in names for path in _files(folder, SUFFIXES) if path.stem == name]
+    given = context.params.get("workflow") or context.params.get("workflows")
+    if not given:  # before an option without its value, click leaves the words in `args`
+        run = context.params.get("run") or next(iter(context.args), None)
+        given = next((workflow for number, workflow in _runs(context) if run in ("last", number)), ())
+    names = [given] if isinstance(given, str) else given
+    files = [path for name in names for path in _files(context, "workflows", *WORKFLOWS) if path.stem == name]
     found = [_as_mapping(stage).get("name") for path in files for stage in _mapping(path).get("stages") or ()]
-    return [CompletionItem(name) for name in dict.fromkeys(found) if isinstance(name, str)]
+    return [(name, None) for name in dict.fromkeys(found) if isinstance(name, str)]
 
 
-def runs(context: click.Context) -> list[CompletionItem]:
-    """`last`, then the runs, the one last worked on first, with the workflow of each."""
-    return [CompletionItem("last", help="the newest"), *numbers(context)]
+def workflows(context: click.Context) -> Values:
+    """The project's workflows."""
+    return [(name, None) for name in sorted({path.stem for path in _files(context, "workflows", *WORKFLOWS)})]
 
 
-def numbers(context: click.Context) -> list[CompletionItem]:
-    """Runs by number alone."""
-    return [CompletionItem(str(number), help=workflow) for number, workflow in _runs(context)]
-
-
-def batches(context: click.Context) -> list[CompletionItem]:
+def batches(context: click.Context) -> Values:
     """Open batches, the newest first: by our numbers, then by the provider's ids."""
     from agac.store.batches import batches_at_a_glance
 
     found = batches_at_a_glance(_root(context) / ".agac" / "agac.db")
-    ours = [CompletionItem(str(number), help=workflow) for number, _, workflow in found]
-    return ours + [CompletionItem(theirs, help=workflow) for _, theirs, workflow in found if theirs]
+    ours = [(str(number), workflow) for number, _, workflow in found]
+    return ours + [(theirs, workflow) for _, theirs, workflow in found if theirs]
 
 
-def errors(_: click.Context) -> list[CompletionItem]:
-    """The kinds of errors that rows have."""
-    return [CompletionItem(str(kind)) for kind in ErrorType]
+def _runs(context: click.Context) -> list[tuple[str, str]]:
+    """The runs, the one last worked on first, with the workflow of each."""
+    from agac.store.batches import runs_at_a_glance
+
+    found = runs_at_a_glance(_root(context) / ".agac" / "agac.db")
+    return [(str(number), workflow) for number, workflow in found]
 
 
-Values = Callable[[click.Context], list[CompletionItem]]
-
-COMPLETIONS: dict[str, Values] = {
+COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     "workflow": workflows,
     "workflows": workflows,
     "stage": stages,
     "from_stage": stages,
     "until": stages,
-    "run": runs,
-    "number": numbers,
-    "error": errors,
+    "run": lambda context: [("last", "the newest"), *_runs(context)],
+    "number": _runs,
+    "error": lambda _: [(str(kind), None) for kind in ErrorType],
     "batch_id": batches,
     "flag_id": batches,
-    "card show name": cards,
+    "card show name": lambda context: [(path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))],
 }
 """The values of a parameter by its name, in every command or, with `command name`, in that one."""
 
@@ -111,20 +107,19 @@ def add_completions(command: click.Command, path: str) -> click.Command:
     for parameter in command.params:
         values = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
         if values is not None:
-            setattr(parameter, "shell_complete", _matching(values))  # noqa: B010 - mypy knows it as a method
+            setattr(parameter, "shell_complete", partial(_matching, values))  # noqa: B010 - mypy knows it as a method
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             add_completions(inner, f"{path} {name}")
     return command
 
 
-def _matching(values: Values) -> Callable[[click.Context, str], list[CompletionItem]]:
-    def complete(context: click.Context, incomplete: str) -> list[CompletionItem]:
-        with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
-            return [item for item in values(context) if item.value.startswith(incomplete)]
-        return []
-
-    return complete
+def _matching(
+    values: Callable[[click.Context], Values], context: click.Context, incomplete: str
+) -> list[CompletionItem]:
+    with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
+        return [CompletionItem(one, help=text) for one, text in values(context) if one.startswith(incomplete)]
+    return []
 
 
 class _WholeWord(ShellComplete):
@@ -152,26 +147,15 @@ class _Fish(_WholeWord, FishComplete):
     source_template = FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
 
 
-def script(shell: str, cli: click.Command) -> str:
-    """The script that a shell runs at its start to complete the commands of `cli`."""
-    found = get_completion_class(shell)
-    assert found is not None
-    shown = found(cli, {}, "agac", VARIABLE)
-    return str(shown.source_template % shown.source_vars())
-
-
 def _root(context: click.Context) -> Path:
     return find_project(Path.cwd(), context.find_root().params.get("project_dir"))
 
 
-def _folder(context: click.Context, kind: str) -> Path:
-    """A folder of the project by its key under `paths`."""
+def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
+    """The files in a folder of the project, which is named by its key under `paths`."""
     root = _root(context)
     named = _as_mapping(_mapping(root / PROJECT_FILE).get("paths")).get(kind)
-    return root / (named if isinstance(named, str) else kind)
-
-
-def _files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    folder = root / (named if isinstance(named, str) else kind)
     return [path for path in folder.iterdir() if path.suffix in suffixes] if folder.is_dir() else []
 
 
@@ -188,15 +172,3 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 def _as_mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _runs(context: click.Context) -> Iterator[tuple[int, str]]:
-    from agac.store.batches import runs_at_a_glance
-
-    return iter(runs_at_a_glance(_root(context) / ".agac" / "agac.db"))
-
-
-def _workflow_of_run(context: click.Context) -> str | None:
-    # before an option without its value, click leaves the words in `args`
-    given = context.params.get("run") or next(iter(context.args), None)
-    return next((name for number, name in _runs(context) if given in ("last", str(number))), None)

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from io import StringIO
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from agac.core.report import dollars
 if TYPE_CHECKING:
     from agac.api.inspect import InspectReport
     from agac.api.why import TaskInputs, WhyReport
-    from agac.store.query import QueryAnswer, View
+    from agac.store.query import View
 
 
 @click.command(
@@ -95,49 +96,53 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
             print_lines(views_lines(api.views()))
         return
     with api.sql(words[0], project=settings.project_dir) as answer:
-        rows = LimitedRows(answer, limit)
+        values = iter(answer)
+        rows = islice(values, limit)
         if as_json:
-            lines = json_lines(rows, only_ascii=not is_unicode(sys.stdout.encoding))
+            print_lines(json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding)))
         elif as_csv:
-            lines = csv_lines(rows)
+            print_lines(csv_lines(answer.columns, rows))
         else:
-            lines = text_lines(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
-        print_lines(lines)
-    if rows.more and not settings.quiet:
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            print_lines(text_lines(answer.columns, rows, width=width))
+        more = limit is not None and next(values, None) is not None
+    if more and not settings.quiet:
         say(f"Only the first {limit:,}: there are more.")
 
 
-def inspect_lines(report: InspectReport) -> list[str]:
+def inspect_lines(report: InspectReport) -> Iterator[str]:
     """A run or its rows. Text of models and inputs is shown with escapes for control characters."""
-    lines = _run(report.run) if report.rows is None else _rows(report.run, report.rows)
-    return [plain(line) for line in lines]
+    run, rows = report.run, report.rows
+    if rows is None:
+        yield from map(plain, _run(run))
+        return
+    for number, row in enumerate(rows):
+        yield from map(plain, ["", *_row(run, row)] if number else _row(run, row))
 
 
 def _run(run: dict[str, Any]) -> Iterator[str]:
     yield from run_lines(run)
     for stage in run["definition"]["stages"]:
-        yield from _definition(stage)
-    if run["errors"]:
         yield ""
-        yield "Errors:"
+        needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
+        does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
+        yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
+        if stage.get("when"):
+            yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
+        if "operation" not in stage:
+            yield from _definition(stage)
+    if run["errors"]:
+        yield from ("", "Errors:")
     for error in run["errors"]:
         example = error["example"]
         yield f"{error_head(error)}, e.g. {example['id']!r}:"
         yield f"    {first_line(example['message'])}"
         yield f"    {row_command(run['run'], example['id'])}"
-    yield ""
-    yield f"Look at one row with: agac inspect {run['run']} ROW"
+    yield from ("", f"Look at one row with: agac inspect {run['run']} ROW")
 
 
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
-    yield ""
-    needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
-    does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
-    yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
-    if stage.get("when"):
-        yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
-    if "operation" in stage:
-        return
+    """The texts and settings of a stage that calls a model."""
     yield from _alias(stage)
     if replicas := replicas_words(stage):
         yield f"  replicas: {replicas}"
@@ -168,21 +173,24 @@ def row_command(run: int, row_id: str | int) -> str:
     return shlex.join(["agac", "inspect", str(run), *words])
 
 
-def _rows(run: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
-    for number, row in enumerate(rows):
-        if number:
-            yield ""
-        yield from _row(run, row)
-
-
 def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     repeated = ", its id repeated" if row["occurrence"] else ""
-    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({_origin_of_row(row)}{repeated}): {row['state']}"
+    match row["relation"]:
+        case "input":
+            origin = f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
+        case "group":
+            origin = f"group of {row['made_by']}"
+        case "part":
+            origin = f"part of the group {row['parents'][0]['id']!r} of {row['made_by']}"
+        case "kept":
+            origin = f"kept by {row['made_by']}"
+        case _:
+            origin = f"child {row['place']} by {row['made_by']}"
+    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({origin}{repeated}): {row['state']}"
     if row["error"]:
         yield f"  {_error_text(row['error'])}"
     yield from _relatives(run["run"], row)
-    yield ""
-    yield "Fields:"
+    yield from ("", "Fields:")
     if row["fields"] is None:
         yield "  none: the record could not be read"
     if row["fields"] == {}:
@@ -194,26 +202,13 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
         yield from _stage(stage)
 
 
-def _origin_of_row(row: dict[str, Any]) -> str:
-    stage = row["made_by"]
-    match row["relation"]:
-        case "input":
-            return f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
-        case "group":
-            return f"group of {stage}"
-        case "part":
-            return f"part of the group {row['parents'][0]['id']!r} of {stage}"
-        case "kept":
-            return f"kept by {stage}"
-        case _:
-            return f"child {row['place']} by {stage}"
-
-
 def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
     """Its parents, and the rows made of it, with the commands that show these."""
     for parent in row["parents"][:1]:
         command = f": {row_command(run, parent['id'])}" if parent["id"] != row["id"] else ", of the same id"
-        yield f"  made of: {parent['id']!r}, {_level(parent)}{command}"
+        words = {"group": "a group of", "kept": "kept by"}
+        level = f"{words.get(parent['relation'], 'a child by')} {parent['made_by']}"
+        yield f"  made of: {parent['id']!r}, {level if parent['made_by'] else 'a row of the input'}{command}"
     for made in row["children"]:
         states = ", ".join(f"{count:,} {word}" for word, count in made["states"].items())
         if made["relation"] == "kept":
@@ -228,13 +223,6 @@ def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
             yield f"  failed members: {members['failed']:,}: {_some(run, members['failed_ids'], members['failed'])}"
     for group in row["groups"]:
         yield f"  in the group {group['id']!r} of {group['made_by']}: {row_command(run, group['id'])}"
-
-
-def _level(row: dict[str, Any]) -> str:
-    if row["made_by"] is None:
-        return "a row of the input"
-    words = {"group": "a group of", "kept": "kept by"}
-    return f"{words.get(row['relation'], 'a child by')} {row['made_by']}"
 
 
 SHOWN_IDS = 5
@@ -262,33 +250,26 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
         yield from _outcome(stage)
     for task in stage["in_batches"]:
         yield f"  {in_batch_words(task)}"
-    yield from _replicas(stage)
-    for message in stage["prompt"] or ():
-        yield from _block(f"prompt, {message['role']}", message["text"])
-    if stage["prompt_note"]:
-        yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
-    for attempt in stage["attempts"]:
-        yield from _attempt(attempt)
-
-
-def _replicas(stage: dict[str, Any]) -> Iterator[str]:
-    """The outcome of each replica, and the vote."""
     for one in stage.get("replicas", ()):
-        stale = " (of earlier content)" if one["stale"] else ""
-        yield f"  Replica {one['replica']}: {one['outcome']}{stale}"
+        yield f"  Replica {one['replica']}: {one['outcome']}{' (of earlier content)' if one['stale'] else ''}"
         if one["outcome"] != "open":
             text = _error_text(one["error"]) if one["error"] else _compact(one["result"])
             yield from _block("error" if one["error"] else "answer", text, "    ")
             if one["reused_from"]:
                 yield f"    reused: {_reused_from(one['reused_from'])}"
     if vote := stage.get("vote"):
-        values = ", ".join(f"{_compact(one['value'])} by {_numbers(one['replicas'])}" for one in vote["values"])
-        taken = f"the result is that of replica {vote['taken']}"
-        yield f"  vote on {vote['field']}: {values}; agreement {vote['agreement']:.2f}, {taken}"
-
-
-def _numbers(numbers: list[int]) -> str:
-    return " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
+        values = []
+        for one in vote["values"]:
+            *others, last = map(str, one["replicas"])
+            values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
+        agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
+        yield f"  vote on {vote['field']}: {', '.join(values)}; {agreed}"
+    for message in stage["prompt"] or ():
+        yield from _block(f"prompt, {message['role']}", message["text"])
+    if stage["prompt_note"]:
+        yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
+    for attempt in stage["attempts"]:
+        yield from _attempt(attempt)
 
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
@@ -321,9 +302,23 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     replica = f" for replica {attempt['replica']}" if "replica" in attempt else ""
     head = f"Attempt {attempt['number']} of invocation {attempt['invocation']}{replica}"
     yield f"  {head}: {attempt['purpose']}, {_endpoint(attempt)}"
-    status = f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
-    tier = [f"tier {attempt['service_tier']}"] if attempt["service_tier"] else []
-    yield f"    {', '.join([attempt['started_at'], _time(attempt), status, *tier, *_usage(attempt)])}"
+    first, answer = attempt["ttft_s"], attempt["time_to_response_s"]  # of a streamed reply, and of its answer itself
+    times = [f"first token {first * 1000:,.0f} ms"] if first is not None else []
+    times += [f"of the answer {answer * 1000:,.0f} ms"] if answer not in (None, first) else []
+    facts = [attempt["started_at"]]
+    facts.append(f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(times)})" if times else ""))
+    facts.append(f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response")
+    if attempt["service_tier"]:
+        facts.append(f"tier {attempt['service_tier']}")
+    for key, part, word in (("input", "cached", "tokens in"), ("output", "reasoning", "out")):
+        if attempt[f"{key}_tokens"] is not None:
+            some = f" ({attempt[f'{part}_tokens']:,} {part})" if attempt[f"{part}_tokens"] else ""
+            facts.append(f"{attempt[f'{key}_tokens']:,} {word}{some}")
+    if attempt["cost_usd"] is not None:
+        facts.append(dollars(attempt["cost_usd"], 6, simulated=attempt["simulated"]))
+    elif not attempt["error"]:
+        facts.append("no known price")
+    yield f"    {', '.join(facts)}"
     if attempt["of_earlier_content"]:
         yield "    sent with another prompt, before the row or an answer before it changed"
     if attempt["asked_again_with"]:
@@ -336,27 +331,6 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
         yield from _block("reply", attempt["reply"], "    ")
     elif attempt["http_status"] is not None:
         yield "    reply: not stored (keep_replies: failed, or an empty one)"
-
-
-def _time(attempt: dict[str, Any]) -> str:
-    """The time of a call; of a streamed one, also until its first token and the first token of the answer itself."""
-    first, answer = attempt["ttft_s"], attempt["time_to_response_s"]
-    parts = [f"first token {first * 1000:,.0f} ms"] if first is not None else []
-    parts += [f"of the answer {answer * 1000:,.0f} ms"] if answer not in (None, first) else []
-    return f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(parts)})" if parts else "")
-
-
-def _usage(attempt: dict[str, Any]) -> Iterator[str]:
-    if attempt["input_tokens"] is not None:
-        cached = f" ({attempt['cached_tokens']:,} cached)" if attempt["cached_tokens"] else ""
-        yield f"{attempt['input_tokens']:,} tokens in{cached}"
-    if attempt["output_tokens"] is not None:
-        reasoning = f" ({attempt['reasoning_tokens']:,} reasoning)" if attempt["reasoning_tokens"] else ""
-        yield f"{attempt['output_tokens']:,} out{reasoning}"
-    if attempt["cost_usd"] is not None:
-        yield dollars(attempt["cost_usd"], 6, simulated=attempt["simulated"])
-    elif not attempt["error"]:
-        yield "no known price"
 
 
 def _endpoint(endpoint: dict[str, Any]) -> str:
@@ -383,14 +357,23 @@ def _compact(value: Any) -> str:
 
 def why_lines(report: WhyReport) -> Iterator[str]:
     """The whole report."""
-    yield f"{report.workflow}, run {report.now.run}, row {report.row_id!r}, stage {report.stage}"
+    now, again = report.now, report.again
+    yield f"{report.workflow}, run {now.run}, row {report.row_id!r}, stage {report.stage}"
     yield ""
-    yield from _task(report.now)
-    if report.now.passed_over is None:
+    yield from _task(now)
+    if now.passed_over is None:
         yield ""
-        yield from _request(report.now)
+        yield from _request(now)
     yield ""
-    yield from _before_in_this_run(report)
+    if again is not None:
+        when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
+        if now.passed_over is not None:
+            yield f"{when}; since then: {because}."
+        elif again.same:
+            yield f"{when}, with the same request; run again because {because}."
+        else:
+            yield f"{when}, with another request; since then: {because}."
+            yield "  The earlier request is not stored."
     yield from _compared(report)
 
 
@@ -437,20 +420,6 @@ def _request(task: TaskInputs) -> Iterator[str]:
         yield indented(plain(message["text"]), "    ")
 
 
-def _before_in_this_run(report: WhyReport) -> Iterator[str]:
-    again = report.again
-    if again is None:
-        return
-    when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
-    if report.now.passed_over is not None:
-        yield f"{when}; since then: {because}."
-    elif again.same:
-        yield f"{when}, with the same request; run again because {because}."
-    else:
-        yield f"{when}, with another request; since then: {because}."
-        yield "  The earlier request is not stored."
-
-
 def _compared(report: WhyReport) -> Iterator[str]:
     now, before = report.now, report.before
     if before is None:
@@ -490,28 +459,15 @@ def _differences(report: WhyReport) -> Iterator[str]:
             yield f"  {one['what']}: {plain(_compact(one['before']))} → {plain(_compact(one['now']))}"
 
 
+Rows = Iterable[tuple[Any, ...]]
+
 BLOCK_ROWS = 1_000
 """Rows from which a table takes the widths of its columns; no more are kept in memory."""
 
 
-class LimitedRows:
-    """The rows of an answer, `limit` at most. `more`: whether others were left out."""
-
-    def __init__(self, answer: QueryAnswer, limit: int | None) -> None:
-        self.columns = answer.columns
-        self.more = False
-        self._rows = iter(answer)
-        self._limit = limit
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from islice(self._rows, self._limit)
-        if self._limit is not None:
-            self.more = next(self._rows, None) is not None
-
-
-def json_lines(rows: LimitedRows, *, only_ascii: bool) -> Iterator[str]:
+def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
     """One JSON array, one object per line. Raises UsageError where two columns have one name."""
-    twice = [name for name, count in Counter(rows.columns).items() if count > 1]
+    twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         raise UsageError(
             f"several columns are called {twice[0]}, and a JSON object has each name once",
@@ -520,7 +476,7 @@ def json_lines(rows: LimitedRows, *, only_ascii: bool) -> Iterator[str]:
     last = None
     for row in rows:
         yield "[" if last is None else f"{last},"
-        found = dict(zip(rows.columns, map(_json_value, row), strict=True))
+        found = dict(zip(columns, map(_json_value, row), strict=True))
         last = "  " + json.dumps(found, ensure_ascii=only_ascii, allow_nan=False)
     yield from ["[]"] if last is None else [last, "]"]
 
@@ -531,35 +487,29 @@ def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class EchoWriter:
-    """A file for `csv` that returns what is written to it."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
-def csv_lines(rows: LimitedRows) -> Iterator[str]:
+def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
     """A header, then one line per row, as in RFC 4180; null is empty."""
-    writer = csv.writer(EchoWriter())  # its own line end makes it quote every line end in a value
-    for row in chain([rows.columns], rows):
-        yield str(writer.writerow(map(_json_value, row))).removesuffix("\r\n")
+    line = StringIO(newline="")
+    writer = csv.writer(line)  # its own line end makes it quote every line end in a value
+    for row in chain([columns], rows):
+        writer.writerow(map(_json_value, row))
+        yield line.getvalue().removesuffix("\r\n")
+        line.seek(0)
+        line.truncate()
 
 
-def text_lines(rows: LimitedRows, width: int | None) -> Iterator[str]:
+def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iterator[str]:
     """A table. On a terminal of `width` columns that is too narrow for it, the values of each row below one another."""
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
-    if width is not None and first and max(map(cells, table_lines(rows.columns, [first], _text_value))) > width:
-        return _records(rows.columns, chain(first, values))
+    if width is not None and first and max(map(cells, table_lines(columns, [first], _text_value))) > width:
+        for number, row in enumerate(chain(first, values), start=1):
+            yield f"row {number}"
+            for name, value in zip(columns, row, strict=True):
+                yield f"  {plain(name)}: {shortened(_text_value(value), cut=True)}"
+        return
     blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
-    return table_lines(rows.columns, blocks, _text_value)
-
-
-def _records(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}"
-        for name, value in zip(columns, row, strict=True):
-            yield f"  {plain(name)}: {shortened(_text_value(value), cut=True)}"
+    yield from table_lines(columns, blocks, _text_value)
 
 
 def _text_value(value: object) -> str:

@@ -10,20 +10,21 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from agac import __version__
 from agac.cli import terminal
-from agac.core.errors import AgacError, ExitCode, SpecError, UsageError
+from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, nearest
 
 if TYPE_CHECKING:
     from agac.spec.workflow import Budget
@@ -48,7 +49,7 @@ COMMANDS = {
     "data": ("project", "Show an input: columns, types, first rows."),
     "card": ("project", "Show AgentCards."),
     "schema": ("project", "Print JSON Schemas of agac's files, for editors."),
-    "simulate": ("simulate", "Serve a simulated provider on this machine."),
+    "simulate": ("project", "Serve a simulated provider on this machine."),
     "completion": ("completion", "Print the script that makes a shell complete agac's commands."),
     "version": ("project", "Show the version."),
 }
@@ -75,11 +76,9 @@ max_errors_option = click.option(
     "--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more than N rows failed."
 )
 concurrency_option = click.option(
-    "--concurrency",
-    type=click.IntRange(1, 10_000),
-    metavar="N",
+    "--concurrency", type=click.IntRange(1, 10_000), metavar="N",
     help="Maximum number of concurrent calls; 1 runs them one at a time.",
-)
+)  # fmt: skip
 
 
 def _in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -94,19 +93,16 @@ row_options = _in_order(
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
     click.option("--seed", type=int, metavar="N", help="Random seed for --sample; default 0."),
     click.option(
-        "--input",
-        type=click.Path(),
-        metavar="INPUT",
+        "--input", type=click.Path(), metavar="INPUT",
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
     click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
     click.option(
-        "--run-mode",
-        type=click.Choice(["sync", "batch"]),
+        "--run-mode", type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
     ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
-)
+)  # fmt: skip
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = _in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
@@ -150,38 +146,21 @@ def read_budget(text: str | None) -> Budget | None:
     return Budget(found.get("usd"), tokens, calls)
 
 
-def global_flags_first(words: list[str], flags: Mapping[str, bool]) -> list[str]:
-    """The command line with the flags of `agac` itself before the command. `flags`: whether a value follows each."""
-    ours, others = [], []
-    remaining = iter(words)
-    for word in remaining:
-        name, sign, _ = word.partition("=")
-        if word == "--":
-            others += [word, *remaining]
-        elif name in flags:
-            ours += [word, *([next(remaining, "")] if flags[name] and not sign else [])]
-        else:
-            others.append(word)
-    return [*ours, *others]
-
-
-def refuse_repeated(ctx: click.Context, command: click.Command, words: list[str]) -> None:
-    """Raise UsageError for an option that takes one value and is given twice: the first value would be lost."""
-    context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
-    try:
-        _, _, given = command.make_parser(context).parse_args(list(words))
-    except click.UsageError:
-        return  # click reports it, with the usage
-    for option in dict.fromkeys(given):
-        if isinstance(option, click.Option) and not (option.multiple or option.is_flag) and given.count(option) > 1:
-            raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
-
-
 class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, global_flags_first(args, self.global_flags()))
+        """The flags of `agac` itself come before the command, wherever they were given."""
+        flags, ours, others, remaining = self.global_flags(), [], [], iter(args)
+        for word in remaining:
+            name, sign, _ = word.partition("=")
+            if word == "--":
+                others += [word, *remaining]
+            elif name in flags:
+                ours += [word, *([next(remaining, "")] if flags[name] and not sign else [])]
+            else:
+                others.append(word)
+        return super().parse_args(ctx, [*ours, *others])
 
     def global_flags(self) -> dict[str, bool]:
         """The flags of `agac` itself, and whether a value follows. They may be given after the command too."""
@@ -211,14 +190,19 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             if ctx.resilient_parsing:
                 return None, None, []  # a shell asks for completions: there are none
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f"Did you mean 'agac {near[0]}'?" if near else f"Commands: {', '.join(COMMANDS)}."
+            near = nearest(args[0], COMMANDS)
+            hint = f"Did you mean 'agac {near}'?" if near else f"Commands: {', '.join(COMMANDS)}."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
-            refuse_repeated(ctx, command, rest)
+        if command is None:
+            return name, command, rest
+        context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
+        given: list[click.Parameter] = []
+        with suppress(click.UsageError):  # click reports it, with the usage
+            given = command.make_parser(context).parse_args(list(rest))[2]
+        for option in dict.fromkeys(given):  # the first of two values would be lost
+            if isinstance(option, click.Option) and not (option.multiple or option.is_flag) and given.count(option) > 1:
+                raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -226,51 +210,34 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-LogFormat = Literal["text", "json"]
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="agac %(version)s")
 @click.option("--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml.")
 @click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="warning",
-    show_default=True,
-    help="Lowest level that is logged, to standard error or --log-file.",
-)
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="warning",
+    show_default=True, help="Lowest level that is logged, to standard error or --log-file.",
+)  # fmt: skip
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
 @click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"], case_sensitive=False),
-    default="text",
-    show_default=True,
+    "--log-format", type=click.Choice(["text", "json"], case_sensitive=False), default="text", show_default=True,
     help="Format of the log: lines for people, or one JSON object per line.",
-)
+)  # fmt: skip
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
 @click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
 @click.pass_context
-def cli(
-    ctx: click.Context,
-    project_dir: Path | None,
-    log_level: str,
-    log_file: Path | None,
-    log_format: LogFormat,
-    quiet: bool,
-    no_color: bool,
-) -> None:
+def cli(ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, **log: Any) -> None:
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
-    start_logging(log_level, log_file, log_format)
+    start_logging(**log)
     if no_color:
         terminal.use_no_colour()
     ctx.obj = Globals(project_dir, quiet)
 
 
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
 class TextLines(logging.Formatter):
     """One line per record; a record of a call has its request and reply below, without control characters."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
@@ -305,17 +272,17 @@ class StandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def start_logging(level: str, file: Path | None, log_format: LogFormat) -> None:
+def start_logging(log_level: str, log_file: Path | None, log_format: str) -> None:
     """Send agac's log to standard error, or to the end of a file."""
     logger = logging.getLogger("agac")
-    logger.setLevel(level.upper())
-    try:
-        handler: logging.Handler = (
-            logging.FileHandler(file, encoding="utf-8", errors="backslashreplace") if file else StandardError()
-        )
-    except OSError as error:
-        raise click.UsageError(f"--log-file {file}: {error.strerror}") from error
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    logger.setLevel(log_level.upper())
+    handler: logging.Handler = StandardError()
+    if log_file:
+        try:
+            handler = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines(TEXT_FORMAT))
     logger.addHandler(handler)
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -47,12 +47,12 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 async def on_terminal(watched: WatchedRun) -> None:
     """Show one line per stage at the bottom of the terminal, until it is cancelled."""
-    stream, observed = sys.stderr, ObservedRun(watched)
+    stream = sys.stderr
     live = live_lines(stream)
     painted: tuple[os.terminal_size, list[str]] | None = None
     try:
         with _on_stop(live):
-            _say_warnings(watched)
+            observed = ObservedRun(watched)
             while True:
                 await asyncio.sleep(TICK_SECONDS)
                 if not in_foreground(stream):
@@ -77,7 +77,6 @@ async def plainly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled."""
-    _say_warnings(watched)
     observed, schedule = ObservedRun(watched), LogSchedule(clock())
     while True:
         await sleep(LOG_CHECK_SECONDS)
@@ -90,39 +89,29 @@ async def plainly(
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
-def _say_warnings(watched: WatchedRun) -> None:
-    for warning in watched.warnings:
-        say(str(warning))
-
-
 class ObservedRun:
-    """A run as its watcher knows it: rates, and the number of rows once it was counted."""
+    """A run as its watcher knows it: rates, and the number of rows once it was counted. Says the run's warnings."""
 
     def __init__(self, watched: WatchedRun) -> None:
         self._watched, self._waiting = watched, WaitClock()
-        self._rates: dict[str, Rate] = {}
+        self._rates: defaultdict[str, Rate] = defaultdict(Rate)
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
+        for warning in watched.warnings:
+            say(str(warning))
 
     def look(self, now: float) -> tuple[Snapshot, dict[str, float]]:
-        """The run at this moment, in seconds of any clock, and the rate of each stage."""
-        self._count()
+        """The run at this moment, in seconds of any clock, and the rate of each stage. Rows are counted next to the
+        first calls, in a daemon thread that the end of the run does not wait for."""
+        if self._counting is None:
+            count = self._watched.count_rows
+            self._counting = threading.Thread(target=lambda: self._counted.append(count()), daemon=True)
+            self._counting.start()
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
-        rates = {
-            stage.name: self._rates.setdefault(stage.name, Rate()).observe(now, stage.worked)
-            for stage in snapshot.stages
-        }
+        rates = {stage.name: self._rates[stage.name].observe(now, stage.worked) for stage in snapshot.stages}
         if not self._waiting.is_long(now, waiting=snapshot.waiting_for is not None):
             snapshot = replace(snapshot, waiting_for=None)
         return snapshot, rates
-
-    def _count(self) -> None:
-        """Count the rows next to the first calls, in a daemon thread that the end of the run does not wait for."""
-        if self._counting is None:
-            self._counting = threading.Thread(
-                target=lambda: self._counted.append(self._watched.count_rows()), daemon=True
-            )
-            self._counting.start()
 
 
 RATE_SECONDS = 20.0
@@ -246,56 +235,41 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max
 
 def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -> str:
     """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
-    head, head_without_bar = _share(name, stage, style)
+    full = bare = f"{name} {stage.settled:,} rows"
+    if stage.total is not None:
+        share = stage.settled / stage.total.rows if stage.total.rows else 1.0
+        counts = f"{stage.settled:,}/{'' if stage.total.exact else '~'}{stage.total.rows:,} ({share:.1%})"
+        full, bare = f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
     if stage.total is not None and rate > 0 and not _finished(stage):
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
     by_guard = {"skipped": stage.skipped, "dropped": stage.dropped}
     if any(by_guard.values()):
         parts["guard"] = ", ".join(f"{word} {count:,}" for word, count in by_guard.items() if count)
-    parts["cost"] = _cost(stage)
+    parts["cost"] = "price unknown"
+    if stage.cost or not stage.unpriced:
+        unknown = " + unknown prices" if stage.unpriced else ""
+        parts["cost"] = dollars(stage.cost, None, simulated=stage.simulated) + unknown
     if stage.failed:
         parts["errors"] = f"errors {stage.failed:,}"
     detail = _last_error(stage, style)
     if style.width is None:
-        return " | ".join([head, *parts.values()]) + detail
-    for start, kept in ((head, parts), (head_without_bar, parts), *_fewer(head_without_bar, parts)):
-        line = " | ".join([start, *kept.values()])
-        if cells(line) <= style.width:
-            room = style.width - cells(line)
+        return " | ".join([full, *parts.values()]) + detail
+    choices = [(full, parts)]
+    for least in ("", "guard", "rate", "cost", "eta", "errors"):  # the rate follows from the ETA
+        parts = {key: text for key, text in parts.items() if key != least}
+        choices.append((bare, parts))
+    for head, kept in choices:
+        line = " | ".join([head, *kept.values()])
+        room = style.width - cells(line)
+        if room >= 0:
             # the name of an error is shown with the count of errors only
             return line + _cut_detail(detail, room, style) if "errors" in kept else line
-    return cropped(head_without_bar, style.width, style.mark)
-
-
-def _fewer(head: str, parts: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """The parts with one less each time: errors are the most important, and the rate follows from the ETA."""
-    found = []
-    for name in ("guard", "rate", "cost", "eta", "errors"):
-        parts = {key: text for key, text in parts.items() if key != name}
-        found.append((head, parts))
-    return found
-
-
-def _share(name: str, stage: StageSnapshot, style: LineStyle) -> tuple[str, str]:
-    """How far a stage is, with a bar and without."""
-    if stage.total is None:
-        text = f"{name} {stage.settled:,} rows"
-        return text, text
-    share = stage.settled / stage.total.rows if stage.total.rows else 1.0
-    about = "" if stage.total.exact else "~"
-    counts = f"{stage.settled:,}/{about}{stage.total.rows:,} ({share:.1%})"
-    return f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
+    return cropped(bare, style.width, style.mark)
 
 
 def _finished(stage: StageSnapshot) -> bool:
     return stage.total is not None and stage.total.exact and stage.settled >= stage.total.rows
-
-
-def _cost(stage: StageSnapshot) -> str:
-    if stage.unpriced and not stage.cost:
-        return "price unknown"
-    return dollars(stage.cost, None, simulated=stage.simulated) + (" + unknown prices" if stage.unpriced else "")
 
 
 def _last_error(of: StageSnapshot | Snapshot, style: LineStyle) -> str:

@@ -1,4 +1,5 @@
-"""Commands about the project: `agac init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`."""
+"""Commands about the project: `agac init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`; and
+`agac simulate`."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,10 +33,11 @@ from agac.cli.terminal import (
     table,
     typed_command,
 )
-from agac.core.errors import ExitCode, UsageError
+from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.simulator.settings import Settings, SimulatorError, setting_flags
 
 if TYPE_CHECKING:
-    from agac.api.extras import BackupReport, CardReport, DataReport, GcReport, SchemasReport
+    from agac.api.extras import BackupReport, DataReport, GcReport, SchemasReport
     from agac.api.graph import GraphReport
     from agac.core.types import JSONValue
 
@@ -103,21 +105,14 @@ def version(as_json: bool) -> None:
     "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."
 )
 @click.option(
-    "--scan-rows", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
+    "--scan-rows", "look_at", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
     help="Find the types from the first N rows.",
 )  # fmt: skip
 @json_option
 @click.pass_obj
-def data(
-    settings: Globals,
-    inputs: tuple[str, ...],
-    format: str | None,  # noqa: A002 - the flag's name
-    rows: int,
-    scan_rows: int,
-    as_json: bool,
-) -> None:
+def data(settings: Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
     """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
-    report = api.show_data(inputs, format=format, rows=rows, look_at=scan_rows, project=settings.project_dir)
+    report = api.show_data(inputs, project=settings.project_dir, **how)
     print_report(report, lambda found: data_lines(found, cut=sys.stdout.isatty()), as_json=as_json)
 
 
@@ -128,10 +123,20 @@ WIDE_ROWS = 100
 def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
     """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long values off."""
     files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
-    rows = counted(report.looked_at, "row") if report.complete else f"more than {counted(report.looked_at, 'row')}"
-    yield f"{plain(report.input)}: {report.format}, {files}{_size(report.size)}, {rows}"
+    scanned, size = counted(report.looked_at, "row"), report.size
+    bytes_ = counted(size, "byte")
+    if size >= 10_000:
+        bytes_ = f"{size / 1e3:,.0f} kB" if size < 1e6 else megabytes(size) if size < 1e9 else f"{size / 1e9:,.1f} GB"
+    rows = scanned if report.complete else f"more than {scanned}"
+    yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}"
     yield ""
-    yield from _columns(report)
+    if report.columns:
+        over = "" if report.complete else f", over the first {counted(report.looked_at - report.unusable, 'row')}"
+        yield f"Columns{over}:"
+        known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
+        yield table(["column", "type", "null", "empty", "missing"], known)
+    else:
+        yield "No columns: no row was read."
     if report.rows:
         yield ""
         yield from _first_rows(report, cut)
@@ -140,22 +145,6 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
         yield ""
         yield f"{counted(report.unusable, 'row')} cannot be used{some}:"
         yield from (f"  {plain(problem)}" for problem in report.problems)
-
-
-def _size(size: int) -> str:
-    if size < 10_000:
-        return counted(size, "byte")
-    return f"{size / 1e3:,.0f} kB" if size < 1e6 else megabytes(size) if size < 1e9 else f"{size / 1e9:,.1f} GB"
-
-
-def _columns(report: DataReport) -> Iterator[str]:
-    if not report.columns:
-        yield "No columns: no row was read."
-        return
-    over = "" if report.complete else f", over the first {counted(report.looked_at - report.unusable, 'row')}"
-    yield f"Columns{over}:"
-    known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
-    yield table(["column", "type", "null", "empty", "missing"], known)
 
 
 def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
@@ -186,22 +175,17 @@ def card() -> None:
 @json_option
 @click.pass_obj
 def show(settings: Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
-    """The instruction goes to standard output as it is sent."""
+    """The facts go to standard error, the instruction to standard output as it is sent."""
     report = api.show_card(name, variables=read_variables(variables), project=settings.project_dir)
     if as_json:
         print_json(report.as_json())
-    else:
-        print_card(report)
-
-
-def print_card(report: CardReport) -> None:
-    """Print a card's facts on standard error, and its messages on standard output."""
+        return
     for problem in report.warnings:
         say(str(problem))
     facts = {"card": f"{report.name} ({report.file})", "description": report.description, "model": report.model}
-    for name, value in {**facts, "means": report.means, **report.params}.items():
+    for key, value in {**facts, "means": report.means, **report.params}.items():
         if value is not None:
-            say(f"{name}: {value}")
+            say(f"{key}: {value}")
     say("system message:" if report.system else "system message: none")
     if report.system:
         print_text(report.system)
@@ -274,9 +258,14 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
             "the drawing is an SVG, which a terminal does not show",
             remedy=f"Save it with `{typed_command()} -o {report.workflow}.svg`, or print text with --mermaid.",
         )
-    text = report.mermaid() if mermaid else report.svg()
-    if mermaid and (warning := mermaid_warning(report, text)):
-        say_error(warning, word="warning", colour="yellow")
+    text, edges = report.mermaid() if mermaid else report.svg(), len(report.edges())
+    if mermaid and (edges > MERMAID_EDGES or len(text) > MERMAID_CHARACTERS):
+        message = (
+            f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid text of "
+            f"{MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and "
+            "maxTextSize say otherwise; the SVG has no such limit"
+        )
+        say_error(message, word="warning", colour="yellow")
     if file is not None:
         api.save_drawing(text, file)
         if not quiet:
@@ -289,18 +278,6 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
 
 MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 """The largest drawing of a page with Mermaid's default settings (`maxEdges`, `maxTextSize`)."""
-
-
-def mermaid_warning(report: GraphReport, text: str) -> str | None:
-    """A warning about text that most pages refuse to draw."""
-    edges = len(report.edges())
-    if edges <= MERMAID_EDGES and len(text) <= MERMAID_CHARACTERS:
-        return None
-    return (
-        f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid text of {MERMAID_EDGES} "
-        f"lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and maxTextSize say otherwise; "
-        "the SVG has no such limit"
-    )
 
 
 @click.command(help="Write a run's output files again, from the store.")
@@ -371,3 +348,59 @@ def backup_lines(report: BackupReport) -> list[str]:
     old = shlex.join([f"{database}-wal", f"{database}-shm"])
     restore = f"rm -f {old} && {shlex.join(['cp', copy, database])}"
     return [f"{copy}: {megabytes(report.bytes)}", f"Restore it, while no run is at work, with: {restore}"]
+
+
+PORT = 8088
+"""The port without `--port`."""
+
+
+class WithKinds(click.Command):
+    """A command whose help names every kind of fault."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The kinds, from where they are read."""
+        from agac.simulator.faults import FAULTS
+
+        with formatter.section("Kinds of faults (what each does: the guide's page on the simulator)"):
+            formatter.write_text(text=", ".join(FAULTS))
+
+
+def setting_options(function: Callable[..., None]) -> Callable[..., None]:
+    """An option for each public setting of the simulator, as it is declared there."""
+    for name, flag, default in reversed([*setting_flags()]):
+        if not flag.public:
+            continue
+        default = PORT if name == "port" else default
+        if flag.kind is bool:
+            option = click.option(f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help)
+        else:
+            kind: Any = click.Path(path_type=Path, dir_okay=False) if flag.kind is Path else flag.kind
+            if flag.least is not None:
+                kind = (click.IntRange if flag.kind is int else click.FloatRange)(flag.least, flag.most)
+            option = click.option(
+                f"--{flag.name}", name, type=kind, metavar=flag.metavar, default=default,
+                show_default=default is not None, help=flag.help,
+            )  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.command(
+    cls=WithKinds,
+    help="Serve a simulated provider on this machine, until Ctrl-C. GET /account reports its requests and charges.",
+)
+@setting_options
+@click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
+def simulate(as_json: bool, **settings: Any) -> None:
+    """Loopback only."""
+    from agac.simulator.server import run_simulator
+
+    def ready(base_url: str) -> None:
+        text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
+        print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+
+    try:
+        long_running(run_simulator)(Settings(**settings), ready)
+    except SimulatorError as error:
+        kind = UsageError if error.exit_code == 2 else AgacError
+        raise kind("; ".join(error.problems)) from error

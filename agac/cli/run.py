@@ -196,9 +196,9 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         say_error(report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped")
     elif report.exit_code is ExitCode.INTERRUPTED:
         if cancelled := invocation["calls_given_up"]:
-            were, they = ("was", "It may be billed, and the next run sends it") if cancelled == 1 else (
-                "were", "They may be billed, and the next run sends them"
-            )  # fmt: skip
+            were, they = "were", "They may be billed, and the next run sends them"
+            if cancelled == 1:
+                were, they = "was", "It may be billed, and the next run sends it"
             say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
         say(f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}")
         if last := invocation["waiting_for"]:
@@ -211,7 +211,12 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             names = (file.name if file.parent == files[0].parent else from_here(file) for file in files[1:])
             print_text(f"Results: {from_here(files[0])}   (also: {', '.join(names)})")
         print_lines(guard_lines(summary, files))
-        print_lines(replaced_lines(report))
+        if before := report.replaced:
+            which = f"run {before['run']} ({plain(before['input'])})"
+            print_text(f"They replace the results of {which}. Restore those with: {before['again']}")
+        if edited := ", ".join(file.name for file in report.edited):
+            were = "was" if len(report.edited) == 1 else "were"
+            print_text(f"{edited} {were} edited since the last run; the edits were overwritten")
         print_lines(batch_lines(invocation))
         print_lines(next_lines(summary, invocation, command))
     for note in (*undecided_lines(invocation), *report.empty):
@@ -228,7 +233,13 @@ def summary_lines(
     yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
-        yield _resumed(invocation)
+        unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
+        finished = f"{counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} already finished"
+        facts = [finished] if unchanged else []
+        facts += ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []
+        again = f"{counted(lost, 'call')} may be billed and {'is' if lost == 1 else 'are'} sent again"
+        facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
+        yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
     names = outcome_names(TASK_OUTCOMES, stages)
     counts = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in stages]
     yield from ("", table(["stage", "model", *names], counts), "")
@@ -267,21 +278,6 @@ def level_line(level: Summary) -> str:
     return f"  {level['stage']}: {counted(rows['total'], what)}{counts}"
 
 
-def _resumed(invocation: Summary) -> str:
-    unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
-    facts = []
-    if unchanged:
-        facts.append(f"{counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} already finished")
-    if not invocation["calls"] and invocation["complete"]:
-        facts.append("no calls were needed")
-    if lost:
-        facts.append(
-            f"the previous invocation did not finish: up to {counted(lost, 'call')} may be billed "
-            f"and {'is' if lost == 1 else 'are'} sent again"
-        )
-    return "Resumed" + (": " + "; ".join(facts) if facts else "")
-
-
 def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
     """How far the replicas of each stage agreed."""
     for stage in stages:
@@ -318,18 +314,6 @@ def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
         counts = [f"{counted(stage[name], 'row')} at {stage['name']}" for stage in summary["stages"] if stage[name]]
         if counts:
             yield f"{name.capitalize()}: {', '.join(counts)}{where}"
-
-
-def replaced_lines(report: RunReport) -> Iterator[str]:
-    """The run whose results were in the files before, and the files that were edited by hand."""
-    if before := report.replaced:
-        yield (
-            f"They replace the results of run {before['run']} ({plain(before['input'])}). "
-            f"Restore those with: {before['again']}"
-        )
-    if report.edited:
-        names, one = ", ".join(file.name for file in report.edited), len(report.edited) == 1
-        yield f"{names} {'was' if one else 'were'} edited since the last run; the edits were overwritten"
 
 
 def unselected_lines(summary: Summary, invocation: Summary, command: str, scope: Scope | None) -> Iterator[str]:
@@ -491,16 +475,9 @@ CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
 """Final steps of a batch, as in `store.batches`, which is slow to load."""
 
 RESULT_WORDS = {
-    "done": "done",
-    "failed": "failed",
-    "missing": "without an answer",
-    "expired": "expired",
-    "cancelled": "cancelled",
-    "duplicate": "answered twice",
-    "unknown": "not requested by agac",
-    "malformed": "unreadable",
-    "again": "sent again",
-}
+    "done": "done", "failed": "failed", "missing": "without an answer", "expired": "expired", "cancelled": "cancelled",
+    "duplicate": "answered twice", "unknown": "not requested by agac", "malformed": "unreadable", "again": "sent again",
+}  # fmt: skip
 """Outcomes of the lines of results, and the words for them."""
 
 

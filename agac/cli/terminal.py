@@ -169,14 +169,13 @@ def megabytes(size: int) -> str:
 
 def duration(seconds: float) -> str:
     """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if not minutes:
+        return f"{second}s"
+    if not hours:
+        return f"{minute}m {second:02d}s"
+    return f"{hours}h {minute:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
 
 
 def call_time(milliseconds: float) -> str:
@@ -365,19 +364,14 @@ def confirmed(question: str) -> bool | None:
     try:
         while True:
             print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
-            answer = _read_line().strip().lower()
+            # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when a key is pressed
+            while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
+                pass
+            answer = sys.stdin.readline().strip().lower()
             if answer in ("y", "yes", "n", "no", ""):
                 return answer in ("y", "yes")
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _read_line() -> str:
-    """A line from the terminal. Waits in short steps: a Ctrl-C just before a blocking read would be seen only after
-    it, when a key is pressed."""
-    while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
-        pass
-    return sys.stdin.readline()
 
 
 def from_here(path: Path) -> str:
@@ -410,11 +404,9 @@ def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = 
     """The command as it was typed, without `--fresh`, which would start again, unless `fresh`; for one workflow."""
     words = [word for word in sys.argv[1:] if word != "--fresh" or fresh]
     if len(workflows) > 1:
-        others = {form for name in workflows for form in (f"-a{name}", f"--workflow={name}")}
-        pairs = zip(["", *words], words, strict=False)
-        words = [
-            w for before, w in pairs if w not in ("-a", "--workflow", *others) and before not in ("-a", "--workflow")
-        ]
+        flags = ("-a", "--workflow")
+        others = {*flags, *(form for name in workflows for form in (f"-a{name}", f"--workflow={name}"))}
+        words = [w for before, w in zip(["", *words], words, strict=False) if w not in others and before not in flags]
         words += ["-a", workflow]
     return shlex.join(["agac", *words])
 

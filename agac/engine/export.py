@@ -32,7 +32,7 @@ from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_colum
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
-from agac.plan.definition import RecordedStage, ends_of, recorded_stages
+from agac.plan.stage import RecordedStage, ends_of, recorded_stages
 from agac.spec.levels import descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.db import Database, write

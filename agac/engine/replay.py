@@ -13,8 +13,8 @@ from agac.core.types import JSONValue, Message, Outcome, RowId
 from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.engine.invocation import InvocationRef
-from agac.plan.definition import RecordedStage, ends_of, recorded_stages, written_of
 from agac.plan.render import RowView, followed
+from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.levels import descent, levels_of
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
@@ -270,7 +270,7 @@ class RowReplay:
     def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
         """The fingerprint of a stage that was asked with these messages; None of one that has none."""
         if stage.operation is None:
-            return stage.fingerprint(messages, row_id, run)
+            return stage.task_prints(messages, row_id, run)[0]
         if not stage.is_kept:
             return None
         return local_fingerprint(definition_hash(stage.operation.body()), self._view.function_input(stage))

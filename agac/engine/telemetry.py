@@ -14,8 +14,8 @@ from agac.core.report import iso
 from agac.core.types import Outcome
 from agac.data.json_text import encode
 from agac.data.sinks import Sink
-from agac.plan.definition import model_of, recorded_stages
 from agac.plan.render import share
+from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, HOW

@@ -33,7 +33,7 @@ TOO_LARGE = "too many rows for one call; add `reduce`"
 
 
 def passed_on(reason: str, name: str) -> str:
-    """Why what follows the stage `name` is asked, which is asked for this reason."""
+    """Why the stages after `name` are run, which is run for this reason."""
     return reason if reason in (NEW_ROW, FRESH, NOT_YET) else upstream_changed(name)
 
 
@@ -43,7 +43,7 @@ def upstream_changed(name: str) -> str:
 
 
 def upstream_blocked(name: str) -> str:
-    """The stage before cannot be asked, so that this one has nothing to follow."""
+    """The stage before cannot be run, and this one needs its result."""
     return f"upstream {name} blocked"
 
 
@@ -51,34 +51,21 @@ PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars cha
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
 """Reasons for which requests are of another length than those before."""
 
-_NAMES = {"system": "instructions", "alias": "short name of the model", "params": "parameters"}
+_NAMES = {"system": "instructions", "alias": "short name of the model"}
 """Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""
 
 _OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
-"""The parts of a stage's definition that any stage has, in the order in which their changes are told."""
+"""The parts of a stage's definition that any stage has, in the order in which their changes are reported."""
 
 _OF_ASKING = (
-    "prompt",
-    "system",
-    "messages",
-    "visible",
-    "output_field",
-    "replicas",
-    "vote",
-    "schema",
-    "model",
-    "params",
-)
-"""Those of stages that ask a model; what is not here follows them."""
+    "prompt", "system", "messages", "visible", "output_field", "replicas", "vote", "schema", "model", "params",
+)  # fmt: skip
+"""Those of stages that call a model; other parts follow them."""
 
 _REASONS = {
-    "otherwise": "when",
-    "operation": "what it does",
-    "system": "instructions",
-    "vote": "replicas",
-    "params": "model",
-}
-"""What is said to have changed where it is not the part's own name."""
+    "otherwise": "when", "operation": "what it does", "system": "instructions", "vote": "replicas", "params": "model",
+}  # fmt: skip
+"""What is reported as changed where it is not the part's own name."""
 
 _NO_REASONS = {"name", "needs", "alias"}
 """Parts that decide no answer by themselves."""
@@ -86,21 +73,46 @@ _NO_REASONS = {"name", "needs", "alias"}
 
 def workflow_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What `after` has that `before` had not: `model of classify: a → b`, `prompt of reply`, `vars: shop`, `input`."""
-    variables = _differing(*({name: [value] for name, value in one["vars"].items()} for one in (before, after)))
-    return [
-        *_input(before["input"], after["input"]),
-        *([f"vars: {', '.join(variables)}"] if variables else []),
-        *_stages(before["stages"], after["stages"]),
-    ]
+    old_input, new_input = before["input"], after["input"]
+    found = [f"input.{key}" for key in _differing(old_input, new_input) if key != "path"]
+    if old_input["path"] != new_input["path"]:
+        found.insert(0, f"input: {old_input['path']} → {new_input['path']}")
+    # in a list each, as null is a value too
+    if variables := _differing(*({name: [value] for name, value in one["vars"].items()} for one in (before, after))):
+        found.append(f"vars: {', '.join(variables)}")
+    old, new = ({stage["name"]: stage for stage in one["stages"]} for one in (before, after))
+    found += [f"stage {name} is new" for name in new if name not in old]
+    found += [f"stage {name} is gone" for name in old if name not in new]
+    if old.keys() == new.keys() and list(old) != list(new):
+        found.append("order of the stages")
+    return found + [part for name in new if name in old for part in _changed_parts(name, old[name], new[name])]
+
+
+def _changed_parts(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of the stage `name` that differ."""
+
+    def shown(value: Any) -> str:
+        return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+    if old.get("model") != new.get("model"):
+        yield f"model of {name}: {old.get('model', 'none')} → {new.get('model', 'none')}"
+    for key in _differing(old, new):
+        if key not in ("model", "params"):
+            yield f"{_NAMES.get(key, key)} of {name}"
+        elif key == "params" and key in old and key in new:  # else one of them calls no model
+            a, b = old[key], new[key]
+            changes = [f"{param} {shown(a.get(param))} → {shown(b.get(param))}" for param in _differing(a, b)]
+            yield f"parameters of {name}: {', '.join(changes)}"
 
 
 def stage_changes(
     before: Mapping[str, Any], after: Mapping[str, Any], variables: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> list[str]:
-    """Why one stage with these two definitions has to be asked. `variables` are those of both workflows."""
+    """Why one stage with these two definitions has to be run. `variables` are those of both workflows."""
     asks = "operation" not in before and "operation" not in after
     changed = set(_differing(before, after))
-    if asks and _shape(before) == _shape(after):
+    old_shape, new_shape = (one["schema"] and one["schema"]["body"] if asks else None for one in (before, after))
+    if old_shape == new_shape:
         changed.discard("schema")  # its name alone
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
@@ -115,7 +127,7 @@ def stage_changes(
 def value_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str], what: str = "{}"
 ) -> list[dict[str, Any]]:
-    """Of these names those whose values differ, with both values; `what` is how a name is told."""
+    """Of these names those whose values differ, with both values; `what` is how a name is shown."""
     return [
         {"what": what.format(name), "before": before.get(name), "now": now.get(name)}
         for name in names
@@ -133,49 +145,15 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def _input(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    if old["path"] != new["path"]:
-        yield f"input: {old['path']} → {new['path']}"
-    yield from (f"input.{key}" for key in _differing(old, new) if key != "path")
-
-
-def _stages(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
-    old, new = ({stage["name"]: stage for stage in stages} for stages in (before, after))
-    yield from (f"stage {name} is new" for name in new if name not in old)
-    yield from (f"stage {name} is gone" for name in old if name not in new)
-    if old.keys() == new.keys() and list(old) != list(new):
-        yield "order of the stages"
-    for name in new:
-        if name in old:
-            yield from _parts(name, old[name], new[name])
-
-
-def _parts(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    if old.get("model") != new.get("model"):
-        yield f"model of {name}: {old.get('model', 'none')} → {new.get('model', 'none')}"
-    for key in _differing(old, new):
-        if key == "params":
-            if key in old and key in new:  # else one of them asks no model, which is said
-                yield f"{_NAMES[key]} of {name}: {', '.join(_params(old[key], new[key]))}"
-        elif key != "model":
-            yield f"{_NAMES.get(key, key)} of {name}"
-
-
-def _params(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{name} {_shown(old.get(name))} → {_shown(new.get(name))}" for name in _differing(old, new))
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def _differ_by_vars(
     before: str | None, after: str | None, variables: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> bool:
     """Whether the instructions are the same but for values of variables, which are stored as they were filled in."""
-    values = _other_values(*variables)
+    values: dict[str, set[str]] = {}  # the texts that were filled in and are others now, with what they may be now
+    old, new = variables
+    for name in old.keys() & new.keys():
+        if old[name] != new[name]:
+            values.setdefault(as_text(old[name]), set()).add(as_text(new[name]))
     if before is None or after is None or not values or "" in values:
         return False
     places = {0}  # in `after`, up to where it is what `before` could have become
@@ -183,19 +161,6 @@ def _differ_by_vars(
         texts = {part, *values.get(part, ())}
         places = {place + len(text) for place in places for text in texts if after.startswith(text, place)}
     return len(after) in places
-
-
-def _other_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The texts that variables filled in before and that are others now, with what they may be now."""
-    found: dict[str, set[str]] = {}
-    for name in before.keys() & after.keys():
-        if before[name] != after[name]:
-            found.setdefault(as_text(before[name]), set()).add(as_text(after[name]))
-    return found
-
-
-def _shape(stage: Mapping[str, Any]) -> Any:
-    return stage["schema"]["body"] if stage["schema"] else None
 
 
 def _used(stage: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,24 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
 from agac.core.types import JSONValue, Params, Schema
-from agac.plan.definition import RecordedStage, definition, ends_of, recorded_stages, stored_fields, tupled
-from agac.plan.stage import AnyStage, LocalStage, PlannedModel, PlannedStage, call_timeout, shared
+from agac.plan.stage import (
+    AnyStage,
+    LocalStage,
+    PlannedModel,
+    PlannedStage,
+    RecordedStage,
+    call_timeout,
+    definition,
+    ends_of,
+    recorded_stages,
+    stored_fields,
+    tupled,
+)
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.guards import Guard, compile_guard
@@ -27,7 +38,6 @@ from agac.spec.workflow import (
     PythonSchema,
     RunRules,
     Stage,
-    Timeout,
     Workflow,
     WrittenStage,
     shape_of_ends,
@@ -72,7 +82,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do. `body` is the resolved definition, `hash` what stands for it in the run's identity."""
+    """What a run will do. `body` is the resolved definition, `hash` its part in the run's identity."""
 
     workflow: str
     input: InputSpec
@@ -87,7 +97,7 @@ class Plan:
 
     @property
     def asking(self) -> tuple[PlannedStage, ...]:
-        """The stages that ask a model."""
+        """The stages that call a model."""
         return tuple(stage for stage in self.stages if isinstance(stage, PlannedStage))
 
     @property
@@ -103,7 +113,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A stage's model after all levels had their say, and the models that are asked after it."""
+    """A stage's model, merged from all levels, and the models that are called after it."""
 
     provider: Provider
     ref: ModelRef
@@ -122,6 +132,10 @@ def make_plan(
         _stage(stage, models[stage.name], root) if stage.operation is None else local_stage(stage)
         for stage in workflow.stages
     )
+    if not concurrency:  # rows that walk at a time: enough to fill the widest stage
+        asking = (stage for stage in stages if isinstance(stage, PlannedStage))
+        wanted = (s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking)
+        concurrency = max(wanted, default=DEFAULT_CONCURRENCY)
     body = definition(workflow, stages)
     return Plan(
         workflow=workflow.name,
@@ -130,34 +144,27 @@ def make_plan(
         stages=stages,
         vars=workflow.vars,
         selection=selection,
-        concurrency=concurrency or _concurrency(stages),
+        concurrency=concurrency,
         body=body,
         hash=definition_hash(body),
         rules=workflow.rules,
     )
 
 
-def _concurrency(stages: tuple[AnyStage, ...]) -> int:
-    """Rows that walk at a time: enough to fill the widest stage."""
-    asking = [stage for stage in stages if isinstance(stage, PlannedStage)]
-    wanted = [s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking]
-    return max(wanted, default=DEFAULT_CONCURRENCY)
-
-
 def local_stage(stage: Stage) -> LocalStage:
-    """A stage that asks no model, ready to be run."""
+    """A stage that calls no model, ready to be run."""
     assert stage.operation is not None
-    return LocalStage(**shared(stage), prints=definition_hash(stage.operation.body()))
+    return LocalStage(**_fields_of(stage), prints=definition_hash(stage.operation.body()))
 
 
 def planned_stage(
     stage: Stage, models: Sequence[PlannedModel], resolved: Resolved | None, python_schema: PythonSchema | None
 ) -> PlannedStage:
-    """A stage that asks these models one after the other, ready to be run; `resolved` is the schema of its answers."""
+    """A stage that calls these models one after the other, ready to be run; `resolved` is the schema of its answers."""
     first, *others = models
     schema = resolved.schema if resolved else None
     return PlannedStage(
-        **{**shared(stage), "schema": schema},
+        **{**_fields_of(stage), "schema": schema},
         **{one.name: getattr(first, one.name) for one in fields(first)},
         fallbacks=tuple(others),
         extra_check=resolved.validate_extra if resolved else None,
@@ -172,29 +179,26 @@ def planned_stage(
     )
 
 
-def _resolved_schema(stage: WrittenStage, root: Path) -> Resolved | None:
-    if stage.output_schema is None:
-        return None
-    try:
-        return resolve_schema(stage.output_schema, root)
-    except UsageError as error:
-        place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
-        raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
+def _fields_of(stage: Stage) -> dict[str, Any]:
+    """The fields that every kind of stage has, by name."""
+    return {one.name: getattr(stage, one.name) for one in fields(Stage)}
 
 
 def _stage(stage: WrittenStage, model: ResolvedModel, root: Path) -> PlannedStage:
-    resolved = _resolved_schema(stage, root)
-    schema = resolved.schema if resolved else None
-    if stage.vote is not None and schema is not None and (fault := lacks_field(schema.body, stage.vote)):
+    resolved, written = None, stage.output_schema
+    if written is not None:
+        try:
+            resolved = resolve_schema(written, root)
+        except UsageError as error:
+            place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
+            raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
+    if stage.vote is not None and resolved and (fault := lacks_field(resolved.schema.body, stage.vote)):
         raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
-    models = [_model(one, stage.timeout) for one in (model, *model.fallbacks)]
-    python_schema = stage.output_schema if isinstance(stage.output_schema, PythonSchema) else None
-    return planned_stage(stage, models, resolved, python_schema)
-
-
-def _model(one: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
-    ref, bounds = one.ref, call_timeout(timeout, one.params)
-    return PlannedModel(one.provider, ref.wire, one.params, ref.transport, ref.idle_timeout, bounds, ref)
+    models = []
+    for one in (model, *model.fallbacks):
+        ref, bounds = one.ref, call_timeout(stage.timeout, one.params)
+        models.append(PlannedModel(one.provider, ref.wire, one.params, ref.transport, ref.idle_timeout, bounds, ref))
+    return planned_stage(stage, models, resolved, written if isinstance(written, PythonSchema) else None)
 
 
 # How a run is resumed without the project's files: batches come back after days.
@@ -205,8 +209,6 @@ def _model(one: ResolvedModel, timeout: Timeout | None) -> PlannedModel:
 # themselves: a key that is new is stored and read without a line here, and one that an older run did not store is at
 # its default.
 
-Value = TypeVar("Value")
-
 _NO_BOUND = "none"
 """An endless time-out: JSON has no infinity."""
 
@@ -214,24 +216,23 @@ _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows")
 """Fields of the input and the output that are in the definition."""
 
 _NOT_KEPT = ("where", "warnings")
-"""Places are those of the files of another day; warnings were told when a model's string was read."""
+"""Places are those of the files of another day; warnings were shown when a model's string was read."""
 
 
 def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
     """What is kept with a run beside its definition: JSON, without secrets. Paths are relative to `root`."""
+    beside = {
+        name: {key: value for key, value in _plain(shown, root).items() if key not in _DEFINED}
+        for name, shown in (("input", plan.input), ("output", plan.output))
+    }
     return {
         "vars": snapshot(dict(plan.vars)),
         "selection": _plain(plan.selection, root),
         "concurrency": plan.concurrency,
-        "input": _beside_definition(plan.input, root),
-        "output": _beside_definition(plan.output, root),
+        **beside,
         "rules": _plain(plan.rules, root),
         "stages": [_stage_settings(stage, root) for stage in plan.stages],
     }
-
-
-def _beside_definition(value: InputSpec | OutputSpec, root: Path) -> dict[str, Any]:
-    return {key: inner for key, inner in _plain(value, root).items() if key not in _DEFINED}
 
 
 def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
@@ -264,7 +265,7 @@ def _model_body(one: PlannedModel, root: Path) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any, root: Path) -> JSONValue:
+def _plain(value: Any, root: Path) -> Any:
     """A value as JSON: a dataclass by its fields."""
     if isinstance(value, Path):  # one inside the project moves with it
         return value.relative_to(root).as_posix() if value.is_relative_to(root) else str(value)
@@ -279,12 +280,8 @@ def _plain(value: Any, root: Path) -> JSONValue:
     return _NO_BOUND if value == inf else value
 
 
-def _read(hint: type[Value], body: JSONValue, root: Path) -> Value:
-    """The value that `_plain` wrote; what was not known when it was stored is at its default."""
-    return cast("Value", _of_hint(hint, body, root))
-
-
-def _of_hint(hint: Any, body: JSONValue, root: Path) -> Any:
+def _read(hint: Any, body: Any, root: Path) -> Any:
+    """The value of this type that `_plain` wrote; what was not known when it was stored is at its default."""
     if get_origin(hint) in (Union, UnionType):
         if body is None:
             return None
@@ -293,11 +290,11 @@ def _of_hint(hint: Any, body: JSONValue, root: Path) -> Any:
     origin = get_origin(hint)
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        read = {one.name: _of_hint(hints[one.name], body[one.name], root) for one in fields(hint) if one.name in body}
+        read = {one.name: _read(hints[one.name], body[one.name], root) for one in fields(hint) if one.name in body}
         place = {"where": STORED} if hint is InputSpec else {}
         return cast("Any", hint)(**read, **place)
     if origin is tuple:
-        return tuple(_of_hint(get_args(hint)[0], inner, root) for inner in body)
+        return tuple(_read(get_args(hint)[0], inner, root) for inner in body)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return tupled(body)
     if hint is Path:
@@ -325,7 +322,7 @@ def restored_plan(
     variables = json.loads(settings["vars"])
     recorded = recorded_stages({**definition, "vars": variables})
     stages = tuple(
-        _run_settings_stage(stage, how, providers, root, functions=functions)
+        _restored_stage(stage, how, providers, root, functions=functions)
         for stage, how in zip(recorded, settings["stages"], strict=True)
     )
     ends = [stages[place].name for place in ends_of(definition)]
@@ -345,22 +342,23 @@ def restored_plan(
     )
 
 
-def _run_settings_stage(
+def _restored_stage(
     recorded: RecordedStage, how: Mapping[str, Any], providers: Mapping[str, Provider], root: Path, *, functions: bool
 ) -> AnyStage:
     hints = get_type_hints(Stage)
-    own: dict[str, Any] = {
-        one.name: _of_hint(hints[one.name], how[one.name], root)
-        for one, _ in stored_fields(decides=False)
-        if one.name in how
-    }
-    guard = _guard(recorded.guard.text) if recorded.guard else None
-    stage = replace(recorded, **own, guard=guard)
+    beside = (one.name for one, _ in stored_fields(decides=False))
+    own = {name: _read(hints[name], how[name], root) for name in beside if name in how}
+    stage = replace(recorded, **own, guard=_guard(recorded.guard.text) if recorded.guard else None)
     if stage.operation is not None:
         return local_stage(replace(stage, operation=_operation(stage.operation, how, root, functions=functions)))
-    models = [_run_settings_model(one, recorded.name, providers, root) for one in how["models"]]
-    python_schema = _of_hint(PythonSchema | None, how["python_schema"], root)
-    return planned_stage(stage, models, _schema(recorded, python_schema, how, root), python_schema)
+    models = [_restored_model(one, recorded.name, providers, root) for one in how["models"]]
+    resolved, python_schema = None, _read(PythonSchema | None, how["python_schema"], root)
+    if recorded.schema is not None and python_schema is None:  # as it was sent, its fields in their order
+        resolved = Resolved(Schema(recorded.schema.name, json.loads(how["schema"])))
+    elif recorded.schema is not None:  # with what a class of the project checks beyond it
+        same_schema(python_schema, root)
+        resolved = resolve_schema(python_schema, root)
+    return planned_stage(stage, models, resolved, python_schema)
 
 
 def _guard(text: str) -> Guard:
@@ -381,46 +379,22 @@ def _operation(does: Operation, how: Mapping[str, Any], root: Path, *, functions
     return Python(function, how["processes"])
 
 
-def _schema(recorded: RecordedStage, spec: PythonSchema | None, how: Mapping[str, Any], root: Path) -> Resolved | None:
-    """The schema as it was sent, its fields in their order; with what a class of the project checks beyond it."""
-    if recorded.schema is None:
-        return None
-    if spec is None:
-        return Resolved(Schema(recorded.schema.name, json.loads(how["schema"])))
-    same_schema(spec, root)
-    return resolve_schema(spec, root)
-
-
-def _run_settings_model(
-    body: Mapping[str, Any], stage: str, providers: Mapping[str, Provider], root: Path
-) -> PlannedModel:
-    ref = _of_hint(ModelRef | None, body["ref"], root)
-    provider = _provider(body, stage, providers)
-    if ref is not None and ref.schema_mode is not None:
-        provider = replace(provider, structured=ref.schema_mode)
-    return PlannedModel(
-        provider=provider,
-        model=body["model"],
-        params=_read(Params, body["params"], root),
-        transport=body["transport"],
-        idle_timeout=_of_hint(float | None, body["idle_timeout"], root),
-        timeout=_read(Timeout, body["timeout"], root),
-        ref=ref,
-    )
-
-
-def _provider(body: Mapping[str, Any], stage: str, providers: Mapping[str, Provider]) -> Provider:
-    name, dialect = body["provider"], body["dialect"]
+def _restored_model(body: Mapping[str, Any], stage: str, providers: Mapping[str, Provider], root: Path) -> PlannedModel:
+    name, dialect, asks = body["provider"], body["dialect"], f"stage {stage!r} of this run asks"
     if name not in providers:
         raise UsageError(
-            f"stage {stage!r} of this run asks {name}/{body['model']}, and there is no provider {name!r} any more",
+            f"{asks} {name}/{body['model']}, and there is no provider {name!r} any more",
             remedy=f"Put `providers: {{{name}: …}}` back into agac.yml.",
         )
-    found = providers[name]
-    if found.dialect != dialect:
+    provider = providers[name]
+    if provider.dialect != dialect:
         raise UsageError(
-            f"stage {stage!r} of this run asks {name}/{body['model']} in the dialect {dialect}, and the provider's is "
-            f"{found.dialect} now",
+            f"{asks} {name}/{body['model']} in the dialect {dialect}, and the provider's is {provider.dialect} now",
             remedy=f"Write `dialect: {dialect}` for it in agac.yml until the run is finished.",
         )
-    return found
+    ref: ModelRef | None = _read(ModelRef | None, body["ref"], root)
+    if ref is not None and ref.schema_mode is not None:
+        provider = replace(provider, structured=ref.schema_mode)
+    hints = get_type_hints(PlannedModel)
+    how = {key: _read(hints[key], body[key], root) for key in ("params", "transport", "idle_timeout", "timeout")}
+    return PlannedModel(provider, body["model"], **how, ref=ref)

@@ -85,13 +85,28 @@ class Tree:
     def add(self, hash_: int, tokens: int) -> Iterator[TreeNode]:
         """The nodes that are known now that this member is."""
         for piece in self._cuts[0].add(_Piece(hash_, hash_, 1, tokens)):
-            yield from _up(piece, self._cuts, 0, self._fan_in)
+            yield from self._up(piece, 0)
 
     def close(self) -> Iterator[TreeNode]:
         """The other nodes: no member comes any more."""
         for height, cut in enumerate(self._cuts):  # which grow meanwhile: what one gives last may begin the next
             for piece in cut.close():
-                yield from _up(piece, self._cuts, height, self._fan_in)
+                yield from self._up(piece, height)
+
+    def _up(self, piece: _Piece, height: int) -> Iterator[TreeNode]:
+        """The node that `piece`, given by the cut of this height, makes, and those that it completes above."""
+        if len(piece.children) == 1:
+            (node_id,) = piece.children
+        else:
+            below = (1 << (piece.low ^ piece.high).bit_length()) - 1
+            node_id = NodeId(height + 1, piece.low & ~below, piece.high | below, piece.after)
+            yield TreeNode(node_id, piece.count, piece.children)
+        if self._cuts[height].whole:
+            return
+        if height + 1 == len(self._cuts):
+            self._cuts.append(_Cut(self._fan_in, maxsize))
+        for above in self._cuts[height + 1].add(_Piece(piece.low, piece.high, 1, 0, (node_id,), piece.after)):
+            yield from self._up(above, height + 1)
 
 
 def tree(members: Iterable[tuple[int, int]], size: CallSize) -> Iterator[TreeNode]:
@@ -100,21 +115,6 @@ def tree(members: Iterable[tuple[int, int]], size: CallSize) -> Iterator[TreeNod
     for hash_, tokens in members:
         yield from growing.add(hash_, tokens)
     yield from growing.close()
-
-
-def _up(piece: _Piece, cuts: list[_Cut], height: int, fan_in: int) -> Iterator[TreeNode]:
-    """The node that `piece`, given by the cut of this height, makes, and those that it completes above."""
-    if len(piece.children) == 1:
-        (node_id,) = piece.children
-    else:
-        node_id = piece.named(height + 1)
-        yield TreeNode(node_id, piece.count, piece.children)
-    if cuts[height].whole:
-        return
-    if height + 1 == len(cuts):
-        cuts.append(_Cut(fan_in, maxsize))
-    for above in cuts[height + 1].add(_Piece(piece.low, piece.high, 1, 0, (node_id,), piece.after)):
-        yield from _up(above, cuts, height + 1, fan_in)
 
 
 @dataclass(slots=True)
@@ -134,10 +134,6 @@ class _Piece:
         self.tokens += other.tokens
         self.children += other.children
 
-    def named(self, height: int) -> NodeId:
-        below = (1 << (self.low ^ self.high).bit_length()) - 1
-        return NodeId(height, self.low & ~below, self.high | below, self.after)
-
 
 class _Cut:
     """Cuts one height: takes what lies side by side, gives the pieces that fit into a call, as soon as they are known.
@@ -152,19 +148,16 @@ class _Cut:
         self._held: deque[tuple[int, _Piece]] = deque()
         self._rows = self._tokens = 0  # of all that is held
         self._floor = self._last = -1
-        self._given, self._closed = 0, False
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything was given as one piece."""
-        return self._closed and self._given == 1
+        self._given = 0
+        self.whole = False
 
     def add(self, new: _Piece) -> list[_Piece]:
         """Takes the next in order; gives what is known to be cut now."""
         if new.low < self._last:
             raise ValueError("the members of a group must come in the order of their hashes")
         given: list[_Piece] = []
-        parts = WIDTH - (self._last ^ new.low).bit_length() if self._held else -1
+        held = self._held
+        parts = WIDTH - (self._last ^ new.low).bit_length() if held else -1
         self._last = new.high
         if parts <= self._floor:
             given += self._all()
@@ -172,24 +165,29 @@ class _Cut:
         self._join(parts)
         self._rows += new.count
         self._tokens += new.tokens
-        if parts == WIDTH:
-            self._tie(new)
+        last = held[-1][1] if parts == WIDTH else None
+        if last is None:
+            held.append((parts, new))
+        # equal hashes have no deeper prefix: they are cut by order, each call as full as it can be
+        elif last.count + new.count <= self._max_rows and last.tokens + new.tokens <= self._max_tokens:
+            last.take(new)
         else:
-            self._held.append((parts, new))
-        while len(self._held) > 1 and (self._rows > self._max_rows or self._tokens > self._max_tokens):
-            _, first = self._held.popleft()
+            new.after = new.after or last.after + last.count
+            held.append((WIDTH, new))
+        while len(held) > 1 and (self._rows > self._max_rows or self._tokens > self._max_tokens):
+            _, first = held.popleft()
             self._rows -= first.count
             self._tokens -= first.tokens
-            self._floor = min(self._held[0][0], WIDTH - 1)
+            self._floor = min(held[0][0], WIDTH - 1)
             given.append(first)
         self._given += len(given)
         return given
 
     def close(self) -> list[_Piece]:
-        """Nothing comes any more: gives what is held."""
+        """Nothing comes any more: gives what is held, and `whole` is known."""
         given = self._all()
         self._given += len(given)
-        self._closed = True
+        self.whole = self._given == 1
         return given
 
     def _join(self, depth: int) -> None:
@@ -198,15 +196,6 @@ class _Cut:
         while len(held) > 1 and held[-1][0] > depth:
             _, last = held.pop()
             held[-1][1].take(last)
-
-    def _tie(self, new: _Piece) -> None:
-        """Equal hashes have no deeper prefix: they are cut by order, each call as full as it can be."""
-        last = self._held[-1][1]
-        if last.count + new.count <= self._max_rows and last.tokens + new.tokens <= self._max_tokens:
-            last.take(new)
-        else:
-            new.after = new.after or last.after + last.count
-            self._held.append((WIDTH, new))
 
     def _all(self) -> list[_Piece]:
         """Empties the held: one piece, as all of it fits into a call."""

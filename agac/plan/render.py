@@ -6,19 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.keys import Fingerprinter, canonical, replicas_fingerprint
-from agac.core.types import JSONValue, Message, Params, Request, RowId, Visible
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.core.keys import canonical
+from agac.core.types import JSONValue, Message, Params, Request, RowId
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage, rendered, task_prints
 from agac.providers.dialects import unsendable
 from agac.providers.provider import Provider
 from agac.spec.guards import ROW, Evaluator
 from agac.spec.levels import StageNode
 from agac.spec.operations import Filter
 from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
-from agac.spec.workflow import Example, ReusePolicy, Stage
+from agac.spec.workflow import Stage
 
 
 class VoteResult(NamedTuple):
@@ -37,20 +38,10 @@ class VoteResult(NamedTuple):
         return canonical({"agreement": self.agreement, "replica": self.replica}) if self.agreement else None
 
 
-def replica_prints(prints: Fingerprinter, messages: tuple[Message, ...], salt: str, replicas: int) -> tuple[bytes, ...]:
-    """The fingerprints of a task's replicas, which are counted from 1."""
-    return tuple(prints.fingerprint(messages, replica=k, salt=salt) for k in range(1, replicas + 1))
-
-
-def takes_seed(provider: Provider) -> bool:
-    """Whether a provider can be told a seed."""
-    return not any(unsendable(("seed",), provider))
-
-
 def seeded(params: Params, provider: Provider, replica: int) -> Params:
-    """The parameters of a replica's request: its number is its seed, where the provider can be told one. 0: of a task
-    that is asked once."""
-    return replace(params, seed=replica) if replica and takes_seed(provider) else params
+    """The parameters of a replica's request: its number is its seed, where the provider takes one. 0: of a task
+    that is run once."""
+    return replace(params, seed=replica) if replica and not any(unsendable(("seed",), provider)) else params
 
 
 def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
@@ -66,15 +57,11 @@ def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
 
 def votes(answers: Sequence[str], field: str) -> list[str]:
     """What each answer (JSON) says in a field (`a.b` is the field b of a), as canonical JSON. One without says null."""
-    return [canonical(_value(json.loads(answer), field)) for answer in answers]
 
+    def inside(value: JSONValue, part: str) -> JSONValue:
+        return value.get(part) if isinstance(value, dict) else None
 
-def _value(answer: JSONValue, field: str) -> JSONValue:
-    for part in field.split("."):
-        if not isinstance(answer, dict):
-            return None
-        answer = answer.get(part)
-    return answer
+    return [canonical(reduce(inside, field.split("."), json.loads(answer))) for answer in answers]
 
 
 def share(agreement: str) -> float:
@@ -84,7 +71,7 @@ def share(agreement: str) -> float:
 
 
 class Prepared(NamedTuple):
-    """A task that is ready to be looked up or asked. `replicas`: the fingerprints of those that it has, if any."""
+    """A task that is ready to be looked up or sent. `replicas`: the fingerprints of those that it has, if any."""
 
     fingerprint: bytes
     request: Request
@@ -97,7 +84,7 @@ class RowView:
     of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has.
 
     `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
-    has to be asked for: only `agac plan` knows of such."""
+    has to be run: only `agac plan` has such."""
 
     __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results", "unknown")
 
@@ -181,30 +168,30 @@ def followed(stages: Iterable[StageNode]) -> frozenset[str]:
     return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
-def see_all(stages: Sequence[Stage]) -> frozenset[str]:
-    """The stages that see the row as it came and have no other one beside them: every result that is there when they
-    are prepared is upstream."""
-    after = Counter(name for stage in stages for name in stage.ancestors)
-    alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
-    return frozenset(stage.name for stage in alone if stage.rows_of is None)
-
-
 class Preparer:
     """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`."""
 
     def __init__(self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
         self._vars, self._run = dict(variables), run
-        self._sees_all = see_all(stages)
+        # stages that see the row as it came and have no other one beside them: every result that is there when they
+        # are prepared is upstream
+        after = Counter(name for stage in stages for name in stage.ancestors)
+        alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
+        self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
         self._systems = {i: Message.of("system", s.system) if s.system else None for i, s in asking.items()}
-        self._fixed = {i: _same_for_all(s.examples) for i, s in asking.items()}
+        # the messages of examples without placeholders are made once; None: each row has its own
+        self._fixed = {
+            i: None if any(one.content.placeholders for one in s.examples) else rendered(s.examples, {})
+            for i, s in asking.items()
+        }
 
     def view(self, data: dict[str, JSONValue] | None) -> RowView:
         """What there is to see of a row, before any stage has answered."""
         return RowView(data or {}, self._vars, self._sees_all)
 
     def prepare(self, stage: PlannedStage, view: RowView, row_id: RowId) -> Prepared | RowError:
-        """The stage's request for a row, and what stands for it; or why none can be made."""
+        """The stage's request for a row, and its fingerprint; or why none can be made."""
         visible = view.prompt_values(stage)
         try:
             text = stage.prompt.render(visible)
@@ -219,33 +206,8 @@ class Preparer:
             )
         system, user = self._systems[stage.index], Message.of("user", text)
         messages = (system, *examples, user) if system else (*examples, user)
-        salt = "" if stage.reuse == "content" else reuse_salt(stage.reuse, row_id, self._run)
-        request = Request(messages, stage.schema, stage.params)
-        if stage.replicas == 1:
-            return Prepared(stage.prints.fingerprint(messages, salt=salt), request)
-        replicas = replica_prints(stage.prints, messages, salt, stage.replicas)
-        return Prepared(replicas_fingerprint(replicas, stage.vote), request, replicas)
-
-
-def rendered(examples: tuple[Example, ...], visible: Visible) -> tuple[Message, ...]:
-    """The examples as messages. Raises MissingField."""
-    return tuple(Message.of(one.role, one.content.render(visible)) for one in examples)
-
-
-def _same_for_all(examples: tuple[Example, ...]) -> tuple[Message, ...] | None:
-    """The messages of examples without placeholders, made once; None when each row has its own."""
-    return None if any(one.content.placeholders for one in examples) else rendered(examples, {})
-
-
-def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
-    """What keeps equal requests apart: nothing for `content`, the row for `row`, the row in this run for `never`."""
-    match reuse:
-        case "content":
-            return ""
-        case "row":
-            return json.dumps(row_id)
-        case "never":
-            return json.dumps([row_id, run])
+        fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
+        return Prepared(fingerprint, Request(messages, stage.schema, stage.params), replicas)
 
 
 def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:

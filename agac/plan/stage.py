@@ -1,22 +1,27 @@
-"""A Stage with what it needs to be run: its models with their providers, its schema and its fingerprinter.
+"""Stages with all that they need: to be run, and to be stored with a run and read back.
 
 What a run keeps of its stages is two projections of their fields (`spec.workflow.StoredModel`): the definition, which
-says what is the same and whose hash is a run's identity (`plan.definition`), and the settings beside it
-(`plan.run_settings`).
+says what is the same and whose hash is a run's identity, and the settings beside it (`plan.run_settings`). A definition
+is read back as `RecordedStage`s, from which prompts and fingerprints are rebuilt for a row. Loads no pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from agac.core.keys import Fingerprinter
-from agac.core.types import JSONValue, Params
+from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
+from agac.core.types import JSONValue, Message, Params, RowId, Visible
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
+from agac.spec.levels import seen_after
 from agac.spec.operations import Operation
-from agac.spec.workflow import PythonSchema, Stage, Timeout
+from agac.spec.workflow import Example, PythonSchema, ReusePolicy, Stage, StoredModel, Timeout, Workflow
+
+if TYPE_CHECKING:
+    from agac.plan.render import RowView
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
@@ -42,7 +47,7 @@ def call_timeout(written: Timeout | None, params: Params) -> Timeout:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model of a stage and the parameters with which it is asked.
+    """A model of a stage and the parameters with which it is called.
 
     `transport`: `sse`, `ws` or `auto`; None: one body for one body. `idle_timeout` bounds each silence of a streamed
     answer, in seconds; None: the time-out does. `ref` is what the model's string said.
@@ -64,7 +69,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStage(Stage):
-    """A stage that asks no model. `prints` stands for all that its tasks share, where their results are kept."""
+    """A stage that calls no model. `prints` is a hash of all that its tasks share, where their results are kept."""
 
     operation: Operation
     prints: bytes = b""
@@ -77,7 +82,7 @@ class LocalStage(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage(Stage):
-    """A stage that is ready to be asked: its model, its parameters and all texts are known.
+    """A stage that is ready to be run: its model, its parameters and all texts are known.
 
     `ref` is what the string of `model` said. `python_schema` is what `schema` and `extra_check` were made of.
     """
@@ -101,7 +106,7 @@ class PlannedStage(Stage):
 
     @property
     def models(self) -> tuple[PlannedModel, ...]:
-        """The stage's model and its fallbacks, in the order in which they are asked."""
+        """The stage's model and its fallbacks, in the order in which they are called."""
         first = PlannedModel(
             self.provider, self.model, self.params, self.transport, self.idle_timeout, self.timeout, self.ref
         )
@@ -111,6 +116,148 @@ class PlannedStage(Stage):
 AnyStage = PlannedStage | LocalStage
 
 
-def shared(stage: Stage) -> dict[str, Any]:
-    """The fields that every kind of stage has, by name."""
-    return {one.name: getattr(stage, one.name) for one in fields(Stage)}
+def rendered(examples: tuple[Example, ...], visible: Visible) -> tuple[Message, ...]:
+    """The examples as messages. Raises MissingField."""
+    return tuple(Message.of(one.role, one.content.render(visible)) for one in examples)
+
+
+def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
+    """What keeps equal requests apart: nothing for `content`, the row for `row`, the row in this run for `never`."""
+    match reuse:
+        case "content":
+            return ""
+        case "row":
+            return json.dumps(row_id)
+        case "never":
+            return json.dumps([row_id, run])
+
+
+def task_prints(
+    stage: Stage, prints: Fingerprinter, messages: tuple[Message, ...], row_id: RowId, run: int
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """The fingerprint of a task, and those of its replicas, which are counted from 1; none where it is run once."""
+    salt = reuse_salt(stage.reuse, row_id, run)
+    if stage.replicas == 1:
+        return prints.fingerprint(messages, salt=salt), ()
+    replicas = tuple(prints.fingerprint(messages, replica=k, salt=salt) for k in range(1, stage.replicas + 1))
+    return replicas_fingerprint(replicas, stage.vote), replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStage(Stage):
+    """A stage of a stored definition. `model` is `provider/model`, of a stage that calls none what it does; `params`
+    holds only what is set; `alias` the short name that was `written`, and what it `means`."""
+
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    alias: Mapping[str, str] | None = None
+    variables: Mapping[str, JSONValue] = field(default_factory=dict)
+
+    def messages(self, view: RowView) -> tuple[Message, ...]:
+        """The request of a row. Raises MissingField."""
+        visible = view.prompt_values(self)
+        asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
+        return (Message.of("system", self.system), *asked) if self.system else asked
+
+    def task_prints(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """The fingerprints that the engine gave this task and its replicas."""
+        provider, _, model = self.model.partition("/")
+        params = Params(**tupled(self.params))
+        prints = Fingerprinter(
+            provider=provider, model=model, params=params, schema=self.schema, output_field=self.output_field
+        )
+        return task_prints(self, prints, messages, row_id, run)
+
+
+def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]:
+    """Everything that decides requests. Not in it: time-outs, repairs, fallbacks, limits, where results go."""
+    spec, ends = workflow.input, workflow.output.stages
+    return {
+        "workflow": workflow.name,
+        "input": {
+            "path": spec.shown,
+            "format": spec.format,
+            "id_field": spec.id_field,
+            "on_duplicate_id": spec.on_duplicate_id,
+        },
+        "vars": dict(workflow.vars),
+        "stages": [stage_body(stage) for stage in stages],
+        # where they are not simply the last stage's results, and not of the input's rows
+        **({} if ends == (workflow.stages[-1].name,) else {"results": list(ends)}),
+        **({"rows": workflow.output.rows} if workflow.output.rows is not None else {}),
+    }
+
+
+def stored_fields(*, decides: bool) -> Iterator[tuple[Field[Any], StoredModel]]:
+    """The fields of a Stage that stand in the definition, or beside it, and how they do."""
+    for one in fields(Stage):
+        how = one.metadata.get("stored")
+        if how is not None and how.decides is decides:
+            yield one, how
+
+
+def stage_body(stage: Stage) -> dict[str, Any]:
+    """A stage in the definition. What is new is left out at its default, so that older definitions stay the same."""
+    found: dict[str, Any] = {}
+    for one, how in stored_fields(decides=True):
+        value = getattr(stage, one.name)
+        always = how.always == "all" or (how.always == "asks" and stage.asks)
+        if always or (value != one.default if not how.beside else getattr(stage, how.beside) is not None):
+            written = how.write(value)
+            found |= {how.key: written} if how.key else written
+    if isinstance(stage, PlannedStage):
+        found |= {"model": stage.lane, "params": params_body(stage.params)}
+        if stage.ref is not None and stage.ref.written is not None:
+            found["alias"] = {"written": stage.ref.written, "means": stage.ref.meaning}
+    return found
+
+
+def read_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Stage that its definition holds, by name; those that it leaves out are at their defaults."""
+    return {
+        one.name: how.read(body[how.key] if how.key else body)
+        for one, how in stored_fields(decides=True)
+        if not how.key or how.key in body
+    }
+
+
+def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
+    """The stages of a definition as `store.runs.definition_of` gives it, in the order in which a row meets them."""
+    stages: dict[str, RecordedStage] = {}
+    for one in body["stages"]:
+        read = read_body(one)
+        seen = seen_after([stages[need] for need in read["needs"]], stages)
+        ancestors, rows_of = ((), None) if read["group"] is not None else seen
+        stages[one["name"]] = RecordedStage(
+            **read,
+            index=len(stages),
+            ancestors=ancestors,
+            rows_of=rows_of,
+            model=model_of(one),
+            params=one.get("params", {}),
+            alias=one.get("alias"),
+            variables=body["vars"],
+        )
+    return tuple(stages.values())
+
+
+def tupled(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they were before JSON, which has no tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
+
+
+def ends_of(body: Mapping[str, Any]) -> list[int]:
+    """The positions of the stages whose results are a row's result, in a stored definition."""
+    names = [one["name"] for one in body["stages"]]
+    return [names.index(name) for name in body.get("results", names[-1:])]
+
+
+def written_of(body: Mapping[str, Any]) -> int | None:
+    """The position of the stage that made the rows that are written, in a stored definition; None: the input's are."""
+    names = [one["name"] for one in body["stages"]]
+    return names.index(body["rows"]) if "rows" in body else None
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The model of a stage of a stored definition; of one that calls none what it does."""
+    return str(body["model"]) if "model" in body else next(iter(body["operation"]))

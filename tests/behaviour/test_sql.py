@@ -18,7 +18,7 @@ from support.server import Faulty
 from support.terminals import on_pty
 
 import agac
-from agac.cli.inspect import LimitedRows, csv_lines, json_lines, text_lines
+from agac.cli.inspect import csv_lines, json_lines, text_lines
 
 STAGES: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": {"sentiment": "positive|neutral|negative"}},
@@ -341,7 +341,7 @@ def test_rows_without_end_take_no_memory(lines: Callable[..., Any], finished: Pr
     more: dict[str, Any] = {json_lines: {"only_ascii": False}, text_lines: {"width": None}}.get(lines, {})
     with agac.sql(MANY, project=finished.root) as answer:
         tracemalloc.start()
-        size = sum(len(line) for line in lines(LimitedRows(answer, None), **more))
+        size = sum(len(line) for line in lines(answer.columns, answer, **more))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert size > 4_000_000
