@@ -1,4 +1,4 @@
-"""Batches as values: which are open, how each is, what it waits for, and what can be done about it."""
+"""Batches as values: which are open, how each is at its provider, what it waits for, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from agac.api.project import Project, open_project
-from agac.api.status import database_path, go_on, refuse_unknown, workflow_name
+from agac.api.project import Project, embedded_address, open_project
+from agac.api.status import blocking, database_path, go_on, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.report import Moment, Report
+from agac.core.types import Fault
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import BatchState
+from agac.providers.batch import BatchApi, BatchError, BatchState, ProviderBatch
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.spec.workflow import BatchRules
 from agac.store import batches
-from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, BatchView, LaneTimes
+from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, BatchView, LaneTimes, Observation
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, run_settings_of
 
@@ -96,32 +98,32 @@ async def batch_lines(
     database: Database,
     providers: Mapping[str, Provider],
     found: Sequence[BatchView],
-    said: Mapping[int, str] | None = None,
+    objections: Mapping[int, str] | None = None,
 ) -> list[BatchLine]:
-    """Batches as they are shown; `providers` say whose answers are simulated, `said` is what they told of some batches
-    just now."""
+    """Batches as they are shown; `providers` say whose answers are simulated, `objections` why some were refused."""
     now = time.time()
-    runs = {run: await _about(database, run) for run in {view.batch.run_id for view in found}}
+    about: dict[int, _Run] = {}
     lanes: dict[tuple[str, str, str], LaneTimes | None] = {}
     lines = []
     for view in found:
         one = view.batch
         lane = (one.provider, one.account, one.model)
+        if one.run_id not in about:
+            about[one.run_id] = await _about(database, one.run_id)
         if lane not in lanes:
             lanes[lane] = await batches.lane_times(database, *lane)
         simulated = one.provider in providers and providers[one.provider].simulated
-        line = _line(view, runs[one.run_id], lanes[lane], simulated, now)
-        lines.append(replace(line, note=line.note or said.get(line.id)) if said else line)
+        line = _line(view, about[one.run_id], lanes[lane], simulated, now)
+        lines.append(replace(line, note=line.note or (objections or {}).get(line.id)))
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What lines want to know of a run: its stages' names, each one's seconds until a batch is called stuck, and the
-    command that resumes it."""
+class _Run(NamedTuple):
+    """What lines need of a run: its stages' names, each one's seconds until a batch is called stuck, and the command
+    that resumes it."""
 
     stages: list[str]
-    patience: list[float]
+    stuck_after: list[float]
     again: str
 
 
@@ -138,7 +140,9 @@ def _line(view: BatchView, run: _Run, lane: LaneTimes | None, simulated: bool, n
     one = view.batch
     still = _stands_still(one, now)
     submitted_at = one.submitted_at if one.provider_id is not None else None  # a refused one is tried again
-    stuck = still is not None and still >= run.patience[one.stage]
+    # one that closed before anything could be taken from it ran nothing
+    cost = 0.0 if one.cost is None and one.state in CLOSED and one.ingested_at is None else one.cost
+    stuck = still is not None and still >= run.stuck_after[one.stage]
     return BatchLine(
         id=one.id,
         provider_id=one.provider_id,
@@ -163,7 +167,7 @@ def _line(view: BatchView, run: _Run, lane: LaneTimes | None, simulated: bool, n
         results_until=one.results_until,
         stuck=stuck,
         stuck_for_s=still if stuck else None,
-        cost_usd=_cost(one),
+        cost_usd=cost,
         held_usd=one.held_usd if one.priced and one.state not in CLOSED else None,
         simulated=simulated,
         waits=(one.note or UNSENT[one.state]) if one.state in UNSENT else None,
@@ -174,11 +178,6 @@ def _line(view: BatchView, run: _Run, lane: LaneTimes | None, simulated: bool, n
         cancelling=one.cancel_at is not None and one.state not in CLOSED,
         lane=lane,
     )
-
-
-def _cost(one: BatchRecord) -> float | None:
-    """What a batch cost by now. One that closed before anything could be taken from it ran nothing."""
-    return 0.0 if one.cost is None and one.state in CLOSED and one.ingested_at is None else one.cost
 
 
 def _since(at: float | None, now: float) -> float | None:
@@ -250,30 +249,59 @@ class BatchReport(Report):
         return [{"run": run, "calls": calls} for run, calls in self.calls.items()]
 
 
-def batch_status(batch_id: str | int | None = None, *, project: Path | str | None = None) -> BatchReport:
+@blocking
+async def batch_status(batch_id: str | int | None = None, *, project: Path | str | None = None) -> BatchReport:
     """How a batch stands (our number of it, or the provider's id), or the open ones of the run that submitted last.
 
     Asks the providers of those that they have got, and keeps what they say. Where one cannot be asked, what is known is
     given with the reason. Raises UsageError for an id that no batch has, and when no batch is open.
     """
     root = project_root(project)
-    return asyncio.run(_status(root, str(batch_id) if batch_id is not None else None))
-
-
-async def _status(root: Path, named: str | None) -> BatchReport:
     opened, why_not = _opened(root)
-    path = database_path(root)
-    async with open_for_reading(path) as database:
+    async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise nothing_submitted()
-        found = await chosen_batches(database, named)
-        said, reasons = await _ask(opened, path, found) if opened else ({}, [why_not])
+        found = await chosen_batches(database, None if batch_id is None else str(batch_id))
+        submitted = [view.batch for view in found if view.batch.state == BatchStep.SUBMITTED]
+        seen, reasons = await _ask_providers(opened, submitted) if opened else ({}, [why_not])
+        if seen:
+            try:
+                async with open_database(database_path(root)) as writable:
+                    now = time.time()
+                    changes = [_observed(one, seen[one.id], now) for one in submitted if one.id in seen]
+                    await batches.write_seen(writable, changes)
+            except StoreError as error:
+                reasons.append(f"what the providers say could not be kept: {error.message}")
+        objections = {number: "; ".join(map(_objection, one.errors)) for number, one in seen.items() if one.errors}
         found = await stored_again(database, found)
-        lines = await batch_lines(database, opened.providers if opened else {}, found, said)
+        lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({line.run for line in lines})
         calls = {run: calls_of(await counters(database, run)) for run in runs}
-        elsewhere = await _elsewhere(database, runs)
+        counts = await batches.open_batches(database)
+        elsewhere = sum(one.batches for run, one in counts.items() if run not in runs)
     return BatchReport(root, time.time(), lines, calls, reasons, elsewhere)
+
+
+@blocking
+async def batch_list(
+    workflow: str | None = None,
+    *,
+    all: bool = False,  # noqa: A002 - the flag's name
+    project: Path | str | None = None,
+) -> BatchReport:
+    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody.
+
+    Raises UsageError for a workflow that neither has a file nor was ever run.
+    """
+    root, workflow = project_root(project), workflow_name(workflow)
+    opened, _ = _opened(root)
+    async with open_for_reading(database_path(root)) as database:
+        await refuse_unknown(database, root, workflow)
+        if database is None:
+            return BatchReport(root, time.time(), [])
+        found = await batches.batches(database, workflow=workflow, closed=all)
+        lines = await batch_lines(database, opened.providers if opened else {}, found)
+    return BatchReport(root, time.time(), lines)
 
 
 def _opened(root: Path) -> tuple[Project | None, str]:
@@ -288,34 +316,15 @@ def _opened(root: Path) -> tuple[Project | None, str]:
     return None, f"agac.yml cannot be used: {wrong}; `agac validate` says all of it"
 
 
-async def _ask(opened: Project, path: Path, found: Sequence[BatchView]) -> tuple[dict[int, str], list[str]]:
-    """Asks for those batches that providers work on, and keeps how they stand; gives what providers object to, by
-    batch, and the reasons why some could not be asked."""
-    wanted = [view.batch for view in found if view.batch.state == BatchStep.SUBMITTED]
-    if not wanted:
-        return {}, []
-    from agac.api.batch_state import ask_providers, keep, objections  # loads the client
-
-    seen, reasons = await ask_providers(opened, wanted)
-    if seen:
-        try:
-            async with open_database(path) as database:
-                await keep(database, wanted, seen, time.time())
-        except StoreError as error:
-            reasons.append(f"what the providers say could not be kept: {error.message}")
-    return objections(seen), reasons
-
-
 async def stored_again(database: Database, found: Sequence[BatchView]) -> list[BatchView]:
     """The same batches as they are stored now."""
-    runs = {view.batch.run_id for view in found}
     wanted = {view.batch.id for view in found}
-    return [
+    views = [
         view
-        for run in sorted(runs)
+        for run in sorted({view.batch.run_id for view in found})
         for view in await batches.batches(database, run=run, closed=True)
-        if view.batch.id in wanted
     ]
+    return [view for view in views if view.batch.id in wanted]
 
 
 async def chosen_batches(database: Database, named: str | None) -> list[BatchView]:
@@ -334,7 +343,11 @@ async def chosen_batches(database: Database, named: str | None) -> list[BatchVie
         raise nothing_submitted()
     found = await batches.batches(database, run=run)
     if not found:
-        raise await _nothing_open(database, run)
+        record = await read_run(database, run)
+        raise UsageError(
+            f"run {run}{f' of {record.workflow}' if record else ''} has no open batches",
+            remedy=f"All that was submitted is in. Look at the run with: agac status {run}",
+        )
     return found
 
 
@@ -346,37 +359,78 @@ def nothing_submitted() -> UsageError:
     )
 
 
-async def _nothing_open(database: Database, run: int) -> UsageError:
-    record = await read_run(database, run)
-    remedy = f"All that was submitted is in. Look at the run with: agac status {run}"
-    return UsageError(f"run {run}{f' of {record.workflow}' if record else ''} has no open batches", remedy=remedy)
+# The state of batches at their providers: asked for, and kept in the store. No batch is moved to another step here.
+
+AT_ONCE = 8
+"""Requests to one provider that may be under way: they take a moment each, and its limits are not ours alone."""
 
 
-async def _elsewhere(database: Database, runs: Sequence[int]) -> int:
-    counts = await batches.open_batches(database)
-    return sum(one.batches for run, one in counts.items() if run not in runs)
+async def _ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tuple[dict[int, ProviderBatch], list[str]]:
+    """How submitted batches stand, by number; and why some could not be asked for, each reason once."""
+    from agac.providers.batch_apis import open_batch_api  # loads the client
+
+    seen: dict[int, ProviderBatch] = {}
+    reasons: dict[str, None] = {}
+    room = asyncio.Semaphore(AT_ONCE)
+    async with AsyncExitStack() as stack:
+        for name in dict.fromkeys(one.provider for one in batches):
+            try:
+                provider = await _reachable(opened, name, stack)
+                api = open_batch_api(provider, opened.redactor())
+            except AgacError as error:
+                reasons[f"{name} could not be asked: {error.message}"] = None
+                continue
+            stack.push_async_callback(api.close)
+
+            async def look(one: BatchRecord, api: BatchApi = api) -> ProviderBatch | Fault:
+                assert one.provider_id is not None
+                async with room:
+                    return await api.look(one.provider_id)
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [(one, group.create_task(look(one))) for one in batches if one.provider == name]
+            for one, task in tasks:
+                found = task.result()
+                if isinstance(found, ProviderBatch):
+                    seen[one.id] = found
+                    continue
+                why = f"batch {one.id} could not be asked for at {one.provider}: {found.message}"
+                if one.account != provider.account:
+                    why += "; it was submitted with another key or to another address"
+                reasons[why] = None
+    return seen, list(reasons)
 
 
-def batch_list(
-    workflow: str | None = None,
-    *,
-    all: bool = False,  # noqa: A002 - the flag's name
-    project: Path | str | None = None,
-) -> BatchReport:
-    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody.
-
-    Raises UsageError for a workflow that neither has a file nor was ever run.
-    """
-    root = project_root(project)
-    return asyncio.run(_list(root, workflow_name(workflow), all))
+async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provider:
+    """The provider, started where it is agac's own. Raises AgacError."""
+    provider = opened.providers.get(name)
+    if provider is None:
+        raise AgacError("it is no longer in agac.yml")
+    if provider.missing_variables:
+        raise AgacError(f"{', '.join(provider.missing_variables)} is not set")
+    if not provider.embedded:
+        return provider
+    return replace(provider, base_url=await stack.enter_async_context(embedded_address(opened.root)))
 
 
-async def _list(root: Path, workflow: str | None, closed: bool) -> BatchReport:
-    opened, _ = _opened(root)
-    async with open_for_reading(database_path(root)) as database:
-        await refuse_unknown(database, root, workflow)
-        if database is None:
-            return BatchReport(root, time.time(), [])
-        found = await batches.batches(database, workflow=workflow, closed=closed)
-        lines = await batch_lines(database, opened.providers if opened else {}, found)
-    return BatchReport(root, time.time(), lines)
+def _objection(error: BatchError) -> str:
+    place = f"line {error.line}: " if error.line is not None else ""
+    return f"{place}{error.message} ({error.code})"
+
+
+def _observed(one: BatchRecord, seen: ProviderBatch, now: float) -> Observation:
+    moved = (one.status, one.done, one.failed) != (seen.state.value, seen.done, seen.failed)
+    return Observation(
+        id=one.id,
+        provider_id=seen.id,
+        status=seen.state.value,
+        word=seen.word,
+        total=seen.total,
+        done=seen.done,
+        failed=seen.failed,
+        moved=moved,
+        expires_at=seen.expires_at,
+        results_until=seen.results_until,
+        ended_at=seen.ended_at,
+        now=now,
+    )

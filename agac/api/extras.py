@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from agac.api.project import open_project
-from agac.api.status import database_bytes, database_path, refuse_unknown, workflow_name
+from agac.api.status import blocking, database_bytes, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.report import Report
 from agac.core.types import JSONValue
-from agac.data.files import refuse_what_is_no_file
-from agac.data.sources import STANDARD_INPUT, Column, Columns, Source, forget, keep, open_input
+from agac.data.files import AtomicFile, explained, refuse_what_is_no_file
+from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import INPUTS, format_of, free_input
@@ -77,12 +77,9 @@ class BackupReport(Report):
         return f"rm -f {shlex.join(log)} && cp {shlex.join([str(self.file), str(self.database)])}"
 
 
-def gc(
-    keep_runs: int,
-    workflow: str | None = None,
-    *,
-    dry_run: bool = False,
-    project: Path | str | None = None,
+@blocking
+async def gc(
+    keep_runs: int, workflow: str | None = None, *, dry_run: bool = False, project: Path | str | None = None
 ) -> GcReport:
     """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs.
 
@@ -92,11 +89,7 @@ def gc(
     """
     if keep_runs < 1:
         raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
-    root = project_root(project)
-    return asyncio.run(_gc(root, keep_runs, workflow_name(workflow), dry_run))
-
-
-async def _gc(root: Path, keep_runs: int, workflow: str | None, dry_run: bool) -> GcReport:
+    root, workflow = project_root(project), workflow_name(workflow)
     path = database_path(root)
     before = database_bytes(path)
     if not path.exists():
@@ -121,9 +114,14 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     root = project_root(project)
     source, target = database_path(root), Path(file).absolute()
     if not source.exists():
-        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+        raise no_runs_yet()
     _refuse_target(source, target, force)
-    _refuse_little_space(source, target)
+    needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise StoreError(
+            f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
+            remedy="Free some space, or name a file on another disk.",
+        )
     with _beside(source, target) as temporary:
         copy_database(source, temporary)
         _make_durable(temporary)
@@ -147,21 +145,15 @@ def _refuse_target(source: Path, target: Path, force: bool) -> None:
         raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
 
 
-def _refuse_little_space(source: Path, target: Path) -> None:
-    needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise _no_space(target, f"the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free")
-
-
-def _no_space(target: Path, what: str) -> StoreError:
-    return StoreError(f"no space for {target}: {what}", remedy="Free some space, or name a file on another disk.")
-
-
 @contextmanager
 def _beside(source: Path, target: Path) -> Iterator[Path]:
-    """An empty file beside the target, readable by whom the database is; it is gone after the block."""
+    """An empty file beside the target, readable by whom the database is; it is gone after the block, and so is what
+    backups into the same file left that were killed."""
     prefix = f".{target.name}.agac-backup-"
-    _remove_leftovers(target.parent, prefix)
+    for path in [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]:
+        with suppress(ValueError, OSError):
+            if not _lives(int(path.name.removeprefix(prefix).partition("-")[0])):
+                path.unlink()
     temporary = target.with_name(f"{prefix}{os.getpid()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, source.stat().st_mode & 0o777))
@@ -173,14 +165,6 @@ def _beside(source: Path, target: Path) -> Iterator[Path]:
     finally:
         for path in (temporary, temporary.with_name(f"{temporary.name}-journal")):
             path.unlink(missing_ok=True)
-
-
-def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """What backups into the same file left that were killed."""
-    for path in [entry for entry in folder.iterdir() if entry.name.startswith(prefix)]:
-        with suppress(ValueError, OSError):
-            if not _lives(int(path.name.removeprefix(prefix).partition("-")[0])):
-                path.unlink()
 
 
 def _lives(pid: int) -> bool:
@@ -244,37 +228,45 @@ def show_data(
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
-    spec = free_input(texts, _project(project), _known(format))
+    known = next((one for one in get_args(InputFormat) if one == format), None)
+    if format is not None and known is None:
+        remedy = sentence(did_you_mean(format, get_args(InputFormat)))
+        raise UsageError(f"--format {format}: unknown format", remedy=remedy)
+    spec = free_input(texts, _project(project), known)
+    first: list[dict[str, JSONValue]] = []
+    problems: list[str] = []
+    looked_at = unusable = 0
     with _at_hand(spec) as (ready, shown):
         source = open_input(ready)
-        columns, first, problems, counts = _looked_at(source, rows, look_at)
-        files = list(_files(ready))
+        columns, records = Columns(source.columns()), source.records()
+        for record in islice(records, look_at):
+            looked_at += 1
+            if record.error is not None:
+                unusable += 1
+                problems.append(record.error.message)
+                del problems[SHOWN_PROBLEMS:]
+            elif record.data is not None:
+                columns.see(record.data)
+                if len(first) < rows:
+                    first.append(record.data)
+        complete = looked_at < look_at or next(records, None) is None
+        files = [ready.path]
+        if ready.patterns:
+            files = [ready.path / relative for relative in matching(ready.path, ready.patterns, ready.skipped)]
         size = sum(path.stat().st_size for path in files if path.is_file())
-    looked_at, unusable, complete = counts
     return DataReport(
         shown, str(ready.format), size, len(files), looked_at, complete, unusable, problems, columns.all(), first
     )
 
 
-def _known(name: str | None) -> InputFormat | None:
-    found = next((known for known in get_args(InputFormat) if known == name), None)
-    if name is not None and found is None:
-        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
-        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
-    return found
-
-
 def _project(project: Path | str | None) -> ProjectSpec:
     """The project around, whose paths and folders hold; else the current folder as if it were one."""
+    spec = None
     try:
-        root = project_root(project)
-        spec, _ = load_project(root, {})
-    except SpecError:
-        spec = None
-    except UsageError:
-        if project is not None:
+        spec, _ = load_project(project_root(project), {})
+    except UsageError as error:
+        if project is not None and not isinstance(error, SpecError):
             raise
-        spec = None
     if spec is not None:
         return spec
     root = Path.cwd().resolve()
@@ -303,35 +295,6 @@ def _at_hand(spec: InputSpec) -> Iterator[tuple[InputSpec, str]]:
         yield replace(spec, path=path, format=found, piped=False), STANDARD_INPUT
 
 
-def _files(spec: InputSpec) -> Iterable[Path]:
-    if not spec.patterns:
-        return [spec.path]
-    return (spec.path / relative for relative in matching(spec.path, spec.patterns, spec.skipped))
-
-
-def _looked_at(
-    source: Source, rows: int, look_at: int
-) -> tuple[Columns, list[dict[str, JSONValue]], list[str], tuple[int, int, bool]]:
-    """The columns, the first rows, the first problems; how many rows were read, how many are unusable, whether all."""
-    columns = Columns(source.columns())
-    first: list[dict[str, JSONValue]] = []
-    problems: list[str] = []
-    looked_at = unusable = 0
-    records = source.records()
-    for record in islice(records, look_at):
-        looked_at += 1
-        if record.error is not None:
-            unusable += 1
-            if len(problems) < SHOWN_PROBLEMS:
-                problems.append(record.error.message)
-        elif record.data is not None:
-            columns.see(record.data)
-            if len(first) < rows:
-                first.append(record.data)
-    complete = looked_at < look_at or next(records, None) is None
-    return columns, first, problems, (looked_at, unusable, complete)
-
-
 # `agac init`: a project that works as it is, on the simulator.
 
 RENAMED = {"env.example": ".env.example", "gitignore": ".gitignore"}
@@ -347,7 +310,8 @@ def init(folder: Path | str = ".") -> list[Path]:
     folder = Path(folder)
     with as_file(files(__package__) / "template") as template:
         sources = sorted(path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc")
-        targets = [_target(path.relative_to(template)) for path in sources]
+        relative = [path.relative_to(template) for path in sources]
+        targets = [path.with_name(RENAMED.get(path.name, path.name)) for path in relative]
         taken = [str(folder / target) for target in targets if (folder / target).exists()]
         if taken:
             raise UsageError(
@@ -365,10 +329,6 @@ def init(folder: Path | str = ".") -> list[Path]:
     return [folder / target for target in targets]
 
 
-def _target(path: Path) -> Path:
-    return path.with_name(RENAMED.get(path.name, path.name))
-
-
 # Questions to the store in SQL, which change nothing.
 
 
@@ -380,22 +340,19 @@ def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswe
     UsageError for a query that is wrong or would do more than read, and where nothing was run yet.
     """
     root = project_root(project)
-    text = _piped_in() if query == "-" else query
-    refuse_at_once(text)
+    if query == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("-: nothing is piped in", remedy="Pipe the query in, as in `agac sql - < query.sql`.")
+        try:
+            query = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"-: byte {error.start:,} is not UTF-8", remedy="Save the query as UTF-8.") from error
+    refuse_at_once(query)
     path = database_path(root)
     if not path.exists() or not path.stat().st_size:
-        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
-    with answered(path, text) as answer:
+        raise no_runs_yet()
+    with answered(path, query) as answer:
         yield answer
-
-
-def _piped_in() -> str:
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError("-: nothing is piped in", remedy="Pipe the query in, as in `agac sql - < query.sql`.")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"-: byte {error.start:,} is not UTF-8", remedy="Save the query as UTF-8.") from error
 
 
 # What editors need to complete and check agac's files: JSON Schemas, and where they belong.
@@ -428,16 +385,15 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
 
     Raises UsageError where there is no project, and AgacError when the folder cannot be written.
     """
-    import json
-
-    from agac.api.project import open_project
-    from agac.data.files import AtomicFile, explained
-
     opened = open_project(project)
-    folder = opened.root / FOLDER
+    folder, paths = opened.root / FOLDER, opened.spec.paths
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    patterns = _patterns(opened.spec)
+    # an AgentCard in Markdown is no YAML, so editors are not told of it
+    patterns = {
+        kind: [f"{opened.spec.shown(files)}/*{suffix}" for suffix in (".yml", ".yaml")] if files else ["agac.yml"]
+        for kind, files in (("workflow", paths.workflows), ("project", None), ("card", paths.agentcards))
+    }
     for kind in patterns:
         file = AtomicFile(folder / f"{kind}.json")
         try:
@@ -447,15 +403,6 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
             file.abort()
     schemas = {(FOLDER / f"{kind}.json").as_posix(): found for kind, found in patterns.items()}
     return SchemasReport([folder / f"{kind}.json" for kind in patterns], {"yaml.schemas": schemas})
-
-
-def _patterns(project: ProjectSpec) -> dict[str, list[str]]:
-    """Which files each kind of schema is for. An AgentCard in Markdown is no YAML, so editors are not told of it."""
-    folders = {"workflow": project.paths.workflows, "card": project.paths.agentcards}
-    by_folder = {
-        kind: [f"{project.shown(folder)}/*{suffix}" for suffix in (".yml", ".yaml")] for kind, folder in folders.items()
-    }
-    return {"workflow": by_folder["workflow"], "project": ["agac.yml"], "card": by_folder["card"]}
 
 
 # Showing what a model will see of an AgentCard.
@@ -494,15 +441,18 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         raise UsageError(message)
     card, problems = load_card(path, opened.spec, variables or {})
     if card is None:
-        raise _unusable(problems)
-    info = card.info
-    params, means = dict(info.params), None
+        failure = SpecError(problems)
+        if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
+            failure.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+        raise failure
+    info, means = card.info, None
+    params = dict(info.params)
     if info.model is not None:
         ref, messages = parse_model(info.model, opened.providers, opened.spec.aliases)
-        problems += [Problem(card.where.get("model", card.where[""]), text, "model") for text in messages]
+        where = card.where.get("model", card.where[""])
+        problems += [Problem(where, text, "model") for text in messages]
         if ref is None:
             raise SpecError(problems)
-        where = card.where.get("model", card.where[""])
         problems += [Problem(where, text, "model", "warning") for text in ref.warnings]
         params |= ref.params
         means = ref.meaning if ref.written is not None else None
@@ -510,10 +460,3 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     return CardReport(
         info.name, info.file, info.description, info.model, params, info.instruction, problems, examples, means
     )
-
-
-def _unusable(problems: list[Problem]) -> SpecError:
-    error = SpecError(problems)
-    if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
-        error.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
-    return error

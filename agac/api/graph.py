@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 import unicodedata
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import Project, open_project
-from agac.api.status import database_path, find_run, workflow_name
+from agac.api.project import open_project
+from agac.api.status import blocking, database_path, stored_run, workflow_name
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.report import Report
 from agac.data.files import AtomicFile
@@ -21,11 +20,11 @@ from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.levels import StageNode
 from agac.spec.loader import in_order, load_workflow
 from agac.spec.paths import project_root
-from agac.spec.workflow import Overrides, Workflow, WrittenStage, read_needs
+from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
-from agac.store.runs import Count, RunRecord, counters, definition_of, read_run, row_counts
+from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
 
 # Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
 
@@ -101,7 +100,12 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
     lines = ["flowchart TD"]
     for i, node in enumerate(nodes):
         opening, closing = SHAPES.get(node.kind, ("[", "]"))
-        lines.append(f'    n{i}{opening}"{_text(node)}"{closing}')
+        level = f" · level {node.level}" if node.level else ""
+        shown = [f"<b>{_quoted(node.name)}</b>", f"<i>{_quoted(node.kind)}{level}</i>", *map(_quoted, node.label_lines)]
+        if node.counts is not None:
+            shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
+        text = "<br/>".join(shown)
+        lines.append(f'    n{i}{opening}"{text}"{closing}')
     for source, target, edge in linked(nodes, edges):
         arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
         label = f'|"{_quoted(edge.label)}"|' if edge.label.strip() else ""
@@ -112,22 +116,12 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _text(node: DrawnNode) -> str:
-    level = f" · level {node.level}" if node.level else ""
-    shown = [f"<b>{_quoted(node.name)}</b>", f"<i>{_quoted(node.kind)}{level}</i>", *map(_quoted, node.label_lines)]
-    if node.counts is not None:
-        shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
-    return "<br/>".join(shown)
-
-
 def _quoted(text: str) -> str:
     """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its number."""
     line = one_line(text)
     cut = line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…"
     return re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut) or "#160;"
 
-
-# A workflow as a picture, with what became of the rows of its last run. Imports nothing of the user's.
 
 OURS = ("<svg ", "flowchart ")
 """How drawings begin: no other file is replaced by one."""
@@ -208,9 +202,13 @@ class GraphReport(Report):
 
     def _ends(self) -> tuple[str, str]:
         """The names of the first and the last box: no box is called like another."""
-        names = {stage.name for stage in self.stages}
-        first = _other_than(names, self.input)
-        return first, _other_than({*names, first}, self.output)
+        names, ends = {stage.name for stage in self.stages}, []
+        for name in (self.input, self.output):
+            while name in names:
+                name += " "
+            ends.append(name)
+            names.add(name)
+        return ends[0], ends[1]
 
     def svg(self) -> str:
         """The drawing as an SVG document."""
@@ -223,90 +221,78 @@ class GraphReport(Report):
         return mermaid(self.nodes(), self.edges())
 
 
-def _other_than(names: set[str], name: str) -> str:
-    """The name, with spaces after it that nobody sees where it is taken."""
-    while name in names:
-        name += " "
-    return name
-
-
-def graph(workflow: str | None = None, *, run: int | None = None, project: Path | str | None = None) -> GraphReport:
+@blocking
+async def graph(
+    workflow: str | None = None, *, run: int | None = None, project: Path | str | None = None
+) -> GraphReport:
     """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
-    as it was in that run. Changes nothing, and needs no provider's key.
+    as it was in that run. Changes nothing, and needs no provider's key. Imports nothing of the user's.
 
     Raises SpecError for problems in the file, UsageError for a run that does not exist.
     """
     if run is not None:
-        root = project_root(project)
-        return asyncio.run(_of_run(root, workflow_name(workflow), run))
+        async with stored_run(project_root(project), run, workflow_name(workflow)) as (database, record):
+            definition = await definition_of(database, record.id)
+            outcomes, rows, written = await _counts(database, record)
+        bodies, levels = definition["stages"], _levels(recorded_stages(definition))
+        return GraphReport(
+            record.workflow,
+            record.id,
+            definition["input"]["path"],
+            tuple(_drawn(body, outcomes.get(body["name"], {}), levels) for body in bodies),
+            tuple(bodies[position]["name"] for position in ends_of(definition)),
+            record.output_dir,
+            rows,
+            written,
+        )
     if workflow is None:
         raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")
     opened = open_project(project)
     loaded, problems = load_workflow(opened.spec, workflow, Overrides())
     if loaded is None or any_error(problems):
         raise SpecError(in_order(problems))
-    return asyncio.run(_of_file(opened, loaded))
-
-
-async def _of_file(project: Project, workflow: Workflow) -> GraphReport:
-    models, _ = resolve_models(workflow, project.providers, project.spec.aliases)
-    async with open_for_reading(database_path(project.root)) as database:
-        record, counts = await _last_run(database, workflow.name)
-        written = await _written(database, record) if database and record else None
-    outcomes = _outcomes(counts)
-    stages, levels = [], _levels(workflow.stages)
-    for stage in workflow.stages:
-        resolved = models.get(stage.name)
-        model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
-        stages.append(_drawn(_body_of(stage, model), outcomes.get(stage.name), levels))
+    async with open_for_reading(database_path(opened.root)) as found:
+        lines = await run_lines(found, loaded.name) if found else []
+        last = await read_run(found, lines[0].id) if found and lines else None
+        outcomes, rows, written = await _counts(found, last)
+    models, _ = resolve_models(loaded, opened.providers, opened.spec.aliases)
+    levels, stages = _levels(loaded.stages), []
+    for stage in loaded.stages:
+        body, resolved = stage_body(stage), models.get(stage.name)
+        if stage.asks:
+            body["model"] = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
+        stages.append(_drawn(body, outcomes.get(stage.name), levels))
     return GraphReport(
-        workflow.name,
-        record.id if record else None,
-        workflow.input.shown,
+        loaded.name,
+        last.id if last else None,
+        loaded.input.shown,
         tuple(stages),
-        workflow.output.stages,
-        project.spec.shown(workflow.output.dir),
-        _rows(counts) if record else None,
+        loaded.output.stages,
+        opened.spec.shown(loaded.output.dir),
+        rows,
         written,
     )
 
 
-async def _last_run(database: Database | None, workflow: str) -> tuple[RunRecord | None, list[Count]]:
-    lines = await run_lines(database, workflow) if database else []
-    if database is None or not lines:
-        return None, []
-    return await read_run(database, lines[0].id), await counters(database, lines[0].id)
-
-
-def _body_of(stage: WrittenStage, model: str) -> dict[str, Any]:
-    """A stage of a file as far as it is drawn, in the form of a stored definition."""
-    return stage_body(stage) | ({"model": model} if stage.asks else {})
-
-
-async def _of_run(root: Path, workflow: str | None, run: int) -> GraphReport:
-    async with open_for_reading(database_path(root)) as database:
-        record = await find_run(database, workflow, run)
-        assert database is not None
-        counts, definition = await counters(database, record.id), await definition_of(database, record.id)
-        written = await _written(database, record)
-    names, outcomes = [body["name"] for body in definition["stages"]], _outcomes(counts)
-    levels = _levels(recorded_stages(definition))
-    return GraphReport(
-        record.workflow,
-        record.id,
-        definition["input"]["path"],
-        tuple(_drawn(body, outcomes.get(body["name"], {}), levels) for body in definition["stages"]),
-        tuple(names[position] for position in ends_of(definition)),
-        record.output_dir,
-        _rows(counts),
-        written,
-    )
-
-
-async def _written(database: Database, record: RunRecord) -> dict[str, int] | None:
-    """What became of the rows that are written, where a stage made them; None: they are the input's."""
+async def _counts(
+    database: Database | None, record: RunRecord | None
+) -> tuple[dict[str, dict[str, int]], dict[str, int] | None, dict[str, int] | None]:
+    """What became of the rows of each stage that the run knows; of the input's rows; and of those that are written,
+    where a stage made them (None: they are the input's)."""
+    if database is None or record is None:
+        return {}, None, None
+    counts, outcomes = await counters(database, record.id), dict[str, dict[str, int]]()
+    for count in counts:
+        own = outcomes.setdefault(count.stage, dict.fromkeys(WORDS, 0))
+        if count.outcome in own:
+            own[count.outcome] += count.tasks
     position = written_of(await definition_of(database, record.id))
-    return None if position is None else _told(present(await made_counts(database, record.id), position))
+    written = None if position is None else present(await made_counts(database, record.id), position)
+    rows, made = (
+        None if found is None else {"total": found["present"], **{name: found[name] for name in ROWS}}
+        for found in (row_counts(counts), written)
+    )
+    return outcomes, rows, made
 
 
 def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
@@ -320,52 +306,28 @@ def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
     return found
 
 
-def _makes(body: Mapping[str, Any]) -> str | None:
-    """What a stage makes of the rows that come to it, in a line."""
-    if "explode" in body:
-        return f"explode {body['explode']}"
-    return f"group_by {', '.join(body['group_by']) or 'nothing'}" if "group_by" in body else None
-
-
 def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: Mapping[str, int]) -> DrawnStage:
+    """A stage by its stored form."""
     operation = body.get("operation")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
+    if isinstance(what, dict):
+        does = ", ".join(f"{old} → {new}" for old, new in what.items())
+    else:
+        does = ", ".join(what) if isinstance(what, list) else str(what)
+    makes = f"explode {body['explode']}" if "explode" in body else None
+    if "group_by" in body and makes is None:
+        makes = f"group_by {', '.join(body['group_by']) or 'nothing'}"
     return DrawnStage(
         body["name"],
         kind,
-        _does(what),
+        does,
         read_needs(body["needs"]),
         body.get("when"),
         body.get("otherwise", "skip"),
         outcomes,
-        _makes(body),
+        makes,
         levels[body["name"]],
     )
-
-
-def _does(what: Any) -> str:
-    """What an operation is about, in a line: a function, a condition, fields, new names."""
-    if isinstance(what, dict):
-        return ", ".join(f"{old} → {new}" for old, new in what.items())
-    return ", ".join(what) if isinstance(what, list) else str(what)
-
-
-def _outcomes(counts: Iterable[Count]) -> dict[str, dict[str, int]]:
-    """What became of the rows of each stage that the run knows."""
-    found: dict[str, dict[str, int]] = {}
-    for count in counts:
-        own = found.setdefault(count.stage, dict.fromkeys(WORDS, 0))
-        if count.outcome in own:
-            own[count.outcome] += count.tasks
-    return found
-
-
-def _rows(counts: Iterable[Count]) -> dict[str, int]:
-    return _told(row_counts(counts))
-
-
-def _told(rows: Mapping[str, int]) -> dict[str, int]:
-    return {"total": rows["present"], **{name: rows[name] for name in ROWS}}
 
 
 def save_drawing(text: str, file: Path | str) -> None:
@@ -377,8 +339,11 @@ def save_drawing(text: str, file: Path | str) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")
-    if file.is_file() and not _is_ours(file):
-        raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
+    if file.is_file():
+        with file.open("rb") as opened:
+            start = opened.read(max(map(len, OURS)))
+        if start and not start.decode("utf-8", "replace").startswith(OURS):
+            raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
     try:
         drawing = AtomicFile(file)
         try:
@@ -390,9 +355,3 @@ def save_drawing(text: str, file: Path | str) -> None:
         raise
     except AgacError as error:
         raise AgacError(error.message, remedy="Name a file elsewhere, or make room there.") from error
-
-
-def _is_ours(file: Path) -> bool:
-    with file.open("rb") as opened:
-        start = opened.read(max(map(len, OURS)))
-    return not start or start.decode("utf-8", "replace").startswith(OURS)

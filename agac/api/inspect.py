@@ -1,37 +1,43 @@
-"""Looking at runs and rows: `agac runs` and `agac inspect`."""
+"""`agac runs` and `agac inspect`: runs, and one row of a run with every task, its prompts, its parents and children."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from agac.api.options import position_of
 from agac.api.status import (
+    blocking,
     database_bytes,
     database_path,
     find_rows,
-    find_run,
     full_report,
     last_invocation,
+    position_of,
     refuse_unknown,
     state_of,
+    stored_run,
     workflow_name,
 )
-from agac.core.errors import Problem
+from agac.core.errors import ErrorType
 from agac.core.report import Report, iso, json_form
+from agac.core.types import Message, Outcome, texts_of
+from agac.engine.replay import RowHistory
 from agac.engine.telemetry import calls_of
+from agac.engine.validate import complaint
 from agac.plan.diff import workflow_changes
-from agac.plan.plan import Plan
-from agac.plan.stage import PlannedStage
+from agac.plan.render import share, votes
+from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root
-from agac.spec.workflow import Workflow
+from agac.spec.templates import MissingField
 from agac.store import history
-from agac.store import runs as store_runs
-from agac.store.batches import OpenBatches, open_batches
+from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
+from agac.store.history import AttemptRecord, Origin, TaskRecord
+from agac.store.rows import RowRecord, State, group_sizes
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
 
@@ -45,32 +51,15 @@ class RunsReport(Report):
     runs: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class InspectReport:
-    """A run (as `status` gives it, with its definition) and, when a row was named, the rows that have its id."""
-
-    project: Path
-    run: dict[str, Any]
-    rows: list[dict[str, Any]] | None
-
-    def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        if self.rows is None:
-            return {"project": str(self.project), **self.run}
-        about = {key: self.run[key] for key in ("workflow", "run", "state")}
-        return {"project": str(self.project), **about, "rows": self.rows}
-
-
-def runs(workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None) -> RunsReport:
+@blocking
+async def runs(
+    workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None
+) -> RunsReport:
     """The runs of one workflow or of all, with what changed from one to the next. Changes nothing.
 
     Raises UsageError for a workflow that neither has a file nor was ever run.
     """
-    root = project_root(project)
-    return asyncio.run(_runs(root, workflow_name(workflow), newest))
-
-
-async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsReport:
+    root, workflow = project_root(project), workflow_name(workflow)
     path = database_path(root)
     async with open_for_reading(path) as database:
         lines = await history.run_lines(database, None) if database else []
@@ -78,32 +67,29 @@ async def _runs(root: Path, workflow: str | None, newest: int | None) -> RunsRep
         wanted = [line for line in lines if workflow in (None, line.workflow)]
         found = []
         if database is not None:
-            before, batches = _before(lines), await open_batches(database)
+            last: dict[str, history.RunLine] = {}
+            before: dict[int, history.RunLine | None] = {}
+            for line in sorted(lines):
+                before[line.id], last[line.workflow] = last.get(line.workflow), line
+            batches = await open_batches(database)
             found = [
-                await _line_report(database, line, before.get(line.id), batches.get(line.id))
-                for line in wanted[:newest]
+                await _line_report(database, line, before[line.id], batches.get(line.id)) for line in wanted[:newest]
             ]
     return RunsReport(root, database_bytes(path), len(wanted), found)
-
-
-def _before(lines: list[history.RunLine]) -> dict[int, history.RunLine]:
-    """The run of the same workflow that was made before each run."""
-    last: dict[str, history.RunLine] = {}
-    found: dict[int, history.RunLine] = {}
-    for line in sorted(lines):
-        if line.workflow in last:
-            found[line.id] = last[line.workflow]
-        last[line.workflow] = line
-    return found
 
 
 async def _line_report(
     database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
 ) -> dict[str, Any]:
+    """A run; `before` is the run of the same workflow that was made before it."""
     record = await read_run(database, line.id)
     assert record is not None
     counts = await counters(database, line.id)
     rows = row_counts(counts)
+    changes = []
+    if before is not None and before.definition_hash != line.definition_hash:
+        bodies = await history.definitions(database, [before.definition_hash, line.definition_hash])
+        changes = workflow_changes(bodies[before.definition_hash], bodies[line.definition_hash])
     return {
         "run": line.id,
         "workflow": line.workflow,
@@ -119,19 +105,28 @@ async def _line_report(
         "last_worked_at": iso(line.last_at),
         "output": record.output_dir,
         "compared_with": before.id if before else None,
-        "changes": await _changes(database, before, line) if before else [],
+        "changes": [*changes, *(["--fresh"] if before and line.fresh_since is not None else [])],
     }
 
 
-async def _changes(database: Database, before: history.RunLine, after: history.RunLine) -> list[str]:
-    fresh = ["--fresh"] if after.fresh_since is not None else []
-    if before.definition_hash == after.definition_hash:
-        return fresh
-    bodies = await history.definitions(database, [before.definition_hash, after.definition_hash])
-    return [*workflow_changes(bodies[before.definition_hash], bodies[after.definition_hash]), *fresh]
+@dataclass(frozen=True, slots=True)
+class InspectReport(Report):
+    """A run (as `status` gives it, with its definition) and, when a row was named, the rows that have its id."""
+
+    project: Path
+    run: dict[str, Any]
+    rows: list[dict[str, Any]] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The value that `--json` prints."""
+        if self.rows is None:
+            return {"project": str(self.project), **self.run}
+        about = {key: self.run[key] for key in ("workflow", "run", "state")}
+        return {"project": str(self.project), **about, "rows": self.rows}
 
 
-def inspect(
+@blocking
+async def inspect(
     run: int | str = "last",
     row: int | str | None = None,
     *,
@@ -144,69 +139,305 @@ def inspect(
     UsageError for a run, a row or a stage that does not exist.
     """
     root = project_root(project)
-    return asyncio.run(_inspect(root, run, row, stage))
-
-
-async def _inspect(root: Path, run: int | str, row: int | str | None, stage: str | None) -> InspectReport:
-    async with open_for_reading(database_path(root)) as database:
-        record = await find_run(database, None, run)
-        assert database is not None
+    async with stored_run(root, run) as (database, record):
         definition = await definition_of(database, record.id)
         if stage is not None:
             position_of(stage, [body["name"] for body in definition["stages"]], "--stage")
-        report = await full_report(database, record)
-        report["definition"] = definition
-        if row is None:
-            return InspectReport(root, _of_stage(report, stage), None)
-        from agac.api.row_history import row_reports  # rebuilds prompts: loads templates, schemas and providers
+        report = {**await full_report(database, record), "definition": definition}
+        if row is not None:
+            stages, named = recorded_stages(definition), await find_rows(database, record.id, [row])
+            rows = [await _row_report(database, record.id, stages, one, stage) for one in named]
+            met = rows if stage is None else [one for one in rows if one["stages"]]  # they came to the stage
+            return InspectReport(root, report, met or rows)
+    if stage is not None:
+        report["stages"] = [body for body in report["stages"] if body["name"] == stage]
+        report["errors"] = [error for error in report["errors"] if error["stage"] == stage]
+        report["definition"] = {**definition, "stages": [one for one in definition["stages"] if one["name"] == stage]}
+    return InspectReport(root, report, None)
 
-        found = await find_rows(database, record.id, [row])
-        return InspectReport(root, report, await row_reports(database, record, definition, found, stage))
+
+# One row of a run.
+
+STATES = {
+    State.PENDING: "open",
+    State.DONE: "done",
+    State.FAILED: "failed",
+    State.DROPPED: "dropped",
+    State.FILTERED: "dropped",
+    State.SKIPPED: "skipped",
+}
+
+MAX_IDS = 1000
+"""Ids of children, parts or members that are listed for each stage."""
+
+STALE = "the row, or an answer before this one, changed since; the next run runs it again"
+
+_CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group"}
 
 
-def _of_stage(report: dict[str, Any], stage: str | None) -> dict[str, Any]:
-    """The report with what concerns one stage."""
-    if stage is None:
-        return report
-    definition = report["definition"]
-    kept = {
-        "stages": [body for body in report["stages"] if body["name"] == stage],
-        "errors": [error for error in report["errors"] if error["stage"] == stage],
-        "definition": {**definition, "stages": [body for body in definition["stages"] if body["name"] == stage]},
+class ShownPrompt(NamedTuple):
+    """A stage's prompt for a row and its fingerprint, and those of its `replicas` where it has some; without messages
+    `note` says why there are none."""
+
+    messages: tuple[Message, ...] | None
+    fingerprint: bytes | None
+    note: str | None
+    replicas: tuple[bytes, ...] = ()
+
+    def print_of(self, replica: int) -> bytes | None:
+        """The fingerprint of a replica, counted from 1; of 0 the task's own."""
+        return self.replicas[replica - 1] if 0 < replica <= len(self.replicas) else self.fingerprint
+
+
+async def _row_report(
+    database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord, only: str | None
+) -> dict[str, Any]:
+    """The row with its stages, or with the one called `only`."""
+    known = await RowHistory.read(database, run, stages, row)
+    attempts: dict[int, list[AttemptRecord]] = defaultdict(list)
+    for attempt in await history.attempts_of_row(database, row.key):
+        attempts[attempt.stage].append(attempt)
+    tasks = [*known.tasks.values(), *known.replicas.values()]
+    reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
+    origins = await history.origins(database, reused)
+    found: list[dict[str, Any]] = []
+    for stage in known.stages_met():
+        prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
+        if only in (None, stage.name):
+            found.append(_stage_report(known, stage, prompt, attempts[stage.index], origins))
+        known.replay.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
+    return {
+        "id": row.id,
+        "occurrence": max(row.occurrence, 0),
+        "row_number": row.ordinal,
+        "in_input": row.ordinal is not None,
+        "state": STATES[State(row.state)],
+        "error": _error(row.error_type, row.error_message, row.error_stage),
+        "fields": json.loads(row.data),
+        "stages": found,
+        **await _relatives(database, stages, row),
     }
-    return {**report, **kept}
 
 
-# Short names of models that moved: what one meant in a run's definition, and what it means now.
+async def _relatives(database: Database, stages: Sequence[RecordedStage], row: RowRecord) -> dict[str, Any]:
+    """How the row came to be: `relation` is input, child, kept, group or part, `made_by` the stage; `parents` are the
+    nearest first. `children` and `groups` are what was made of it. `members` is None unless it is a group: of how many
+    rows that is made, and how many it lacks, since they failed before they came to it."""
 
+    def made(one: RowRecord) -> dict[str, Any]:
+        if one.origin is None:
+            return {"relation": "input", "made_by": None}
+        maker, is_part = stages[one.origin], one.place is not None and one.place < 0
+        return {"relation": "part" if is_part else _CHILDREN[maker.makes or "items"], "made_by": maker.name}
 
-def meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | None:
-    """What the stage's short name stood for in a stored definition, where that is something else."""
-    if stage.ref is None or stage.ref.written is None:
-        return None
-    before = next((one for one in definition["stages"] if one["name"] == stage.name), None)
-    alias = before.get("alias") if before else None
-    if not alias or alias["written"] != stage.ref.written or alias["means"] == stage.ref.meaning:
-        return None
-    return str(alias["means"])
-
-
-async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> list[Problem]:
-    """A warning for each short name that the workflow's last run understood otherwise: its rows are asked again."""
-    if not any(stage.ref and stage.ref.written for stage in plan.asking):
-        return []
-    last = next(iter(await store_runs.run_ids(database, workflow.name)), None)
-    if last is None:
-        return []
-    definition = await store_runs.definition_of(database, last)
-    return [
-        Problem(
-            spec.at("model"),
-            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are run "
-            f"again; to keep the answers write {meant}",
-            f"{spec.path}.model",
-            "warning",
+    how, members, children = made(row), None, []
+    above = await history.rows_above(database, row.key)
+    for below in await history.rows_below(database, row.key, MAX_IDS):
+        maker = stages[below.origin]
+        words: Counter[str] = Counter()
+        for state, count in below.states.items():
+            words[STATES[State(state)]] += count
+        children.append(
+            {
+                "made_by": maker.name,
+                "relation": "part" if below.parts else _CHILDREN[maker.makes or "items"],
+                "count": words.total(),
+                "states": dict(words),
+                "ids": below.ids,
+            }
         )
-        for spec, stage in zip(workflow.asking, plan.asking, strict=True)
-        if stage.ref is not None and (meant := meant_before(stage, definition)) is not None
-    ]
+    if how["relation"] == "group":
+        size = (await group_sizes(database, [row.key])).get(row.key)
+        members = {
+            "count": size.rows if size else 0,
+            "failed": size.failed if size else 0,
+            "ids": await history.member_ids(database, row.key, False, MAX_IDS),
+            "failed_ids": await history.member_ids(database, row.key, True, MAX_IDS),
+        }
+    groups = await history.groups_of_row(database, row.key)
+    return {
+        **how,
+        "row_number": (above[-1] if above else row).ordinal,
+        "place": row.place if how["relation"] == "child" else None,
+        "parents": [{"id": one.id, **made(one)} for one in above],
+        "children": children,
+        "members": members,
+        "groups": [{"id": name, "made_by": stages[origin].name} for origin, name in groups],
+    }
+
+
+def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
+    seen, row = known.replay, known.row
+    if not seen.is_readable:
+        return ShownPrompt(None, None, "this record of the input could not be read")
+    lacking = seen.lacking(stage)
+    if lacking is not None:
+        left = any(one.name == lacking and known.outcome(one) == Outcome.DROPPED for one in known.stages)
+        why = "made the row leave" if left else "has no answer"
+        return ShownPrompt(None, None, f"stage {lacking!r}, upstream of this one, {why}")
+    try:
+        messages = seen.messages(stage) if stage.operation is None else ()
+    except MissingField as missing:
+        return ShownPrompt(None, None, str(missing))
+    _, replicas = stage.task_prints(messages, row.id, known.run)
+    return ShownPrompt(messages, seen.fingerprint(stage, messages, row.id, known.run), None, replicas)
+
+
+def _stage_report(
+    known: RowHistory,
+    stage: RecordedStage,
+    rebuilt: ShownPrompt,
+    attempts: Sequence[AttemptRecord],
+    origins: Mapping[int, Origin],
+) -> dict[str, Any]:
+    task = known.tasks.get(stage.index)
+    stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
+    note = json.loads(task.note) if task and task.note else {}
+    passed_over = note if "values" in note else None
+    prompt = None if stale or passed_over else rebuilt.messages
+    replicated: dict[str, Any] = {}
+    if stage.replicas > 1:
+        numbers = range(1, stage.replicas + 1)
+        replicas = {number: known.replicas.get((stage.index, number)) for number in numbers}
+        reports = [
+            {
+                "replica": number,
+                "outcome": one.outcome if one else "open",
+                "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
+                **(_task_report(one, origins) if one else {}),
+            }
+            for number, one in replicas.items()
+        ]
+        replicated = {"vote": _vote(stage.vote, note, list(replicas.values())), "replicas": reports}
+    return {
+        "name": stage.name,
+        "model": stage.model,
+        "alias": dict(stage.alias) if stage.alias else None,
+        "params": dict(stage.params),
+        "outcome": task.outcome if task else "open",
+        "stale": stale,
+        "passed_over": passed_over,
+        "operation": stage.operation.body() if stage.operation else None,
+        "traceback": note.get("traceback"),
+        **(_task_report(task, origins) if task else {}),
+        "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index],
+        **replicated,
+        "prompt": texts_of(prompt) if prompt else None,
+        "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
+        "attempts": _attempts(stage, rebuilt, attempts),
+    }
+
+
+def in_batch(task: RowTask) -> dict[str, Any]:
+    """The batch that a task is in, or (`waits`) that an equal one is in whose answer it takes."""
+    return {
+        **({"replica": task.replica} if task.replica else {}),
+        "fingerprint": task.fingerprint.hex(),
+        "waits": task.waits,
+        "round": task.round,
+        "batch": task.batch,
+        "run": task.run,
+        "provider_id": task.provider_id,
+        "step": task.step,
+        "submitted_at": iso(task.submitted_at) if task.provider_id is not None else None,
+    }
+
+
+def _vote(field: str | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
+    """How replicas voted, as the task's note says; None where they did not, or not yet."""
+    answers = [one.value for one in replicas if one is not None and one.value is not None]
+    if field is None or "agreement" not in note or len(answers) < len(replicas):
+        return None
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, value in enumerate(votes(answers, field), 1):
+        numbers[value].append(number)
+    ordered = sorted(numbers.items(), key=lambda one: -len(one[1]))
+    return {
+        "field": field,
+        "agreement": round(share(note["agreement"]), 4),
+        "taken": note["replica"],
+        "values": [{"value": json.loads(value), "replicas": own} for value, own in ordered],
+    }
+
+
+def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
+    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it quoted after the
+    prompt."""
+    found: list[dict[str, Any]] = []
+    wrong: AttemptRecord | None = None
+    for attempt in sorted(attempts, key=lambda one: one.replica):
+        said = None
+        asked = (attempt.invocation, attempt.replica)
+        if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
+            said = complaint(wrong.error_message or "", wants_json=stage.schema is not None)
+        found.append(_attempt_report(attempt, rebuilt.print_of(attempt.replica), said))
+        if attempt.error_type == ErrorType.SCHEMA_MISMATCH:
+            wrong = attempt
+    return found
+
+
+def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, Any]:
+    """What a task came to. A reused result has no run where the row that asked it changed since or is gone."""
+    origin = origins.get(task.result_id or 0)
+    reused_from = {
+        "run": origin.run if origin else None,
+        "row": origin.row_id if origin else None,
+        "answered_at": iso(task.created_at),
+    }
+    return {
+        "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
+        "settled_at": iso(task.settled_at),
+        "result": json.loads(task.value) if task.value is not None else None,
+        "error": _error(task.error_type, task.error_message),
+        "failures": task.failures,
+        "answered_by": _endpoint(task) if task.provider is not None else None,
+        "how": task.how.split(",") if task.how else [],
+        "reused_from": reused_from if task.outcome == Outcome.REUSED else None,
+    }
+
+
+def _endpoint(record: TaskRecord | AttemptRecord) -> dict[str, Any]:
+    return {
+        "provider": record.provider,
+        "model": record.model,
+        "base_url": record.base_url,
+        "simulated": bool(record.simulated),
+    }
+
+
+def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str | None) -> dict[str, Any]:
+    return {
+        **({"replica": attempt.replica} if attempt.replica else {}),
+        "number": attempt.number,
+        "invocation": attempt.invocation,
+        "purpose": attempt.purpose,
+        "asked_again_with": said,
+        "of_earlier_content": attempt.fingerprint != fingerprint,
+        "fingerprint": attempt.fingerprint.hex(),
+        **_endpoint(attempt),
+        "started_at": iso(attempt.started_at),
+        "duration_s": round(attempt.duration, 4),
+        "ttft_s": _rounded(attempt.ttft),
+        "time_to_response_s": _rounded(attempt.time_to_response),
+        "http_status": attempt.status,
+        "service_tier": attempt.service_tier,
+        "input_tokens": attempt.input_tokens,
+        "cached_tokens": attempt.cached_tokens,
+        "output_tokens": attempt.output_tokens,
+        "reasoning_tokens": attempt.reasoning_tokens,
+        "cost_usd": attempt.cost,
+        "perhaps_billed": bool(attempt.ambiguous),
+        "error": _error(attempt.error_type, attempt.error_message),
+        "reply": history.reply_text(attempt.reply),
+        "reply_kept": attempt.reply is not None,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _error(error_type: str | None, message: str | None, stage: str | None = None) -> dict[str, Any] | None:
+    if error_type is None:
+        return None
+    return {"type": error_type, "message": message, **({"stage": stage} if stage else {})}

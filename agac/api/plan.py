@@ -1,21 +1,17 @@
-"""What a run would do and cost before any call: `agac plan`, and the confirmation above `confirm_above`."""
+"""What a run would do and cost before any call: `agac plan`, and what needs a yes first: a cost above `confirm_above`,
+batches that hold requests of older prompts; short names of models that mean something else now."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import meant_before
-from agac.api.options import RunOptions
-from agac.api.project import CheckedWorkflow, Project, count_rows, open_project, ready_workflow, selected_rows
-from agac.api.report import RowCount
-from agac.api.status import database_path
-from agac.core.errors import AgacError, Problem, UsageError
+from agac.api.project import CheckedWorkflow, RunOptions, open_project, ready_workflow, selected_rows
+from agac.api.status import blocking, database_path
+from agac.core.errors import Problem, UsageError
 from agac.core.report import Report, Usd, dollars
 from agac.core.types import texts_of
 from agac.engine.budget import Amount, RunBudgets
@@ -27,8 +23,8 @@ from agac.engine.invocation import Retry, Scope
 from agac.plan.checks import missing_variables
 from agac.plan.diff import OTHER_TEXT
 from agac.plan.plan import Plan, Selection, make_plan
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.workflow import RunMode
+from agac.plan.stage import AnyStage, PlannedStage
+from agac.spec.workflow import RunMode, Workflow
 from agac.store import runs
 from agac.store.batches import CLOSED, LaneTimes, batches_of_run, lane_times
 from agac.store.db import Database, open_for_reading
@@ -54,19 +50,6 @@ class PlannedBatches(Report):
             "p50_s": round(times.p50, 3) if times else None,
             "p95_s": round(times.p95, 3) if times else None,
         }
-
-
-async def planned_batches(
-    database: Database | None, stage: AnyStage, requests: int, characters: float | None
-) -> PlannedBatches | None:
-    """The batches that a stage will ask so many requests in; None for a stage that does not ask in batches."""
-    if not isinstance(stage, PlannedStage) or stage.run_mode != "batch" or stage.provider.batch is None:
-        return None
-    times = None
-    if database is not None:
-        times = await lane_times(database, stage.provider.name, stage.provider.account, stage.model)
-    window = stage.batch.completion_window or stage.provider.batch.windows[0]
-    return PlannedBatches(cuts(stage, requests, characters), window, times)
 
 
 HISTORY_RUNS = 5
@@ -98,12 +81,12 @@ class PlannedTasks(Report):
     @property
     def reasons(self) -> list[dict[str, Any]]:
         """Why its tasks would be run: the most frequent reason first."""
-        return _reasons(self.forecast.reasons)
+        return _by_count(self.forecast.reasons)
 
     @property
     def blocked_reasons(self) -> list[dict[str, Any]]:
         """Why its blocked tasks are: the most frequent reason first."""
-        return _reasons(self.forecast.blocked_reasons)
+        return _by_count(self.forecast.blocked_reasons)
 
     @property
     def run_mode(self) -> RunMode | None:
@@ -116,7 +99,7 @@ class PlannedTasks(Report):
         return isinstance(self.stage, PlannedStage) and self.stage.provider.simulated
 
 
-def _reasons(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
+def _by_count(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
     ordered = sorted(reasons.items(), key=lambda item: -item[1].count)
     return [{"reason": name, "tasks": reason.count, "example": reason.example} for name, reason in ordered]
 
@@ -148,7 +131,7 @@ class PlanReport(Report):
     @property
     def wants_yes(self) -> bool:
         """Whether the run would ask before its first call: it costs more than `confirm_above`, or nobody knows."""
-        known = sum(stage.estimate.usd or 0.0 for stage in self.stages)
+        known = needed(self.stages).usd
         return self.confirm_above is not None and (self.usd is None or known > self.confirm_above)
 
     @property
@@ -201,193 +184,147 @@ def _sum(values: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def plan_run(
+def needed(tasks: Sequence[PlannedTasks]) -> Amount:
+    """What the tasks will take, without those whose price is not known."""
+    total = Amount()
+    for one in (stage.estimate for stage in tasks):
+        total = total.plus(Amount(one.usd or 0.0, one.input_tokens + one.output_tokens, one.calls))
+    return total
+
+
+@blocking
+async def plan_run(
     workflow: str, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
 ) -> PlanReport:
     """What `run` with the same options would do. Writes nothing and asks nobody; keys need not be there.
 
     `show` rendered prompts are kept in the report.
     """
-    return asyncio.run(_plan(open_project(project), workflow, options or RunOptions(), show))
-
-
-async def _plan(opened: Project, workflow: str, options: RunOptions, show: int) -> PlanReport:
-    checked, options = ready_workflow(opened, workflow, options)
+    opened = open_project(project)
+    checked, options = ready_workflow(opened, workflow, options or RunOptions())
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    made = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
-    missing = [
-        Problem(problem.where, problem.message, problem.path, "warning")
-        for problem in missing_variables(checked.models, checked.workflow)
-    ]
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_for_reading(database_path(opened.root)))
-        return await _report(checked, made, database, scope, options.fresh, show, [*checked.warnings, *missing])
+    plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
+    missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]
+    async with open_for_reading(database_path(opened.root)) as database:
+        report = await _report(checked, plan, database, scope, fresh=options.fresh, show=show)
+        return replace(report, warnings=[*checked.warnings, *missing])
 
 
 async def _report(
-    checked: CheckedWorkflow,
-    made: Plan,
-    database: Database | None,
-    scope: Scope,
-    fresh: bool,
-    show: int,
-    warnings: list[Problem],
+    checked: CheckedWorkflow, plan: Plan, database: Database | None, scope: Scope, *, fresh: bool, show: int = 0
 ) -> PlanReport:
-    before = await _before(database, made)
-    dry = DryRun(made, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
-    found = await dry.forecast(lambda: selected_rows(checked, made.selection))
-    stages = await _all_planned(database, made, found, before)
+    before = await _before(database, plan) if database is not None else None
+    dry = DryRun(plan, database, before, scope=scope, fresh=fresh, now=time.time(), show=show)
+    found = await dry.forecast(lambda: selected_rows(checked, plan.selection))
+    stages = await _planned(database, plan, found, before)
     continues = before.record.id if before and before.continued and not fresh else None
-    compared = before.record.id if before else None
-    budgets = await _budgets(database, made, continues, stages)
-    bound = made.rules.confirm_above
-    segments = _segments(made.stages)
-    return PlanReport(made.workflow, continues, compared, segments, stages, found, warnings, budgets, bound)
-
-
-def _segments(stages: Sequence[AnyStage]) -> list[list[str]]:
-    found: list[list[str]] = [[]]
-    for stage in stages:
-        found[-1].append(stage.name)
+    segments: list[list[str]] = [[]]
+    for stage in plan.stages:
+        segments[-1].append(stage.name)
         if isinstance(stage, PlannedStage) and stage.run_mode == "batch":
-            found.append([])
-    return [names for names in found if names]
+            segments.append([])
+    return PlanReport(
+        plan.workflow,
+        continues,
+        before.record.id if before else None,
+        [names for names in segments if names],
+        stages,
+        found,
+        [],
+        await _budgets(database, plan, continues, stages),
+        plan.rules.confirm_above,
+    )
 
 
-async def _budgets(
-    database: Database | None, made: Plan, run: int | None, stages: list[PlannedTasks]
-) -> list[dict[str, Any]]:
-    """Every budget that bounds the run, in the form of a run's summary."""
-    budgets = RunBudgets.of(made)
-    if budgets is None:
-        return []
-    counts = await runs.counters(database, run) if database and run else []
-    lost = await runs.lost_calls(database, run, 0) if database and run else 0
-    whole, own = budgets.balances(counts, lost)
-    for batch in await batches_of_run(database, run) if database and run else []:
-        if batch.state not in CLOSED:
-            for pot in (*whole, *([own[batch.stage]] if batch.stage in own else [])):
-                pot.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
-    found = []
-    for pot in [*whole, *own.values()]:
-        need = _needed([stage for stage in stages if pot.stage in (None, stage.stage.name)])
-        (facts,) = budget_facts([pot])
-        found.append({**facts, "enough": not pot.would_exceed(need)})
-    return found
-
-
-def _needed(stages: list[PlannedTasks]) -> Amount:
-    total = Amount()
-    for one in (stage.estimate for stage in stages):
-        total = total.plus(Amount(one.usd or 0.0, one.input_tokens + one.output_tokens, one.calls))
-    return total
+async def remaining_tasks(
+    database: Database, plan: Plan, run: int, scope: Scope, *, rows: Rows | None = None, retry: Retry | None = None
+) -> tuple[int, list[PlannedTasks]]:
+    """What is left to do of a run: the rows that it is about, and the tasks of each stage. The rows are those of the
+    input, or without `rows` the stored ones, as `retry` chooses them."""
+    before = await _baseline(database, run, continued=True)
+    dry = DryRun(plan, database, before, scope=scope, fresh=False, now=time.time(), retry=retry)
+    found = await (dry.forecast_stored() if rows is None else dry.forecast(rows))
+    return found.rows, await _planned(database, plan, found, before)
 
 
 async def _planned(
-    database: Database | None,
-    stage: AnyStage,
-    found: StageForecast,
-    counts: list[runs.Count],
-    before: BaselineRun | None,
-) -> PlannedTasks:
-    if isinstance(stage, LocalStage):
-        return PlannedTasks(stage, found, LOCAL)
-    characters = found.characters / found.sampled if found.sampled else None
-    if characters is not None and stage.schema is not None:
-        characters += len(str(stage.schema.body))
-    same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
-    past = history(counts, stage.name, stage.lane)
-    expected = estimate(stage, found.questions, characters, past, same_prompt=same)
-    batches = await planned_batches(database, stage, found.questions, characters)
-    return PlannedTasks(stage, found, expected, tuple(_aliases(stage, before)), batches)
-
-
-def _aliases(stage: PlannedStage, before: BaselineRun | None) -> Iterator[dict[str, str | None]]:
-    """The short names of a stage's models; `meant` where the run before understood the same name otherwise."""
-    for model in stage.models:
-        if model.ref is None or model.ref.written is None:
+    database: Database | None, plan: Plan, forecast: Forecast, before: BaselineRun | None
+) -> list[PlannedTasks]:
+    """The tasks of each stage, with what they will take by the history of the workflow's newest runs."""
+    numbers = (await runs.run_ids(database, plan.workflow))[:HISTORY_RUNS] if database is not None else []
+    counts = [count for number in numbers for count in await runs.counters(database, number)] if database else []
+    planned = []
+    for stage, found in zip(plan.stages, forecast.stages, strict=True):
+        if not isinstance(stage, PlannedStage):
+            planned.append(PlannedTasks(stage, found, LOCAL))
             continue
-        meant = meant_before(stage, before.definition) if before and model.ref is stage.ref else None
-        yield {"written": model.ref.written, "means": model.ref.meaning, "meant": meant}
+        characters = found.characters / found.sampled if found.sampled else None
+        if characters is not None and stage.schema is not None:
+            characters += len(str(stage.schema.body))
+        same = not any(change in reason for reason in found.reasons for change in OTHER_TEXT)
+        past = history(counts, stage.name, stage.lane)
+        aliases = tuple(
+            {
+                "written": model.ref.written,
+                "means": model.ref.meaning,
+                "meant": _meant_before(stage, before.definition) if before and model.ref is stage.ref else None,
+            }
+            for model in stage.models
+            if model.ref is not None and model.ref.written is not None
+        )
+        batches = None
+        if stage.run_mode == "batch" and stage.provider.batch is not None:
+            lane = (stage.provider.name, stage.provider.account, stage.model)
+            batches = PlannedBatches(
+                cuts(stage, found.questions, characters),
+                stage.batch.completion_window or stage.provider.batch.windows[0],
+                await lane_times(database, *lane) if database is not None else None,
+            )
+        expected = estimate(stage, found.questions, characters, past, same_prompt=same)
+        planned.append(PlannedTasks(stage, found, expected, aliases, batches))
+    return planned
 
 
-async def _before(database: Database | None, made: Plan) -> BaselineRun | None:
+async def _budgets(
+    database: Database | None, plan: Plan, run: int | None, stages: list[PlannedTasks]
+) -> list[dict[str, Any]]:
+    """Every budget that bounds the run, in the form of a run's summary."""
+    budgets = RunBudgets.of(plan)
+    if budgets is None:
+        return []
+    if database is None or run is None:
+        whole, own = budgets.balances([], 0)
+    else:
+        whole, own = budgets.balances(await runs.counters(database, run), await runs.lost_calls(database, run, 0))
+        for batch in await batches_of_run(database, run):
+            if batch.state not in CLOSED:
+                for balance in (*whole, *([own[batch.stage]] if batch.stage in own else [])):
+                    balance.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
+    found = []
+    for balance in [*whole, *own.values()]:
+        need = needed([stage for stage in stages if balance.stage in (None, stage.stage.name)])
+        (facts,) = budget_facts([balance])
+        found.append({**facts, "enough": not balance.would_exceed(need)})
+    return found
+
+
+async def _before(database: Database, plan: Plan) -> BaselineRun | None:
     """The run that would be continued, else the newest one of the workflow, of the same rows if there is one."""
-    if database is None:
-        return None
-    identity = runs.RunIdentity(made.workflow, made.hash, made.selection.text())
-    continued = await runs.newest_run(database, *identity)
+    continued = await runs.newest_run(database, plan.workflow, plan.hash, plan.selection.text())
     if continued is not None:
-        return await _as_before(database, continued, continued=True)
-    ids = await runs.run_ids(database, made.workflow)
-    if not ids:
-        return None
+        return await _baseline(database, continued, continued=True)
+    ids = await runs.run_ids(database, plan.workflow)
     for number in ids[:HISTORY_RUNS]:
-        found = await _as_before(database, number, continued=False)
-        if Selection.of(found.record.selection) == made.selection:
+        found = await _baseline(database, number, continued=False)
+        if Selection.of(found.record.selection) == plan.selection:
             return found
-    return await _as_before(database, ids[0], continued=False)
+    return await _baseline(database, ids[0], continued=False) if ids else None
 
 
-async def _as_before(database: Database, number: int, *, continued: bool) -> BaselineRun:
+async def _baseline(database: Database, number: int, *, continued: bool) -> BaselineRun:
     record = await runs.read_run(database, number)
     assert record is not None
     return BaselineRun(record, await runs.definition_of(database, number), continued)
-
-
-async def _history(database: Database | None, workflow: str) -> list[runs.Count]:
-    if database is None:
-        return []
-    ids = (await runs.run_ids(database, workflow))[:HISTORY_RUNS]
-    return [count for number in ids for count in await runs.counters(database, number)]
-
-
-async def expected_cost(
-    checked: CheckedWorkflow, made: Plan, database: Database, scope: Scope, *, fresh: bool, retry: Retry | None
-) -> tuple[float, list[str]]:
-    """The dollars that a run or a retry is expected to cost, and the models whose price is not known, which cost more
-    on top."""
-    if retry is None:
-        stages = (await _report(checked, made, database, scope, fresh, 0, [])).stages
-    else:
-        stages = await stored_tasks(database, made, retry.run, scope, retry=retry)
-    known = sum(stage.estimate.usd or 0.0 for stage in stages)
-    return known, [stage.stage.lane for stage in stages if stage.estimate.usd is None]
-
-
-def estimates(tasks: Sequence[PlannedTasks]) -> list[CostEstimate]:
-    """What the tasks of each stage will take."""
-    return [one.estimate for one in tasks]
-
-
-async def stored_tasks(
-    database: Database, made: Plan, run: int, scope: Scope, *, retry: Retry | None = None
-) -> list[PlannedTasks]:
-    """What a retry of a run would do, or one that takes the run's rows as they are stored."""
-    before = await _as_before(database, run, continued=True)
-    found = await DryRun(
-        made, database, before, scope=scope, fresh=False, now=time.time(), retry=retry
-    ).forecast_stored()
-    return await _all_planned(database, made, found, before)
-
-
-async def input_tasks(
-    database: Database, made: Plan, run: int, scope: Scope, rows: Rows
-) -> tuple[int, list[PlannedTasks]]:
-    """What is left to do of a run: the rows of its input, and the tasks of each stage."""
-    before = await _as_before(database, run, continued=True)
-    found = await DryRun(made, database, before, scope=scope, fresh=False, now=time.time()).forecast(rows)
-    return found.rows, await _all_planned(database, made, found, before)
-
-
-async def _all_planned(
-    database: Database | None, made: Plan, found: Forecast, before: BaselineRun | None
-) -> list[PlannedTasks]:
-    counts = await _history(database, made.workflow)
-    return [
-        await _planned(database, stage, one, counts, before)
-        for stage, one in zip(made.stages, found.stages, strict=True)
-    ]
 
 
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.
@@ -407,15 +344,22 @@ async def confirm_cost(
     confirm: Confirm | None,
 ) -> None:
     """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
-
     bound = plan.rules.confirm_above
     if bound is None:
         return
-    usd, unknown = await expected_cost(checked, plan, database, scope, fresh=fresh, retry=retry)
+    if retry is None:
+        stages = (await _report(checked, plan, database, scope, fresh=fresh)).stages
+    else:
+        _, stages = await remaining_tasks(database, plan, retry.run, scope, retry=retry)
+    usd = needed(stages).usd
+    unknown = list(dict.fromkeys(stage.stage.lane for stage in stages if stage.estimate.usd is None))
     if usd <= bound and not unknown:
         return
-    simulated = all(stage.provider.simulated for stage in plan.asking)
-    cost = dollars(usd, simulated=simulated) + _and_more(unknown)
+    cost = dollars(usd, simulated=all(stage.provider.simulated for stage in plan.asking))
+    if unknown:
+        cost += (
+            f", and on top what {', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}, whose price is not known"
+        )
     said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
     answer = confirm(f"{said}. Continue?") if confirm is not None else None
     if not answer:
@@ -445,51 +389,40 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
         )
 
 
-def _and_more(unknown: Sequence[str]) -> str:
-    models = list(dict.fromkeys(unknown))
-    if not models:
-        return ""
-    whose = f"{models[0]} costs" if len(models) == 1 else f"{', '.join(models)} cost"
-    return f", and on top what {whose}, whose price is not known"
-
-
 def _exact(usd: float) -> str:
     return dollars(usd, 2 if usd >= 0.01 and round(usd, 2) == usd else 4)
 
 
-# How many rows a run will meet, without reading its input for long: counted in small files, else estimated.
-
-COUNTED_BYTES = 8 * 1024 * 1024
-"""A file up to this size is read for its count: a tenth of a second beside the first calls."""
-
-SAMPLE_BYTES = 4 * 1024 * 1024
-"""Of a larger one so much of its beginning is read, and its rows are taken to be of even length."""
-
-QUOTING = frozenset({".csv", ".tsv"})
-LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}
-"""Files in which a line end ends a row, unless it is quoted in those that quote."""
+# Short names of models that moved: what one meant in a run's definition, and what it means now.
 
 
-def estimated_rows(checked: CheckedWorkflow, selection: Selection) -> RowCount | None:
-    """How many rows are selected; None when only reading all of a large input, or a stream, would tell."""
-    path = Path(checked.workflow.input.path)
-    try:
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            return None
-        if size <= COUNTED_BYTES:
-            return RowCount(count_rows(checked, selection), exact=True)
-        if path.suffix.lower() not in LINES:
-            return None
-        with path.open("rb") as file:
-            sample = file.read(SAMPLE_BYTES)
-    except (OSError, AgacError):  # whoever reads the rows meets it too, and says it
+def _meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | None:
+    """What the stage's short name stood for in a stored definition, where that is something else."""
+    if stage.ref is None or stage.ref.written is None:
         return None
-    lines = lines_outside_quotes(sample) if path.suffix.lower() in QUOTING else sample.count(b"\n")
-    rows = max(0, round(lines * size / len(sample)) - selection.offset)
-    return RowCount(selection.taken(rows), exact=False)
+    before = next((one for one in definition["stages"] if one["name"] == stage.name), None)
+    alias = before.get("alias") if before else None
+    if not alias or alias["written"] != stage.ref.written or alias["means"] == stage.ref.meaning:
+        return None
+    return str(alias["means"])
 
 
-def lines_outside_quotes(text: bytes) -> int:
-    """Line ends that are not within double quotes: csv records may go on over several lines."""
-    return sum(part.count(b"\n") for part in text.split(b'"')[::2])
+async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> list[Problem]:
+    """A warning for each short name that the workflow's last run understood otherwise: its rows are asked again."""
+    if not any(stage.ref and stage.ref.written for stage in plan.asking):
+        return []
+    last = next(iter(await runs.run_ids(database, workflow.name)), None)
+    if last is None:
+        return []
+    definition = await runs.definition_of(database, last)
+    return [
+        Problem(
+            spec.at("model"),
+            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are run "
+            f"again; to keep the answers write {meant}",
+            f"{spec.path}.model",
+            "warning",
+        )
+        for spec, stage in zip(workflow.asking, plan.asking, strict=True)
+        if stage.ref is not None and (meant := _meant_before(stage, definition)) is not None
+    ]

@@ -1,4 +1,5 @@
-"""A project opened for use: its files, environment, providers, options and rows. Everything is composed from here."""
+"""A project opened for use: its files, environment and providers, the options of an invocation (`RunOptions`), checked
+workflows (`agac validate`) and their rows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 from dotenv import dotenv_values
 
-from agac.api.options import RunOptions
+from agac.api.status import position_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.redact import Redactor
 from agac.core.report import Report
@@ -23,6 +24,7 @@ from agac.core.types import Row
 from agac.data.records import sampled
 from agac.data.sources import STANDARD_INPUT, Source, keep, open_input, read_rows, separator_hint
 from agac.engine.export import refusals
+from agac.engine.invocation import Scope
 from agac.plan.checks import check_batches, check_budgets, missing_extras, resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import ResolvedModel, Selection
@@ -34,7 +36,104 @@ from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import in_order, load_project, load_workflow, output_folder, workflow_names
 from agac.spec.paths import PROJECT_FILE, project_root
-from agac.spec.workflow import Overrides, ProjectSpec, Workflow
+from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
+
+_OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "concurrency", "output", "run_mode")
+"""The flags that make the run another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What one invocation changes. `offset` skips rows, `sample` draws some of the others with `seed`, `limit` takes
+    the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`.
+
+    `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
+    and the workflow's; `yes` answers every question of whether to go on; `run_mode` holds for all stages that ask;
+    `wait` stays until all batches are in and all stages are done.
+    """
+
+    limit: int | None = None
+    offset: int = 0
+    sample: int | None = None
+    seed: int | None = None
+    input: Path | str | None = None
+    model: str | None = None
+    vars: dict[str, str] = field(default_factory=dict)
+    concurrency: int | None = None
+    output: str | None = None
+    fresh: bool = False
+    budget: Budget | None = None
+    max_errors: int | None = None
+    stage: str | None = None
+    from_stage: str | None = None
+    until: str | None = None
+    retry_failed: bool = True
+    yes: bool = False
+    run_mode: RunMode | None = None
+    wait: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""
+        given = {flag: getattr(self, "vars" if flag == "var" else flag) for flag in _OF_A_RUN}
+        given["input"] = str(self.input) if self.input is not None else None
+        return {flag: value for flag, value in given.items() if value}
+
+    @staticmethod
+    def of_given(given: Mapping[str, Any]) -> RunOptions:
+        """The options of an earlier invocation."""
+        return RunOptions(**{"vars" if flag == "var" else flag: given[flag] for flag in _OF_A_RUN if flag in given})
+
+    def selection(self) -> Selection:
+        """Which rows are meant."""
+        return Selection(self.limit, self.offset, self.sample, self.seed or 0)
+
+    def overrides(self) -> Overrides:
+        """What changes while the workflow is loaded. Raises UsageError for numbers that mean nothing."""
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"--limit {self.limit}: take at least one row")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UsageError(f"--concurrency {self.concurrency}: at least one call has to be in flight")
+        if self.offset < 0:
+            raise UsageError(f"--offset {self.offset}: skip no fewer than zero rows")
+        if self.sample is not None and self.sample < 1:
+            raise UsageError(f"--sample {self.sample}: draw at least one row")
+        if self.seed is not None and self.sample is None:
+            raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
+        if self.max_errors is not None and self.max_errors < 0:
+            raise UsageError(f"--max-errors {self.max_errors}: give 0 or more")
+        if self.run_mode not in (None, "sync", "batch"):
+            raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
+        return Overrides(
+            vars=self.vars,
+            model=self.model,
+            concurrency=self.concurrency,
+            input=self.input,
+            output=self.output,
+            budget=self.budget,
+            max_errors=self.max_errors,
+            run_mode=self.run_mode,
+        )
+
+    def scope(self, stages: Sequence[str]) -> Scope:
+        """Which of the workflow's stages, in walking order, may be asked. Raises UsageError for unknown ones."""
+        named = {"--stage": self.stage, "--from": self.from_stage, "--until": self.until}
+        for flag, name in named.items():
+            if name is not None:
+                position_of(name, stages, flag)
+        if not any(named.values()):
+            return Scope(None, self.retry_failed)
+        if self.stage is not None and (self.from_stage is not None or self.until is not None):
+            raise UsageError("--stage names the only stage to run", remedy="Leave out --from and --until, or --stage.")
+        if self.fresh:
+            raise UsageError(
+                "--fresh runs all stages again and cannot be limited to some of them",
+                remedy="Rerun stages of a finished run with: agac retry last --from STAGE",
+            )
+        first = position_of(self.from_stage or self.stage or stages[0], stages, "--from")
+        last = position_of(self.until or self.stage or stages[-1], stages, "--until")
+        if last < first:
+            raise UsageError(f"--from {self.from_stage} comes after --until {self.until}", remedy="Exchange the two.")
+        return Scope(frozenset(stages[first : last + 1]), self.retry_failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +175,13 @@ def open_project(project: Path | str | None, *, start: Path | None = None) -> Pr
 
     providers, found = build_providers(spec.providers, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
-    found = [problem for problem in found if not any(p.path.startswith(f"{problem.path}.") for p in problems)]
-    return Project(spec, providers, [*problems, *found, *_alias_problems(spec, providers)], env)
-
-
-def _alias_problems(spec: ProjectSpec, providers: Mapping[str, Provider]) -> list[Problem]:
-    """What is wrong with agac.yml's short names of models, whether or not a workflow uses them."""
-    problems = []
-    for name, text in spec.aliases.items():
+    problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
+    for name, text in spec.aliases.items():  # whether or not a workflow uses them
         wrong = alias_problem(name, providers)
         others = {key: value for key, value in spec.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
-        where = spec.where[f"aliases.{name}"]
-        problems += [Problem(where, message, f"aliases.{name}") for message in messages]
-    return problems
+        problems += [Problem(spec.where[f"aliases.{name}"], message, f"aliases.{name}") for message in messages]
+    return Project(spec, providers, problems, env)
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -168,15 +260,6 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
     return CheckReport(names, in_order(problems))
 
 
-def checked_workflow(project: Project, name: str, overrides: Overrides, *, partial: bool) -> CheckedWorkflow:
-    """The workflow, ready for a plan. Raises SpecError with all problems when there is an error among them."""
-    checked, problems = check_workflow(project, name, overrides, partial=partial)
-    problems = in_order([*project.problems, *problems])
-    if checked is None or any_error(problems):
-        raise SpecError(problems)
-    return checked
-
-
 def check_workflow(
     project: Project, name: str, overrides: Overrides, *, partial: bool = False
 ) -> tuple[CheckedWorkflow | None, list[Problem]]:
@@ -191,14 +274,20 @@ def check_workflow(
         folder = output_folder(overrides.output, project.spec, workflow.input)
         workflow = replace(workflow, output=replace(workflow.output, dir=folder))
     broken = any_error([*project.problems, *problems])
-    lost = _lost_providers(project)
+    # providers of agac.yml that have a problem and are therefore not there
+    lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
+    lost -= project.providers.keys()
     models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken, lost=lost)
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     problems += check_batches(workflow, models)
-    source, found = _open_input(workflow)
-    problems += found
-    columns = source.columns() if source else None
-    if source is not None:
+    source, columns = None, None
+    try:
+        source = open_input(workflow.input)
+    except UsageError as error:
+        message = f"{error.message}. {error.remedy or ''}".strip()
+        problems.append(Problem(workflow.input.where, message, "input.path"))
+    else:
+        columns = source.columns()
         problems += _fields(workflow, columns)
     problems += refusals(workflow, columns, project.root, preview=partial)
     if source is None or any_error(problems):
@@ -206,39 +295,18 @@ def check_workflow(
     return CheckedWorkflow(workflow, models, source, problems), problems
 
 
-def _lost_providers(project: Project) -> set[str]:
-    """Providers of agac.yml that have a problem and are therefore not there."""
-    reported = {problem.path.split(".")[1] for problem in project.problems if problem.path.startswith("providers.")}
-    return reported - project.providers.keys()
-
-
-def _open_input(workflow: Workflow) -> tuple[Source | None, list[Problem]]:
-    spec = workflow.input
-    try:
-        return open_input(spec), []
-    except UsageError as error:
-        message = f"{error.message}. {error.remedy or ''}".strip()
-        return None, [Problem(spec.where, message, "input.path")]
-
-
 def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     """Names of fields that the input does not have. A file taken apart at the wrong sign is one problem, not ten."""
-    placeholders, identity = check_placeholders(workflow, columns), _id_field(workflow, columns)
+    where, name = workflow.input.where, workflow.input.id_field
+    placeholders, identity = check_placeholders(workflow, columns), []
     hint = separator_hint(columns) if columns else ""
+    if name is not None and columns is not None and name not in columns:
+        near = get_close_matches(name, columns, 1)
+        named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+        identity = [Problem(where, f"the input has no column {name!r}; {hint or named}", "input.id_field")]
     if columns and hint and any_error([*placeholders, *identity]):
-        whole = f"the input has one column, {columns[0]!r}; {hint}"
-        return identity or [Problem(workflow.input.where, whole, "input.path")]
+        return identity or [Problem(where, f"the input has one column, {columns[0]!r}; {hint}", "input.path")]
     return [*placeholders, *identity]
-
-
-def _id_field(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
-    field = workflow.input.id_field
-    if field is None or columns is None or field in columns:
-        return []
-    near = get_close_matches(field, columns, 1)
-    named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
-    hint = separator_hint(columns) or named
-    return [Problem(workflow.input.where, f"the input has no column {field!r}; {hint}", "input.id_field")]
 
 
 # Which rows a workflow reads, after the command line had its say.
@@ -248,21 +316,10 @@ def selected_rows(checked: CheckedWorkflow, selection: Selection) -> Iterator[Ro
     """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first."""
     rows = read_rows(checked.source, checked.workflow.input.id_field, selection.offset)
     if selection.sample is not None:
-        rows = _drawn(checked, selection, rows)
+        ordinals = (record.ordinal for record in checked.source.records(selection.offset))
+        drawn = set(sampled(ordinals, selection.sample, selection.seed))
+        rows = itertools.islice((row for row in rows if row.ordinal in drawn), len(drawn))
     return rows if selection.limit is None else itertools.islice(rows, selection.limit)
-
-
-def _drawn(checked: CheckedWorkflow, selection: Selection, rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows of the sample, in the order of the input."""
-    ordinals = (record.ordinal for record in checked.source.records(selection.offset))
-    wanted = iter(sampled(ordinals, selection.sample or 0, selection.seed))
-    following = next(wanted, None)
-    for row in rows:
-        if following is None:
-            return
-        if row.ordinal == following:
-            yield row
-            following = next(wanted, None)
 
 
 def count_rows(checked: CheckedWorkflow, selection: Selection) -> int:
@@ -281,11 +338,12 @@ def ready_workflow(project: Project, workflow: str, options: RunOptions) -> tupl
 
     Raises SpecError with all problems, UsageError for wrong options.
     """
-    overrides, partial = options.overrides(), options.selection().partial
-    checked = checked_workflow(project, workflow, overrides, partial=partial)
+    checked, problems = check_workflow(project, workflow, options.overrides(), partial=options.selection().partial)
+    problems = in_order([*project.problems, *problems])
+    if checked is None or any_error(problems):
+        raise SpecError(problems)
     if checked.workflow.input.piped:
-        options = replace(options, input=str(kept_input(project.root)))
-        checked = checked_workflow(project, workflow, options.overrides(), partial=partial)
+        return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.root))))
     return checked, options
 
 
@@ -296,23 +354,16 @@ def kept_input(root: Path) -> Path:
     Raises UsageError when nothing is piped in.
     """
     folder = root / INPUTS
-    remedy = f"Pipe the rows in, as `cat rows.csv | agac run …`{_or_go_on(root)}."
+    kept = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    newest = max(kept, key=lambda path: path.stat().st_mtime, default=None)
+    again = f", or resume with those of the last time: --input {newest}" if newest else ""
+    remedy = f"Pipe the rows in, as `cat rows.csv | agac run …`{again}."
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError(f"{STANDARD_INPUT}: nothing is piped in", remedy=remedy)
     try:
         return keep(sys.stdin.buffer, folder)
     except UsageError as error:
         raise UsageError(error.message, remedy=remedy) from error
-
-
-def _or_go_on(root: Path) -> str:
-    """How to go on with what was piped in before, if anything was."""
-    folder = root / INPUTS
-    kept = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-    if not kept:
-        return ""
-    newest = max(kept, key=lambda path: path.stat().st_mtime)
-    return f", or resume with those of the last time: --input {newest}"
 
 
 # The simulator, started for the time of a run where a model needs it.

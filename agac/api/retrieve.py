@@ -10,41 +10,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import BatchReport, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
-from agac.api.options import RunOptions
-from agac.api.plan import estimates, stored_tasks
+from agac.api.batches import batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
+from agac.api.plan import PlannedTasks, remaining_tasks
+from agac.api.progress import Watch
 from agac.api.project import Project, open_project
-from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, interruptible, reachable, recorded_plan, run_loop, walk_through, work_of
-from agac.api.status import database_path, go_on
+from agac.api.report import RunReport, report_of
+from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
+from agac.api.status import blocking, database_path, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.report import Report
 from agac.core.types import Fault
+from agac.engine.batch import doctor as stored_batches
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
-from agac.engine.batch.doctor import (
-    BatchMaintenance,
-    Finding,
-    adopt_as,
-    batch_maintenance,
-    end,
-    find_late,
-    look_at,
-    resubmit_as,
-)
-from agac.engine.estimate import CostEstimate
+from agac.engine.batch.doctor import BatchMaintenance, Finding, batch_maintenance
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
 from agac.store import batches, runs
-from agac.store.batches import (
-    CLOSED,
-    BatchRecord,
-    BatchStep,
-    BatchView,
-    read_batch,
-    unfinished_batches,
-)
+from agac.store.batches import CLOSED, BatchRecord, BatchStep, BatchView, read_batch, unfinished_batches
 from agac.store.db import Database, open_database, open_for_reading
+
+
+@asynccontextmanager
+async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Database]]:
+    """The project and its database. Raises SpecError where agac.yml has problems, UsageError where nothing ran."""
+    opened = open_project(project)
+    if any_error(opened.problems):
+        raise SpecError(opened.problems)
+    path = database_path(opened.root)
+    if not path.exists():
+        raise nothing_submitted()
+    async with open_database(path) as database:
+        yield opened, database
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,8 @@ class RetrieveReport(Report):
         return list(self.run.invocation["waiting_batches"]) if self.run else []
 
 
-def batch_retrieve(
+@calling
+async def batch_retrieve(
     batch_id: str | int | None = None,
     *,
     project: Path | str | None = None,
@@ -91,52 +89,43 @@ def batch_retrieve(
 
     Exit code 75 when nothing was ready. Raises UsageError for an id that no batch has, and when there is no batch.
     """
-    named = None if batch_id is None else str(batch_id)
-    opened = opened_project(project)
-    return run_loop(_retrieve(opened, named, watch, handle_signals=handle_signals))
-
-
-def opened_project(project: Path | str | None) -> Project:
-    """The project. Raises SpecError where agac.yml has problems."""
-    opened = open_project(project)
-    if any_error(opened.problems):
-        raise SpecError(opened.problems)
-    return opened
-
-
-async def _retrieve(opened: Project, named: str | None, watch: Watch | None, *, handle_signals: bool) -> RetrieveReport:
-    path = database_path(opened.root)
-    if not path.exists():
-        raise nothing_submitted()
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(path))
-        run, only = await _chosen(database, named)
+        opened, database = await stack.enter_async_context(_opened(project))
+        only = None
+        if batch_id is not None:
+            (view, *_) = await chosen_batches(database, str(batch_id))
+            run, only = view.batch.run_id, view.batch.id
+        elif (last := await batches.last_submitting_run(database)) is not None:
+            run = last
+        else:
+            raise nothing_submitted()
         before = await runs.read_run(database, run)
         assert before is not None
         plan = await recorded_plan(opened, opened.providers, database, run)
-        providers = await stack.enter_async_context(reachable(opened, plan, database))
+        providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, plan))
         if providers is not opened.providers:
             plan = await recorded_plan(opened, providers, database, run)
-        invocation = Invocation(given=before.invocation.body.get("given", {}) if before.invocation else {})
+        invocation = Invocation(given=given_flags(before))
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run, invocation.ended, invocation.complete = run, True, True  # there is nothing to do
         else:
-            batching = batching_of(opened, providers, plan.workflow, RunOptions(), None, only=only, retrieves=run)
+            batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=run)
             work = work_of(opened, plan, batching, lambda: iter(()), str)
             with interruptible(invocation) if handle_signals else nullcontext():
-                await walk_through(database, work, invocation, [], watch, None)
+                await walk_through(database, work, invocation, [], watch, lambda: None)
 
-        async def tasks_left() -> tuple[int, list[CostEstimate]]:
+        async def tasks_left() -> tuple[int, list[PlannedTasks]]:
             rows = runs.row_counts(await runs.counters(database, run))["present"]
-            return rows, estimates(await stored_tasks(database, plan, run, Scope(retry_failed=False)))
+            _, left = await remaining_tasks(database, plan, run, Scope(retry_failed=False))
+            return rows, left
 
         report = await report_of(
             database, opened.root, plan, invocation, warnings=[], tasks_left=tasks_left, providers=providers
         )  # fmt: skip
-        return await _taken(database, before, invocation, report, providers)
+        return await _retrieved(database, before, invocation, report, providers)
 
 
-async def _taken(
+async def _retrieved(
     database: Database,
     before: runs.RunRecord,
     invocation: Invocation,
@@ -148,43 +137,27 @@ async def _taken(
     assert after is not None
     views = await batches.batches(database, run=before.id)
     lines = [line.as_json() for line in await batch_lines(database, providers, views)]
+    summed = (await batches.open_batches(database)).get(before.id)
     done = after.finished_at is not None
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
+    if done:
+        message = "all rows have an outcome"
+    elif summed is not None:
+        open_ = "1 batch is open" if summed.batches == 1 else f"{summed.batches} batches are open"
+        message = f"{open_}, with {summed.done + summed.failed:,} of {summed.requests:,} requests done"
+        message = message if moved else f"nothing is ready yet: {message}"
+    elif await runs.input_read_at(database, before.id) is None:
+        message = "the input was not read to its end: `agac run` resumes it"
+    else:
+        message = "no batch is open, and rows remain: `agac run` resumes them"
+    undecided = [str(one["id"]) for one in report.invocation["undecided_batches"]]
+    if undecided:
+        subject = f"batch {undecided[0]} needs" if len(undecided) == 1 else f"batches {', '.join(undecided)} need"
+        message = f"{subject} your decision; run `agac doctor`; {message}"
     code = report.exit_code
     if not (moved or done) and code is ExitCode.DONE:
         code = ExitCode.NOT_READY
-    message = await _message(database, before.id, moved=moved, done=done)
-    undecided = report.invocation["undecided_batches"]
-    if undecided:
-        numbers = ", ".join(str(one["id"]) for one in undecided)
-        subject = f"batch {numbers} needs" if len(undecided) == 1 else f"batches {numbers} need"
-        message = f"{subject} your decision; run `agac doctor`; {message}"
     return RetrieveReport(moved or done, message, code, lines, report, go_on(before))
-
-
-async def _chosen(database: Database, named: str | None) -> tuple[int, int | None]:
-    """The run, and the one batch that was named."""
-    if named is not None:
-        (view, *_) = await chosen_batches(database, named)
-        return view.batch.run_id, view.batch.id
-    run = await batches.last_submitting_run(database)
-    if run is None:
-        raise nothing_submitted()
-    return run, None
-
-
-async def _message(database: Database, run: int, *, moved: bool, done: bool) -> str:
-    """How it stands, in a sentence."""
-    if done:
-        return "all rows have an outcome"
-    summed = (await batches.open_batches(database)).get(run)
-    if summed is None:
-        if await runs.input_read_at(database, run) is None:
-            return "the input was not read to its end: `agac run` resumes it"
-        return "no batch is open, and rows remain: `agac run` resumes them"
-    ended = f"{summed.done + summed.failed:,} of {summed.requests:,} requests done"
-    open_ = "1 batch is open" if summed.batches == 1 else f"{summed.batches} batches are open"
-    return f"{open_}, with {ended}" if moved else f"nothing is ready yet: {open_}, with {ended}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +185,12 @@ def batch_wait(
     open; KeyboardInterrupt is the caller's.
     """
     del handle_signals  # nothing is under way that an interrupt could harm
-    named = None if batch_id is None else str(batch_id)
     ends = None if timeout is None else time.monotonic() + timeout
-    report = batch_status(named, project=project)
+    report = batch_status(batch_id, project=project)
+
+    def waited(message: str, code: ExitCode) -> WaitReport:
+        return WaitReport(code is ExitCode.DONE, [line.as_json() for line in report.batches], message, code)
+
     poll = asyncio.run(_poll_interval(report.project, {line.run for line in report.batches}))
     pause = 0.0
     while left := [line for line in report.batches if line.step == BatchStep.SUBMITTED and not line.ready]:
@@ -223,23 +199,16 @@ def batch_wait(
         if ends is not None:
             remaining = ends - time.monotonic()
             if remaining <= 0:
-                message = f"{len(left)} of {len(report.batches)} have not ended yet"
-                return WaitReport(False, _as_json(report), message, ExitCode.NOT_READY)
+                return waited(f"{len(left)} of {len(report.batches)} have not ended yet", ExitCode.NOT_READY)
             pause = min(pause, remaining)
         time.sleep(pause)
         try:
-            report = batch_status(named, project=project)
+            report = batch_status(batch_id, project=project)
         except UsageError:  # somebody took them meanwhile
             break
     if report.batches and all(line.step == BatchStep.NEEDS_HUMAN for line in report.batches):
-        return WaitReport(
-            False, _as_json(report), "they want a decision, which `agac doctor` explains", ExitCode.NOT_READY
-        )
-    return WaitReport(True, _as_json(report), "all of them have ended: `agac batch retrieve` takes them", ExitCode.DONE)
-
-
-def _as_json(report: BatchReport) -> list[dict[str, Any]]:
-    return [line.as_json() for line in report.batches]
+        return waited("they want a decision, which `agac doctor` explains", ExitCode.NOT_READY)
+    return waited("all of them have ended: `agac batch retrieve` takes them", ExitCode.DONE)
 
 
 async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
@@ -264,35 +233,37 @@ class CancelReport(Report):
     exit_code: ExitCode = ExitCode.DONE
 
 
-def batch_cancel(batch_id: str | int | None = None, *, project: Path | str | None = None) -> CancelReport:
+@blocking
+async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str | None = None) -> CancelReport:
     """Ends a batch, or all open ones of the run that submitted last. What they finished is kept, and taken by the next
     `retrieve`; what they did not waits for the next `run`. Asked twice they are ended once.
 
     Raises UsageError for an id that no batch has, and when none is open; LeaseHeld while a process works on it.
     """
-    return asyncio.run(_cancel(opened_project(project), None if batch_id is None else str(batch_id)))
-
-
-async def _cancel(opened: Project, named: str | None) -> CancelReport:
-    path = database_path(opened.root)
-    if not path.exists():
-        raise nothing_submitted()
     asked: list[int] = []
     kept: list[int] = []
-    async with open_database(path) as database:
-        views = await chosen_batches(database, named)
-        workflow = views[0].workflow
-        async with reachable(opened, None, database, workflow) as providers:
-            batching = batching_of(opened, providers, workflow, RunOptions(), None)
-            async with batch_maintenance(database, workflow, batching, opened.redactor(), Clocks()) as tended:
-                for view in views:
-                    changed = await end(tended, view.batch)
-                    (asked if changed else kept).append(view.batch.id)
-                await clean_up(tended.context)
-            again = await batch_lines(database, providers, await stored_again(database, views))
-            lines = {line.id: line.as_json() for line in again}
+    async with _opened(project) as (opened, database):
+        views = await chosen_batches(database, None if batch_id is None else str(batch_id))
+        async with _maintenance(opened, database, views[0].workflow) as maintenance:
+            for view in views:
+                changed = await stored_batches.end(maintenance, view.batch)
+                (asked if changed else kept).append(view.batch.id)
+            await clean_up(maintenance.context)
+        again = await batch_lines(database, opened.providers, await stored_again(database, views))
+    lines = {line.id: line.as_json() for line in again}
     message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
     return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], message)
+
+
+@asynccontextmanager
+async def _maintenance(
+    opened: Project, database: Database, workflow: str, also: Iterable[str] = ()
+) -> AsyncIterator[BatchMaintenance]:
+    """The batches of a workflow at work without a run; the providers `also` are reachable too."""
+    async with reachable(opened, database, workflow, also=also) as providers:
+        batching = batching_of(opened, providers, workflow)
+        async with batch_maintenance(database, workflow, batching, opened.redactor(), Clocks()) as maintenance:
+            yield maintenance
 
 
 # The store compared with the providers: lost batches are found, undecided ones decided, leftover files listed.
@@ -309,7 +280,8 @@ class DoctorReport(Report):
     exit_code: ExitCode
 
 
-def doctor(
+@blocking
+async def doctor(
     *,
     clean: bool = False,
     adopt: str | None = None,
@@ -324,67 +296,46 @@ def doctor(
     Exit code 75 while a batch waits for a decision, 1 when a provider could not be asked. Raises UsageError for ids
     that do not fit.
     """
-    opened = opened_project(project)
-    named = None if batch_id is None else str(batch_id)
-    return asyncio.run(_doctor(opened, clean=clean, adopt=adopt, resubmit=resubmit, named=named))
-
-
-async def _doctor(
-    opened: Project, *, clean: bool, adopt: str | None, resubmit: bool, named: str | None
-) -> DoctorReport:
-    path = database_path(opened.root)
-    if not path.exists():
-        raise nothing_submitted()
     findings: list[Finding] = []
-    async with open_database(path) as database:
+    async with _opened(project) as (opened, database):
         views = await batches.batches(database, closed=True)
         if adopt is not None or resubmit:
+            named = None if batch_id is None else str(batch_id)
             findings.append(await _decided(opened, database, views, adopt, named))
             views = await batches.batches(database, closed=True)
         for workflow in dict.fromkeys(view.workflow for view in views):
-            own = [view for view in views if view.workflow == workflow]
+            own = [view.batch for view in views if view.workflow == workflow]
             try:
-                async with _tended(opened, database, workflow, {view.batch.provider for view in own}) as tended:
-                    await clean_up(tended.context)
-                    findings += await _of_workflow(tended, [view.batch for view in own], clean=clean)
+                async with _maintenance(opened, database, workflow, {one.provider for one in own}) as maintenance:
+                    await clean_up(maintenance.context)
+                    for record in own:
+                        findings += await stored_batches.find_late(maintenance, record)
+                        now = await read_batch(database, record.id)
+                        findings += (
+                            [] if now is None or now.state in CLOSED else await stored_batches.look_at(maintenance, now)
+                        )
+                    findings += await _stale(maintenance, own, clean=clean)
             except AgacError as error:
                 findings.append(Finding("not_asked", f"{workflow}: {error.message}", remedy=error.remedy))
-        findings += await _stuck(opened, database)
-    return DoctorReport([one.as_json() for one in findings], _code(findings))
-
-
-def _code(findings: Sequence[Finding]) -> ExitCode:
+        open_ones = await batches.batches(database)
+        records = {view.batch.id: view.batch for view in open_ones}
+        for line in await batch_lines(database, opened.providers, open_ones):
+            if line.stuck:
+                hours = f"{(line.stuck_for_s or 0) / 3600:.1f} h"
+                message = f"batch {line.id} ({line.provider_id}) has not moved for {hours}"
+                findings.append(Finding("stuck", message, records[line.id], remedy=line.remedy))
+    code = ExitCode.FAILED if any(one.kind == "not_asked" for one in findings) else ExitCode.DONE
     if any(one.kind == "needs_human" and not one.done for one in findings):
-        return ExitCode.NOT_READY
-    return ExitCode.FAILED if any(one.kind == "not_asked" for one in findings) else ExitCode.DONE
+        code = ExitCode.NOT_READY
+    return DoctorReport([one.as_json() for one in findings], code)
 
 
-@asynccontextmanager
-async def _tended(
-    opened: Project, database: Database, workflow: str, also: Iterable[str]
-) -> AsyncIterator[BatchMaintenance]:
-    async with reachable(opened, None, database, workflow, also) as providers:
-        batching = batching_of(opened, providers, workflow, RunOptions(), None)
-        async with batch_maintenance(database, workflow, batching, opened.redactor(), Clocks()) as tended:
-            yield tended
-
-
-async def _of_workflow(tended: BatchMaintenance, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
-    findings = []
-    for record in records:
-        findings += await find_late(tended, record)
-        now = await read_batch(tended.context.database, record.id)
-        findings += [] if now is None or now.state in CLOSED else await look_at(tended, now)
-    findings += await _stale(tended, records, clean=clean)
-    return findings
-
-
-async def _stale(tended: BatchMaintenance, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
+async def _stale(maintenance: BatchMaintenance, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
     """Files of ours at the providers that nothing needs: of batches that are in, or never came to be."""
     findings = []
     intents = {record.intent: record for record in records}
     for name in dict.fromkeys(record.provider for record in records):
-        api = tended.context.accounts.of(name).api
+        api = maintenance.context.accounts.of(name).api
         async for file in api.stale(PREFIX):
             if isinstance(file, Fault):
                 findings.append(Finding("not_asked", f"{name}: {file.message}"))
@@ -404,20 +355,6 @@ async def _stale(tended: BatchMaintenance, records: Sequence[BatchRecord], *, cl
     return findings
 
 
-async def _stuck(opened: Project, database: Database) -> list[Finding]:
-    views = await batches.batches(database)
-    lines = await batch_lines(database, opened.providers, views)
-    records = {view.batch.id: view.batch for view in views}
-    return [
-        Finding(
-            "stuck", f"batch {line.id} ({line.provider_id}) has not moved for {(line.stuck_for_s or 0) / 3600:.1f} h",
-            records[line.id], remedy=line.remedy,
-        )
-        for line in lines
-        if line.stuck
-    ]  # fmt: skip
-
-
 async def _decided(
     opened: Project, database: Database, views: Sequence[BatchView], adopt: str | None, named: str | None
 ) -> Finding:
@@ -432,5 +369,7 @@ async def _decided(
         numbers = ", ".join(str(view.batch.id) for view in undecided)
         raise UsageError(f"batches {numbers} wait for a decision", remedy="say which one with --batch-id")
     view = undecided[0]
-    async with _tended(opened, database, view.workflow, [view.batch.provider]) as tended:
-        return await (resubmit_as(tended, view.batch) if adopt is None else adopt_as(tended, view.batch, adopt))
+    async with _maintenance(opened, database, view.workflow, [view.batch.provider]) as maintenance:
+        if adopt is None:
+            return await stored_batches.resubmit_as(maintenance, view.batch)
+        return await stored_batches.adopt_as(maintenance, view.batch, adopt)

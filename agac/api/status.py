@@ -1,13 +1,16 @@
-"""What the store alone says of runs: their state, the last invocation, and counts while a run is under way."""
+"""What the store alone says of runs: runs and rows found by name, the state of a run, its last invocation, counts."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from agac.core.errors import UsageError, did_you_mean, listed
 from agac.core.report import Report, iso, json_form
@@ -19,6 +22,148 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import RowRecord
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """`work` as an ordinary function, which runs it to its end on an event loop of its own."""
+
+    @wraps(work)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(work(*args, **kwargs))
+
+    return call
+
+
+# Runs and rows by the names that users give them.
+
+
+def database_path(root: Path) -> Path:
+    """Where a project keeps its state."""
+    return root / ".agac" / "agac.db"
+
+
+def database_bytes(path: Path) -> int:
+    """The size of a database with what waits beside it to be written into it."""
+    return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
+
+
+def no_runs_yet() -> UsageError:
+    """What is said where nothing was ever run."""
+    return UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+
+
+@asynccontextmanager
+async def stored_run(
+    root: Path, run: int | str | None, workflow: str | None = None
+) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
+    """The database, opened for reading, and one of its runs. Raises UsageError as `find_run` does."""
+    async with open_for_reading(database_path(root)) as database:
+        record = await find_run(database, workflow, run)
+        assert database is not None
+        yield database, record
+
+
+async def find_run(
+    database: Database | None, workflow: str | None = None, run: int | str | None = None
+) -> runs.RunRecord:
+    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named.
+
+    Raises UsageError, naming the runs there are.
+    """
+    ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
+    if run is None or run == "last":
+        number = next(iter(ids), None)
+    elif isinstance(run, int) or (run.isascii() and run.isdigit()):
+        number = int(run)
+    else:
+        raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
+    record = await runs.read_run(database, number) if database and number is not None and number in ids else None
+    if record is None and not ids and workflow is None:
+        raise no_runs_yet()
+    if record is None:
+        of = f" of workflow {workflow!r}" if workflow else ""
+        what = f"no run {run}" if run not in (None, "last") else "no run"
+        raise UsageError(f"{what}{of}", remedy=f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them.")
+    return record
+
+
+async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[RowRecord]:
+    """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
+
+    Raises UsageError for names that no row has.
+    """
+    found = await history.rows_with_ids(database, run, list(row_ids(named)))
+    known = {str(row.id) for row in found}
+    missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
+    if not missing:
+        return found
+    number = _as_number(missing[0])
+    if number is not None and (at := await history.ids_from(database, run, number, 1)):
+        hint = f"Rows are named by their ids: row {number} of the input has the id {at[0]!r}."
+    elif some := await history.ids_from(database, run, 0, 3):
+        hint = f"Rows are named by their ids: {', '.join(map(repr, some))}, …"
+    else:
+        hint = "It has no rows yet."
+    rows = f"row{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}"
+    raise UsageError(f"run {run} has no {rows}", remedy=hint)
+
+
+def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
+    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where rows have no ids."""
+    found: dict[RowId, None] = {}
+    for name in names:
+        found[name] = None
+        if isinstance(name, str) and (number := _as_number(name)) is not None:
+            found[number] = None
+    return tuple(found)
+
+
+def _as_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def position_of(name: str, stages: Sequence[str], flag: str) -> int:
+    """The position of a stage. Raises UsageError, with what was probably meant, when there is none of that name."""
+    if name in stages:
+        return stages.index(name)
+    near = get_close_matches(name, stages, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"The stages are: {', '.join(stages)}."
+    raise UsageError(f"{flag} {name}: there is no such stage", remedy=hint)
+
+
+def workflow_name(name: str | None) -> str | None:
+    """A workflow's name, where its file was given."""
+    return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
+
+
+async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
+    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
+    known = await history.workflows_run(database) if database else []
+    if name is None or name in known:
+        return
+    names = sorted({*known, *_workflow_files(root)})
+    if name not in names:
+        near = did_you_mean(name, names, "there is")
+        hint = f"; {near}" if near.startswith("did") else ""
+        raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")
+
+
+def _workflow_files(root: Path) -> set[str]:
+    """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
+    folder = root / "workflows"
+    if b"workflows" in (root / PROJECT_FILE).read_bytes():
+        from agac.spec.loader import load_project  # loads pydantic and YAML: most projects do without
+
+        spec, _ = load_project(root, {})
+        folder = spec.paths.workflows if spec else folder
+    found = folder.iterdir() if folder.is_dir() else ()
+    return {file.stem for file in found if file.suffix in (".yml", ".yaml")}
+
+
+# The state of a run.
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
@@ -60,30 +205,24 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
     """The same, with errors and calls by stage, what calls without an answer may have cost, and its invocations."""
     report = await run_report(database, record)
     counts = await runs.counters(database, record.id)
-    at_work = report["state"] == "running"
+    last = record.invocation
+    stages = []
+    for stage in report["stages"]:
+        own = [c for c in counts if c.stage == stage["name"]]
+        errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
+        stages.append({**stage, "errors": errors, "calls": calls_of(own)})
     events = await history.invocations(database, record.id, INVOCATIONS)
     return {
         **report,
-        "last_worked_at": iso(_last_worked(record)),
-        "stages": [_stage(stage, counts) for stage in report["stages"]],
+        "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),
+        "stages": stages,
         "held": {
             "cost_usd": round(sum(c.held_cost for c in counts), 6),
             "tokens": sum(c.held_tokens for c in counts),
         },
-        "replaced_by": await replaced_by(database, record),
-        "invocations": [invocation_report(event, at_work=at_work) for event in events],
+        "replaced_by": await _replaced_by(database, record),
+        "invocations": [_invocation_report(event, at_work=report["state"] == "running") for event in events],
     }
-
-
-def _last_worked(record: runs.RunRecord) -> float:
-    last = record.invocation
-    return (last.ended_at or last.at) if last else record.created_at
-
-
-def _stage(stage: dict[str, Any], counts: list[runs.Count]) -> dict[str, Any]:
-    own = [c for c in counts if c.stage == stage["name"]]
-    errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
-    return {**stage, "errors": errors, "calls": calls_of(own)}
 
 
 def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batches.OpenBatches | None) -> State:
@@ -100,7 +239,7 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words = ["agac", "run", "-a", record.workflow]
-    for name, value in _given(record).items():
+    for name, value in given_flags(record).items():
         if name == "var":
             words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
         else:
@@ -108,24 +247,23 @@ def go_on(record: runs.RunRecord) -> str:
     return shlex.join(words)
 
 
-def _given(record: runs.RunRecord) -> Mapping[str, Any]:
-    given: Mapping[str, Any] = record.invocation.body.get("given", {}) if record.invocation else {}
-    return given
+def given_flags(record: runs.RunRecord) -> dict[str, Any]:
+    """The flags of a run's last invocation, by name."""
+    return record.invocation.body.get("given", {}) if record.invocation else {}
 
 
-async def replaced_by(database: Database, record: runs.RunRecord) -> int | None:
+async def _replaced_by(database: Database, record: runs.RunRecord) -> int | None:
     """The newest run that was made with the same flags after this one: going on would go on with that one."""
+
+    def identity(run: runs.RunRecord) -> dict[str, Any]:
+        given = {name: value for name, value in given_flags(run).items() if name not in _NO_IDENTITY}
+        return {**given, "selection": run.selection}
+
     for line in await history.run_lines(database, record.workflow):
-        if line.id > record.id:
-            other = await runs.read_run(database, line.id)
-            if other is not None and _identity(other) == _identity(record):
-                return other.id
+        other = await runs.read_run(database, line.id) if line.id > record.id else None
+        if other is not None and identity(other) == identity(record):
+            return other.id
     return None
-
-
-def _identity(record: runs.RunRecord) -> dict[str, Any]:
-    given = {name: value for name, value in _given(record).items() if name not in _NO_IDENTITY}
-    return {**given, "selection": record.selection}
 
 
 async def last_invocation(database: Database, record: runs.RunRecord) -> dict[str, Any] | None:
@@ -133,10 +271,10 @@ async def last_invocation(database: Database, record: runs.RunRecord) -> dict[st
     if record.invocation is None:
         return None
     at_work = record.invocation.ended_at is None and await holder_of(database, record.workflow) is not None
-    return invocation_report(record.invocation, at_work=at_work)
+    return _invocation_report(record.invocation, at_work=at_work)
 
 
-def invocation_report(invocation: runs.InvocationRecord, *, at_work: bool = False) -> dict[str, Any]:
+def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> dict[str, Any]:
     """One invocation: when, how it ended, and what it did. Without an end it is `at_work`, or was killed."""
     state = "killed" if invocation.exit_code == runs.KILLED else "ended"
     if invocation.ended_at is None:
@@ -151,100 +289,6 @@ def invocation_report(invocation: runs.InvocationRecord, *, at_work: bool = Fals
     }
 
 
-async def find_run(
-    database: Database | None, workflow: str | None = None, run: int | str | None = None
-) -> runs.RunRecord:
-    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named.
-
-    Raises UsageError, naming the runs there are.
-    """
-    ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
-    number = run_number(run)
-    if number is None:
-        number = next(iter(ids), None)
-    record = await runs.read_run(database, number) if database and number is not None and number in ids else None
-    if record is None and not ids and workflow is None:
-        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
-    if record is None:
-        of = f" of workflow {workflow!r}" if workflow else ""
-        what = f"no run {run}" if run not in (None, "last") else "no run"
-        raise UsageError(f"{what}{of}", remedy=f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them.")
-    return record
-
-
-def run_number(run: int | str | None) -> int | None:
-    """A run as it is named on the command line: a number; None for the one last worked on. Raises UsageError."""
-    if run is None or run == "last":
-        return None
-    if isinstance(run, int) or (run.isascii() and run.isdigit()):
-        return int(run)
-    raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
-
-
-async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[RowRecord]:
-    """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
-
-    Raises UsageError for names that no row has.
-    """
-    found = await history.rows_with_ids(database, run, list(row_ids(named)))
-    known = {str(row.id) for row in found}
-    missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
-    if missing:
-        rows = f"row{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}"
-        raise UsageError(f"run {run} has no {rows}", remedy=await _row_hint(database, run, missing[0]))
-    return found
-
-
-def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
-    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where rows have no ids."""
-    found: dict[RowId, None] = {}
-    for name in names:
-        found[name] = None
-        if isinstance(name, str) and (number := _as_number(name)) is not None:
-            found[number] = None
-    return tuple(found)
-
-
-def _as_number(text: str) -> int | None:
-    """The row number that a text may mean."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-async def _row_hint(database: Database, run: int, wanted: str) -> str:
-    number = _as_number(wanted)
-    if number is not None and (at := await history.ids_from(database, run, number, 1)):
-        return f"Rows are named by their ids: row {number} of the input has the id {at[0]!r}."
-    some = await history.ids_from(database, run, 0, 3)
-    return f"Rows are named by their ids: {', '.join(map(repr, some))}, …" if some else "It has no rows yet."
-
-
-def workflow_name(name: str | None) -> str | None:
-    """A workflow's name, where its file was given."""
-    return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
-
-
-async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
-    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
-    known = await history.workflows_run(database) if database else []
-    if name is None or name in known:
-        return
-    names = sorted({*known, *workflow_files(root)})
-    if name not in names:
-        near = did_you_mean(name, names, "there is")
-        hint = f"; {near}" if near.startswith("did") else ""
-        raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")
-
-
-def database_path(root: Path) -> Path:
-    """Where a project keeps its state."""
-    return root / ".agac" / "agac.db"
-
-
-def database_bytes(path: Path) -> int:
-    """The size of a database with what waits beside it to be written into it."""
-    return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
-
-
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
     """The state of a project: its newest runs, what they came to, and how large the store is."""
@@ -254,7 +298,8 @@ class StatusReport(Report):
     runs: list[dict[str, Any]]
 
 
-def status(
+@blocking
+async def status(
     workflow: str | None = None,
     *,
     run: int | str | None = None,
@@ -265,44 +310,21 @@ def status(
 
     Raises UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist.
     """
-    root = project_root(project)
-    return asyncio.run(_status(root, workflow_name(workflow), run, newest))
-
-
-async def _status(root: Path, workflow: str | None, run: int | str | None, newest: int) -> StatusReport:
-    path = database_path(root)
-    async with open_for_reading(path) as database:
-        if run is not None:
-            record = await find_run(database, workflow, run)
-            assert database is not None
-            return StatusReport(root, database_bytes(path), [await full_report(database, record)])
-        await refuse_unknown(database, root, workflow)
-        if database is None:
+    root, workflow = project_root(project), workflow_name(workflow)
+    size = database_bytes(database_path(root))
+    if run is not None:
+        async with stored_run(root, run, workflow) as (database, record):
+            return StatusReport(root, size, [await full_report(database, record)])
+    async with open_for_reading(database_path(root)) as found:
+        await refuse_unknown(found, root, workflow)
+        if found is None:
             return StatusReport(root, 0, [])
-        ids = (await runs.run_ids(database, workflow))[:newest]
-        records = [await runs.read_run(database, number) for number in ids]
-        reports = [await run_report(database, record) for record in records if record]
-    return StatusReport(root, database_bytes(path), reports)
+        records = [await runs.read_run(found, number) for number in (await runs.run_ids(found, workflow))[:newest]]
+        return StatusReport(root, size, [await run_report(found, record) for record in records if record])
 
 
-def workflow_files(root: Path) -> list[str]:
-    """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
-    folder = root / "workflows"
-    if b"workflows" in (root / PROJECT_FILE).read_bytes():
-        folder = _workflow_folder(root) or folder
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted({file.stem for file in found if file.suffix in (".yml", ".yaml")})
-
-
-def _workflow_folder(root: Path) -> Path | None:
-    """`paths.workflows` of agac.yml, where it can be read."""
-    from agac.spec.loader import load_project  # loads pydantic and YAML: most projects do without
-
-    spec, _ = load_project(root, {})
-    return spec.paths.workflows if spec else None
-
-
-def export(
+@blocking
+async def export(
     workflow: str | None = None,
     *,
     run: int | None = None,
@@ -314,15 +336,9 @@ def export(
     A run with open rows is refused unless `partial`. Gives the summary and the files.
     """
     root = project_root(project)
-    return asyncio.run(_export(root, workflow, run, partial))
-
-
-async def _export(
-    root: Path, workflow: str | None, run: int | None, partial: bool
-) -> tuple[dict[str, Any], list[Path]]:
     path = database_path(root)
     if not path.exists():
-        raise UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+        raise no_runs_yet()
     async with open_database(path) as database:
         record = await find_run(database, workflow, run)
         if record.finished_at is None and not partial:

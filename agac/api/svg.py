@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from html import escape
 from itertools import pairwise
 from math import inf
@@ -13,9 +14,26 @@ from typing import NamedTuple
 
 from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_line
 
+# Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
+#
+# Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
+# passes a layer holds a place in it, as a box does, and a label is such a place with a size: so no line runs behind a
+# box, and no label lies on anything.
+
 PASSING = 8.0
 """What a line takes of a layer that it passes."""
+BESIDE = 28.0
+"""Between neighbours in a layer."""
+BETWEEN = 46.0
+"""From a layer to the next."""
+STEEP = 0.12
+"""How much of the furthest way to the side, at most another BETWEEN, a layer is further from the next."""
+PORT = 18.0
+"""At most so far apart lines leave and enter a box."""
+STRAIGHT = 8.0
+"""How much more than to a box a line that passes several layers is drawn to itself."""
 SWEEPS = 24
+LAYOUT_SWEEPS = 32
 
 
 class Size(NamedTuple):
@@ -25,17 +43,19 @@ class Size(NamedTuple):
     height: float
 
 
-class Link(NamedTuple):
-    """A line from one box to another, by their places in the list; `label`: the size of its text."""
+class Area(NamedTuple):
+    """A rectangle; `x` and `y` are its upper left corner."""
 
-    source: int
-    target: int
-    label: Size | None = None
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """What holds a place in a layer: a box, or a line that passes."""
+    """What holds a place in a layer: a box, or a line that passes. `x` is of its middle; `top` and `depth` are the
+    layer's."""
 
     size: Size
     rank: int
@@ -43,69 +63,96 @@ class Cell:
     above: list[Cell] = field(default_factory=list)
     below: list[Cell] = field(default_factory=list)
     place: int = 0
-    x: float = 0.0  # of its middle
+    x: float = 0.0
+    top: float = 0.0
+    depth: float = 0.0
+
+    @property
+    def area(self) -> Area:
+        """Where it is."""
+        middle = self.top + self.depth / 2
+        return Area(self.x - self.size.width / 2, middle - self.size.height / 2, *self.size)
 
 
-def layers_of(count: int, links: Sequence[Link]) -> list[int]:
+Link = tuple[int, int, Size | None]
+"""A line from one box to another, by their places in the list, and the size of its label."""
+
+
+def place(boxes: Sequence[Size], links: Sequence[Link]) -> tuple[list[Cell], list[list[Cell]], Size]:
+    """Places all: the boxes, the cells that each line goes through from its source to its target, and how large the
+    whole is. ValueError where the links make a cycle."""
+    layers = _layers(len(boxes), links)
+    labelled = {layers[target] for _, target, label in links if label}
+    rank_of, rank = [], -1
+    for layer in range(max(layers, default=-1) + 1):
+        rank += 2 if layer in labelled else 1  # the labels stand in a layer of their own, right above the boxes
+        rank_of.append(rank)
+    cells = [Cell(size, rank_of[layer], passing=False) for size, layer in zip(boxes, layers, strict=True)]
+    chains = []
+    for source, target, label in links:
+        first, last = cells[source], cells[target]
+        passed = [Cell(Size(PASSING, 0), between, passing=True) for between in range(first.rank + 1, last.rank)]
+        if label:
+            passed[-1].size = label
+        chains.append([first, *passed, last])
+        for upper, lower in pairwise(chains[-1]):
+            upper.below.append(lower)
+            lower.above.append(upper)
+    ranks: list[list[Cell]] = [[] for _ in range(rank + 1)]
+    everything = [*cells, *(cell for chain in chains for cell in chain[1:-1])]
+    for cell in everything:
+        cell.place = len(ranks[cell.rank])
+        ranks[cell.rank].append(cell)
+    _order(ranks)
+    _spread(ranks)
+    for chain in chains:
+        _straighten(chain[1:-1], ranks)
+    left = min((cell.x - cell.size.width / 2 for cell in everything), default=0.0)
+    for cell in everything:
+        cell.x -= left
+    right = max((cell.x + cell.size.width / 2 for cell in everything), default=0.0)
+    return cells, chains, Size(right, _stack(ranks))
+
+
+def _layers(count: int, links: Sequence[Link]) -> list[int]:
     """For each box the length of the longest way to it."""
-    after: list[list[int]] = [[] for _ in range(count)]
-    waiting = [0] * count
-    for link in links:
-        after[link.source].append(link.target)
-        waiting[link.target] += 1
-    ready = [box for box in range(count) if not waiting[box]]
+    above: dict[int, list[int]] = {box: [] for box in range(count)}
+    for source, target, _ in links:
+        above[target].append(source)
     layers = [0] * count
-    for box in ready:  # which grows
-        for target in after[box]:
-            layers[target] = max(layers[target], layers[box] + 1)
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
-    if len(ready) < count:
-        raise ValueError("what needs itself cannot be drawn in layers")
+    try:
+        for box in TopologicalSorter(above).static_order():
+            layers[box] = max((layers[source] + 1 for source in above[box]), default=0)
+    except CycleError as error:
+        raise ValueError("what needs itself cannot be drawn in layers") from error
     return layers
 
 
-def chain_of(cells: list[Cell], link: Link) -> list[Cell]:
-    """The cells of a line from its source to its target, joined to each other."""
-    first, last = cells[link.source], cells[link.target]
-    chain = [first, *(Cell(Size(PASSING, 0), rank, passing=True) for rank in range(first.rank + 1, last.rank)), last]
-    if link.label:
-        chain[-2].size = link.label
-    for upper, lower in pairwise(chain):
-        upper.below.append(lower)
-        lower.above.append(upper)
-    return chain
-
-
-def order(ranks: list[list[Cell]]) -> None:
+def _order(ranks: list[list[Cell]]) -> None:
     """Orders each layer by where its neighbours stand, downwards and upwards in turn; keeps what crosses least."""
     best, least = [list(rank) for rank in ranks], _crossings(ranks)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
         for rank in ranks if down else reversed(ranks):
-            _sort(rank, down)
+            _number(sorted(rank, key=lambda cell: _middle(cell, down)), rank)
         if (crossings := _crossings(ranks)) < least:
             best, least = [list(rank) for rank in ranks], crossings
         if not least:
             break
     for rank, kept in zip(ranks, best, strict=True):
-        rank[:] = kept
-        _number(rank)
+        _number(kept, rank)
 
 
-def _sort(rank: list[Cell], down: bool) -> None:
-    rank.sort(key=lambda cell: _middle(cell.above if down else cell.below, cell.place))
-    _number(rank)
+def _number(ordered: list[Cell], rank: list[Cell]) -> None:
+    """Gives a layer its order."""
+    rank[:] = ordered
+    for number, cell in enumerate(rank):
+        cell.place = number
 
 
-def _number(rank: list[Cell]) -> None:
-    for place, cell in enumerate(rank):
-        cell.place = place
-
-
-def _middle(cells: list[Cell], otherwise: float) -> float:
-    return sum(cell.place for cell in cells) / len(cells) if cells else otherwise
+def _middle(cell: Cell, down: bool) -> float:
+    neighbours = cell.above if down else cell.below
+    return sum(other.place for other in neighbours) / len(neighbours) if neighbours else cell.place
 
 
 def _crossings(ranks: list[list[Cell]]) -> int:
@@ -119,72 +166,6 @@ def _crossings(ranks: list[list[Cell]]) -> int:
             for place in ends:
                 insort(ended, place)
     return crossings
-
-
-# Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
-#
-# Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
-# passes a layer holds a place in it, as a box does, and a label is such a place with a size: so no line runs behind a
-# box, and no label lies on anything.
-
-BESIDE = 28.0
-"""Between neighbours in a layer."""
-BETWEEN = 46.0
-"""From a layer to the next."""
-STEEP = 0.12
-"""How much of the furthest way to the side, at most another BETWEEN, a layer is further from the next."""
-PORT = 18.0
-"""At most so far apart lines leave and enter a box."""
-STRAIGHT = 8.0
-"""How much more than to a box a line that passes several layers is drawn to itself."""
-LAYOUT_SWEEPS = 32
-
-
-class Area(NamedTuple):
-    """A rectangle; `x` and `y` are its upper left corner."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class DrawnRoute(NamedTuple):
-    """A line: straight down from its first point to the second (they may be one), bent from there to the third, and so
-    on in turn; it ends straight. It bends between layers only."""
-
-    points: list[tuple[float, float]]
-    label: Area | None
-
-
-class Placement(NamedTuple):
-    """Where everything is, boxes and lines in their given order, and how large the whole is, in pixels."""
-
-    boxes: list[Area]
-    routes: list[DrawnRoute]
-    width: float
-    height: float
-
-
-def place(boxes: Sequence[Size], links: Sequence[Link]) -> Placement:
-    """Places all; ValueError where the links make a cycle."""
-    layers = layers_of(len(boxes), links)
-    labelled = {layers[link.target] for link in links if link.label}
-    rank_of, rank = [], -1
-    for layer in range(max(layers, default=-1) + 1):
-        rank += 2 if layer in labelled else 1  # the labels stand in a layer of their own, right above the boxes
-        rank_of.append(rank)
-    cells = [Cell(size, rank_of[layer], passing=False) for size, layer in zip(boxes, layers, strict=True)]
-    chains = [chain_of(cells, link) for link in links]
-    ranks: list[list[Cell]] = [[] for _ in range(rank + 1)]
-    for cell in [*cells, *(cell for chain in chains for cell in chain[1:-1])]:
-        cell.place = len(ranks[cell.rank])
-        ranks[cell.rank].append(cell)
-    order(ranks)
-    _spread(ranks)
-    for chain in chains:
-        _straighten(chain[1:-1], ranks)
-    return _placement(cells, chains, links, ranks)
 
 
 def _spread(ranks: list[list[Cell]]) -> None:
@@ -232,7 +213,13 @@ def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
     run: list[Cell] = []
     least, most = -inf, inf
     for cell in passing:
-        left, right = _room(cell, ranks[cell.rank])
+        rank, left, right = ranks[cell.rank], -inf, inf
+        if cell.place:
+            other = rank[cell.place - 1]
+            left = other.x + (other.size.width + cell.size.width) / 2 + BESIDE
+        if cell.place + 1 < len(rank):
+            other = rank[cell.place + 1]
+            right = other.x - (other.size.width + cell.size.width) / 2 - BESIDE
         if max(least, left) > min(most, right):
             run, least, most = [], -inf, inf
         run.append(cell)
@@ -242,57 +229,18 @@ def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
             c.x = x
 
 
-def _room(cell: Cell, rank: list[Cell]) -> tuple[float, float]:
-    """How far to the left and to the right a cell may go."""
-    left, right = -inf, inf
-    if cell.place:
-        other = rank[cell.place - 1]
-        left = other.x + (other.size.width + cell.size.width) / 2 + BESIDE
-    if cell.place + 1 < len(rank):
-        other = rank[cell.place + 1]
-        right = other.x - (other.size.width + cell.size.width) / 2 - BESIDE
-    return left, right
-
-
-def _placement(
-    cells: list[Cell], chains: list[list[Cell]], links: Sequence[Link], ranks: list[list[Cell]]
-) -> Placement:
-    """Moves all into the quadrant from 0, 0 and gives each layer its y."""
-    everything = [cell for rank in ranks for cell in rank]
-    left = min((cell.x - cell.size.width / 2 for cell in everything), default=0.0)
-    for cell in everything:
-        cell.x -= left
-    right = max((cell.x + cell.size.width / 2 for cell in everything), default=0.0)
-    heights = [max(cell.size.height for cell in rank) for rank in ranks]
-    tops = _tops(ranks, heights)
-
-    def area(cell: Cell) -> Area:
-        middle = tops[cell.rank] + heights[cell.rank] / 2
-        return Area(cell.x - cell.size.width / 2, middle - cell.size.height / 2, *cell.size)
-
-    routes = []
-    for chain, link in zip(chains, links, strict=True):
-        xs = [_port(chain[0], chain[0].below, chain[1]), *(cell.x for cell in chain[1:-1])]
-        xs.append(_port(chain[-1], chain[-1].above, chain[-2]))
-        points = [
-            (x, y) for x, c in zip(xs, chain, strict=True) for y in (tops[c.rank], tops[c.rank] + heights[c.rank])
-        ]
-        source, target = area(chain[0]), area(chain[-1])
-        points[0], points[-1] = (xs[0], source.y + source.height), (xs[-1], target.y)
-        routes.append(DrawnRoute(points, area(chain[-2]) if link.label else None))
-    bottom = tops[-1] + heights[-1] if tops else 0.0
-    return Placement([area(cell) for cell in cells], routes, right, bottom)
-
-
-def _tops(ranks: list[list[Cell]], heights: list[float]) -> list[float]:
-    """The y of each layer: the further lines go to the side, the further the next is down."""
-    tops, y = [], 0.0
+def _stack(ranks: list[list[Cell]]) -> float:
+    """Gives each layer its y: the further lines go to the side, the further down the next. Returns the whole height."""
+    y = bottom = 0.0
     for i, rank in enumerate(ranks):
-        tops.append(y)
+        depth = max(cell.size.height for cell in rank)
+        for cell in rank:
+            cell.top, cell.depth = y, depth
+        bottom = y + depth
         beside_labels = any(all(cell.passing for cell in some) for some in ranks[i : i + 2])
         aside = max((abs(cell.x - lower.x) for cell in rank for lower in cell.below), default=0.0)
-        y += heights[i] + BETWEEN * (0.6 if beside_labels else 1) + min(STEEP * aside, BETWEEN)
-    return tops
+        y += depth + BETWEEN * (0.6 if beside_labels else 1) + min(STEEP * aside, BETWEEN)
+    return bottom
 
 
 def _port(cell: Cell, others: list[Cell], other: Cell) -> float:
@@ -396,45 +344,44 @@ class _Box(NamedTuple):
 def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow") -> str:
     """The graph as an SVG document; `title` is its tool tip and what a screen reader says."""
     joined = linked(nodes, edges)
-    boxes = [_box(node) for node in nodes]
-    links = [Link(source, target, _label_size(_label(edge))) for source, target, edge in joined]
-    placed = place([box.size for box in boxes], links)
-    parts = _opening(placed, _escaped(title))
-    for route, (source, target, edge) in zip(placed.routes, joined, strict=True):
-        parts += _line(route, edge, between=nodes[source].level != nodes[target].level)
-    for area, box in zip(placed.boxes, boxes, strict=True):
-        parts += _stage(area, box)
-    return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
-
-
-def _opening(placed: Placement, title: str) -> list[str]:
-    width, height = f"{placed.width + 2 * MARGIN:.0f}", f"{placed.height + 2 * MARGIN:.0f}"
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{title}">',
-        f"<title>{title}</title>",
+    boxes, labels = [_box(node) for node in nodes], []
+    for _, _, edge in joined:
+        label = cut_to(one_line(edge.label), SMALL, LABEL_WIDEST)
+        labels.append((label, Size(text_width(label, SMALL) + 14, 20) if label else None))
+    links = [(source, target, size) for (source, target, _), (_, size) in zip(joined, labels, strict=True)]
+    cells, chains, whole = place([box.size for box in boxes], links)
+    width, height = f"{whole.width + 2 * MARGIN:.0f}", f"{whole.height + 2 * MARGIN:.0f}"
+    size, name = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"', _escaped(title)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{name}">',
+        f"<title>{name}</title>",
         f"<style>{_style()}</style>",
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
         f'<g transform="translate({MARGIN:.0f} {MARGIN:.0f})">',
     ]
+    for chain, (source, target, edge), (label, _) in zip(chains, joined, labels, strict=True):
+        parts += _line(chain, edge, label, between=nodes[source].level != nodes[target].level)
+    for cell, box in zip(cells, boxes, strict=True):
+        parts += _stage(cell.area, box)
+    return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
 
 
 def _style() -> str:
-    """The rules: how things look, their colours on light, and those on dark."""
+    """The rules: how things look, their colours on light, and those on dark. They are for this image alone, also where
+    it stands in a page with others."""
 
-    def coloured(side: int) -> str:
-        fills = (_rule(selectors, f"fill:{colours[side]}") for selectors, colours in COLOURS.items())
+    def rules(looks: Mapping[str, str]) -> str:
         return "".join(
-            [*fills, *(_rule(selectors, f"stroke:{colours[side]}") for selectors, colours in STROKES.items())]
+            ",".join(f".agac-graph {selector}" for selector in selectors.split(",")) + f"{{{look}}}"
+            for selectors, look in looks.items()
         )
 
-    fonts = "".join(_rule(selectors, what) for selectors, what in FONTS.items())
-    return f"{fonts}{coloured(0)}@media (prefers-color-scheme:dark){{{coloured(1)}}}"
-
-
-def _rule(selectors: str, what: str) -> str:
-    """A rule for this image alone, also where it stands in a page with others."""
-    return ",".join(f".agac-graph {selector}" for selector in selectors.split(",")) + f"{{{what}}}"
+    light, dark = (
+        rules({selectors: f"fill:{colours[side]}" for selectors, colours in COLOURS.items()})
+        + rules({selectors: f"stroke:{colours[side]}" for selectors, colours in STROKES.items()})
+        for side in (0, 1)
+    )
+    return f"{rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}"
 
 
 def _box(node: DrawnNode) -> _Box:
@@ -443,24 +390,19 @@ def _box(node: DrawnNode) -> _Box:
     kind = one_line(node.kind) + (f" · level {node.level}" if node.level else "")
     texts = [("kind", kind), ("name", one_line(node.name)), *(("more", one_line(line)) for line in node.label_lines)]
     lines = [(look, cut_to(text, LOOKS[look][0], room), text) for look, text in texts]
-    rows = _rows(node, room)
+    rows: list[list[tuple[str, str]]] = []
+    for word, n in figures(node.counts or {}):  # in as many rows as they need
+        piece = (word if word in WORDS else "others", cut_to(f"{n:,} {one_line(word)}", SMALL, room - 2 * SMALL))
+        if rows and _row_width([*rows[-1], piece]) <= room:
+            rows[-1].append(piece)
+        else:
+            rows.append([piece])
+    if node.counts is not None and not rows:
+        rows = [[("track", "no rows")]]
     widths = [*(text_width(text, LOOKS[look][0]) for look, text, _ in lines), *map(_row_width, rows)]
     width = min(max(NARROWEST, *(width + 2 * INSIDE for width in widths)), WIDEST)
     height = sum(LOOKS[look][1] for look, _ in texts) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
     return _Box(node, Size(width, height), lines, rows)
-
-
-def _rows(node: DrawnNode, room: float) -> list[list[tuple[str, str]]]:
-    """The figures of a box, in as many rows as they need."""
-    if node.counts is None:
-        return []
-    rows: list[list[tuple[str, str]]] = [[]]
-    for word, n in figures(node.counts):
-        piece = (_colour(word), cut_to(f"{n:,} {one_line(word)}", SMALL, room - 2 * SMALL))
-        if rows[-1] and _row_width([*rows[-1], piece]) > room:
-            rows.append([])
-        rows[-1].append(piece)
-    return rows if rows[0] else [[("track", "no rows")]]
 
 
 def _row_width(row: list[tuple[str, str]]) -> float:
@@ -472,19 +414,19 @@ def _figure_width(text: str) -> float:
     return SMALL + text_width(text, SMALL) + SMALL
 
 
-def _colour(word: str) -> str:
-    return word if word in WORDS else "others"
-
-
 def _stage(area: Area, box: _Box) -> list[str]:
     x, y, width, height = area
     kind = box.node.kind if box.node.kind in KINDS else "others"
     (_, _, first), (_, _, name), *more = box.lines
     whole = [name, first, *(text for _, _, text in more)]
+    # along the left side of the box, within its round corners
+    far, near, down = f"{ROUND:g}", f"{ROUND - STRIPE:g}", f"{height - 2 * ROUND:.1f}"
+    outside = f"a{far} {far} 0 0 0 -{far} {far}v{down}a{far} {far} 0 0 0 {far} {far}"
+    inside = f"a{near} {far} 0 0 1 -{near} -{far}v-{down}a{near} {far} 0 0 1 {near} -{far}"
     parts = [
         f"<g><title>{'&#10;'.join(map(_escaped, whole))}</title>",
         f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{ROUND:g}"/>',
-        f'<path class="k-{kind}" d="{_stripe(area)}"/>',
+        f'<path class="k-{kind}" d="M{x + ROUND:.1f} {y:.1f}{outside}{inside}z"/>',
     ]
     at = y + 8
     for look, text, _ in box.lines:
@@ -492,38 +434,24 @@ def _stage(area: Area, box: _Box) -> list[str]:
         classes = f"kind k-{kind}" if look == "kind" else look
         parts.append(f'<text class="{classes}" x="{x + INSIDE:.1f}" y="{at:.1f}">{_escaped(text)}</text>')
     if box.rows:
-        bar = Area(x + INSIDE, at + 12, width - 2 * INSIDE, BAR)
-        parts += [*_bar(figures(box.node.counts or {}), bar), *_figures(box.rows, bar)]
+        parts += _counts(box, Area(x + INSIDE, at + 12, width - 2 * INSIDE, BAR))
     return [*parts, "</g>"]
 
 
-def _stripe(area: Area) -> str:
-    """Along the left side of a box, within its round corners."""
-    far, near, down = f"{ROUND:g}", f"{ROUND - STRIPE:g}", f"{area.height - 2 * ROUND:.1f}"
-    outside = f"a{far} {far} 0 0 0 -{far} {far}v{down}a{far} {far} 0 0 0 {far} {far}"
-    inside = f"a{near} {far} 0 0 1 -{near} -{far}v-{down}a{near} {far} 0 0 1 {near} -{far}"
-    return f"M{area.x + ROUND:.1f} {area.y:.1f}{outside}{inside}z"
-
-
-def _bar(counts: list[tuple[str, int]], bar: Area) -> list[str]:
-    """What became of the rows, each part at least wide enough to be seen."""
-    x, apart = bar.x, 1.5
-    shown = [(_colour(word), n) for word, n in counts] or [("track", 1)]
+def _counts(box: _Box, bar: Area) -> list[str]:
+    """What became of the rows: a bar, each part at least wide enough to be seen, and the figures below it."""
+    x, apart, parts = bar.x, 1.5, []
+    shown = [(word if word in WORDS else "others", n) for word, n in figures(box.node.counts or {})] or [("track", 1)]
     least = min(5.0, bar.width / len(shown))
     scale = (bar.width + apart - least * len(shown)) / sum(n for _, n in shown)
-    parts = []
     for colour, n in shown:
         width = least + scale * n
         parts.append(
             f'<rect class="{colour}" x="{x:.1f}" y="{bar.y:.1f}" width="{width - apart:.1f}" height="{BAR:g}" rx="2"/>'
         )
         x += width
-    return parts
-
-
-def _figures(rows: list[list[tuple[str, str]]], bar: Area) -> list[str]:
-    parts, y = [], bar.y + bar.height
-    for row in rows:
+    y = bar.y + bar.height
+    for row in box.rows:
         x, y = bar.x, y + 17
         for colour, text in row:
             parts.append(f'<circle class="{colour}" cx="{x + 4:.1f}" cy="{y - 4:.1f}" r="4"/>')
@@ -532,17 +460,13 @@ def _figures(rows: list[list[tuple[str, str]]], bar: Area) -> list[str]:
     return parts
 
 
-def _label(edge: DrawnEdge) -> str:
-    return cut_to(one_line(edge.label), SMALL, LABEL_WIDEST)
-
-
-def _label_size(label: str) -> Size | None:
-    return Size(text_width(label, SMALL) + 14, 20) if label else None
-
-
-def _line(route: DrawnRoute, edge: DrawnEdge, *, between: bool) -> list[str]:
-    x, y = route.points[-1]
-    points = [*route.points[:-2], *((x, end - TIP) for _, end in route.points[-2:])]
+def _line(chain: list[Cell], edge: DrawnEdge, label: str, *, between: bool) -> list[str]:
+    """A line: straight down through each layer, bent between them; it ends straight, in a tip."""
+    first, last = chain[0], chain[-1]
+    xs = [_port(first, first.below, chain[1]), *(cell.x for cell in chain[1:-1]), _port(last, last.above, chain[-2])]
+    points = [(x, y) for x, cell in zip(xs, chain, strict=True) for y in (cell.top, cell.top + cell.depth)]
+    x, y = xs[-1], last.area.y
+    points = [(xs[0], first.area.y + first.size.height), *points[1:-2], (x, points[-2][1] - TIP), (x, y - TIP)]
     way = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for i, ((x0, y0), (x1, y1)) in enumerate(pairwise(points)):
         half = (y0 + y1) / 2
@@ -554,12 +478,12 @@ def _line(route: DrawnRoute, edge: DrawnEdge, *, between: bool) -> list[str]:
         f'<path class="line{" between" if between else ""}" d="{"".join(way)}"/>',
         f'<path class="tip" d="M{x - 4.5:.1f} {y - 8:.1f}L{x:.1f} {y - 0.5:.1f}L{x + 4.5:.1f} {y - 8:.1f}z"/>',
     ]
-    if route.label:
-        left, top, width, height = route.label
+    if label:
+        left, top, width, height = chain[-2].area
         at = f'x="{left + width / 2:.1f}" y="{top + 14:.1f}"'
         parts += [
             f'<rect class="page" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>',
-            f'<text class="label" text-anchor="middle" {at}>{_escaped(_label(edge))}</text>',
+            f'<text class="label" text-anchor="middle" {at}>{_escaped(label)}</text>',
         ]
     return [*parts, "</g>"]
 

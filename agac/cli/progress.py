@@ -23,7 +23,7 @@ from agac.core.report import dollars
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agac.api.report import RowCount, Snapshot, StageSnapshot, WatchedRun
+    from agac.api.progress import RowCount, Snapshot, StageSnapshot, WatchedRun
 
 TICK_SECONDS = 0.125
 """Between two pictures on a terminal."""

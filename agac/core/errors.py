@@ -8,17 +8,15 @@ from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from typing import Literal
 
-# Every error that agac raises on purpose, and the exit code of each.
-#
-#     AgacError                    exit 1   something failed; says where, what, remedy
-#     ├── UsageError               exit 2   a command was used wrongly
-#     │   └── SpecError            exit 2   files of the project have problems: all of them at once
-#     ├── StoreError               exit 1   the database cannot be used
-#     │   ├── StoreTooNew          exit 1   written by a newer agac; never touched
-#     │   ├── StoreOutdated        exit 1   a reading command met an older database
-#     │   ├── StoreCorrupt         exit 1   damaged file
-#     │   └── LeaseHeld            exit 1   another process works on this workflow
-#     └── LeaseLost                exit 1   another process took the workflow over while we slept
+# AgacError                    exit 1   something failed; says where, what, remedy
+# ├── UsageError               exit 2   a command was used wrongly
+# │   └── SpecError            exit 2   files of the project have problems: all of them at once
+# ├── StoreError               exit 1   the database cannot be used
+# │   ├── StoreTooNew          exit 1   written by a newer agac; never touched
+# │   ├── StoreOutdated        exit 1   a reading command met an older database
+# │   ├── StoreCorrupt         exit 1   damaged file
+# │   └── LeaseHeld            exit 1   another process works on this workflow
+# └── LeaseLost                exit 1   another process took the workflow over while we slept
 #
 # A failure of one row is no exception: it is a `RowError` value, named by `ErrorType`.
 

@@ -14,9 +14,6 @@ from agac.core.types import RowId
 if TYPE_CHECKING:
     from agac.core.types import JSONValue, Message, Params, Schema
 
-
-# Every id and hash that agac makes, so that identity can be read in one sitting. All are pure functions of content.
-#
 # Hashes are 16 bytes of BLAKE2b over canonical JSON: enough for 10^7 tasks (the chance of any collision is below
 # 10^-24), and half the index of a 32-byte digest.
 

@@ -9,15 +9,9 @@ from enum import Enum
 from functools import cache
 from operator import attrgetter
 from pathlib import PurePath
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints, overload
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 
-@overload
-def iso(seconds: float) -> str: ...
-@overload
-def iso(seconds: None) -> None: ...
-@overload
-def iso(seconds: float | None) -> str | None: ...
 def iso(seconds: float | None) -> str | None:
     """Seconds since 1970 as text, UTC: `2026-11-22T10:00:00Z`."""
     if seconds is None:
@@ -48,7 +42,8 @@ class Report:
     """A dataclass that `--json` prints as an object of its fields, in their order unless JSON_KEYS says otherwise.
 
     JSON_KEYS are the keys in their order; each is the name of a field or property, or `key=name` (which may be a path,
-    as `key=run.id`) where the two differ. A type `Annotated[…, convert]` prints what `convert` makes of the value.
+    as `key=run.id`) where the two differ; in the place of `**name` are the keys of what that holds. A type
+    `Annotated[…, convert]` prints what `convert` makes of the value.
     """
 
     __slots__ = ()
@@ -76,25 +71,28 @@ def json_form(value: Any) -> Any:
 
 def _object(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
-    return {key: form(read(value)) for key, read, form in _members(kind)}
+    found: dict[str, Any] = {}
+    for key, read, convert in _members(kind):
+        one = read(value)
+        if key.startswith("**"):
+            found |= json_form(one)
+        else:
+            found[key] = json_form(one) if convert is None or one is None else convert(one)
+    return found
 
 
 @cache
-def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]:
-    """The keys of a record, each with what reads its value and what makes JSON of that."""
+def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
+    """The keys of a record, each with what reads its value and, where its type names one, what makes JSON of that."""
     names = [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
     hints = get_type_hints(kind, include_extras=True)
-    found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = []
+    found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
     for entry in getattr(kind, "JSON_KEYS", ()) or names:
         key, _, name = entry.partition("=")
-        name = name or key
+        name = name or key.removeprefix("**")
         declared = getattr(kind, name, None)
         getter = declared.fget if isinstance(declared, property) else None
         hint = get_type_hints(getter, include_extras=True).get("return") if getter else hints.get(name)
         convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
-        found.append((key, attrgetter(name), json_form if convert is None else _unless_none(convert)))
+        found.append((key, attrgetter(name), convert))
     return found
-
-
-def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)

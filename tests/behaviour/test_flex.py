@@ -63,13 +63,12 @@ def test_a_call_is_given_up_at_its_own_bound(project: ProjectFolder, faulty: Any
 
 
 def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> None:
-    from agac.api.project import checked_workflow, open_project
+    from agac.api.project import RunOptions, open_project, ready_workflow
     from agac.plan.plan import Selection, make_plan
-    from agac.spec.workflow import Overrides
 
     workflow(project, "http://127.0.0.1:9/v1", ["local/m?service_tier=flex", "local/m"], timeout=60)
     opened = open_project(project.root)
-    checked = checked_workflow(opened, "reviews", Overrides(), partial=False)
+    checked, _ = ready_workflow(opened, "reviews", RunOptions())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     assert [model.timeout.total for model in plan.stages[0].models] == [90.0, 60.0]
 

@@ -17,8 +17,7 @@ import pytest
 from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 
-from agac.api.options import RunOptions
-from agac.api.project import open_project, ready_workflow
+from agac.api.project import RunOptions, open_project, ready_workflow
 from agac.core.errors import SpecError, UsageError, Where
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message

@@ -262,10 +262,9 @@ def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
 
 def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(project: ProjectFolder) -> None:
     """Pinned with the version before examples and short names: what was asked then is not asked again."""
-    from agac.api.project import checked_workflow, open_project
+    from agac.api.project import RunOptions, open_project, ready_workflow
     from agac.plan.plan import Selection, make_plan
     from agac.plan.render import Prepared, Preparer
-    from agac.spec.workflow import Overrides
 
     project.write("agac.yml", "")
     project.write("data/rows.csv", "id,text\n1,a\n")
@@ -276,7 +275,7 @@ def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(projec
     two = {"name": "two", "prompt": "${one}", "model": "openrouter/google/x:free", "output_schema": {"a": "string"}}
     project.workflow("w", stages=[one, two])
     opened = open_project(project.root)
-    checked = checked_workflow(opened, "w", Overrides(), partial=False)
+    checked, _ = ready_workflow(opened, "w", RunOptions())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     preparer = Preparer(plan.stages, plan.vars, 1)
     sight = preparer.view({"id": "1", "text": "a"})

@@ -15,7 +15,7 @@ from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.plan import PlannedTasks, PlanReport, stored_tasks
+from agac.api.plan import PlannedTasks, PlanReport, remaining_tasks
 from agac.api.project import open_project, ready_workflow
 from agac.api.status import database_path
 from agac.core.errors import UsageError
@@ -336,7 +336,7 @@ def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
         plan = plan_of(project)
         async with open_for_reading(database_path(project.root)) as database:
             assert database is not None
-            found = await stored_tasks(database, plan, 1, Scope(), retry=retry)
+            _, found = await remaining_tasks(database, plan, 1, Scope(), retry=retry)
         return {one.stage.name: one.forecast.questions for one in found}
 
     return asyncio.run(tasks())
