@@ -26,6 +26,9 @@ from pathlib import Path
 
 from pages import ROOT, Block, blocks
 
+COMMANDS = Path(sys.executable).parent
+"""Where the reader's `agac` is."""
+
 SHOWN_FOLDER = "/home/me/shop"
 SHOWN_PORT = "8088"
 WAIT_SECONDS = 60.0
@@ -84,7 +87,7 @@ class Session:
     def environment(self) -> dict[str, str]:
         """The reader's: our agac first, no key, no proxy, a home of his own."""
         kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        path = os.pathsep.join([str(COMMANDS), str(Path(sys.executable).parent), kept["PATH"]])
         return {**kept, "PATH": path, "HOME": str(self.home), "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
 
     def popen(self, command: str) -> subprocess.Popen[bytes]:

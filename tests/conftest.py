@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import soak  # noqa: F401 - loads the profile of hypothesis
+from support.commands import ForkedPython
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
@@ -64,6 +65,14 @@ def _only_loopback() -> Iterator[None]:
     patch.setattr(socket.socket, "connect", guarded)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_simulators() -> Iterator[None]:
+    """Embedded simulators are forked from one that was loaded already, those of forked commands, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agac.simulator.server.sys", ForkedPython())
+        yield
 
 
 @pytest.fixture(scope="session")

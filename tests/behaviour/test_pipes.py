@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from support.commands import template
-from support.project import ProjectFolder, clean_environment, command
+from support.project import ProjectFolder, clean_environment, command, fresh_command
 from support.terminals import on_pty
 
 from agac.cli.main import cli
@@ -135,7 +135,7 @@ def test_a_process_whose_output_nobody_reads_ends_in_silence(where: str, finishe
     os.close(reader)
     errors = writer if where == "both" else subprocess.PIPE
     process = subprocess.Popen(
-        command(["status"]), cwd=finished.root, env=clean_environment({}), stdout=writer, stderr=errors
+        fresh_command(["status"]), cwd=finished.root, env=clean_environment({}), stdout=writer, stderr=errors
     )
     os.close(writer)
     _, said = process.communicate(timeout=60)

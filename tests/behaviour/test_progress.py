@@ -100,7 +100,7 @@ def test_without_utf8_bars_and_ids_are_ascii(project: ProjectFolder) -> None:
         project.configure(server.base_url)
         project.rows({"id": f"größe\x1b[2J-{i}", "text": f"I love number {i}"} for i in range(200))
         project.workflow(stop_loss=False)
-        with on_pty(project.root, *RUN, env=PLAIN_LOCALE, columns=130) as terminal:
+        with on_pty(project.root, *RUN, env=PLAIN_LOCALE, columns=130, fresh=True) as terminal:
             seen = terminal.until(r"classify [#-]{10} [1-9]\d*/200 .*\(last: Refused, row gr\\xf6\\xdfe\\x1b\[2J-\d+\)")
             terminal.press(b"\x03")
             assert terminal.ended() in (1, 130)

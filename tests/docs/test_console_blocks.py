@@ -1,11 +1,17 @@
 """Every console block of every page is run, in a copy of the example project, and shows what the commands print."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import consoles
 import pytest
+import yaml
 from consoles import matches, refreshed, steps
 from pages import DIRECTIVES, ROOT, Block, blocks, pages
+from support.commands import template
+from support.server import simulator
 
 TYPED = ROOT / "docs/guide/getting-started.md"
 """`test_getting_started.py` types this page into one shell."""
@@ -15,12 +21,22 @@ WITH_CONSOLES = [
 ]
 
 
+@contextmanager
+def simulated(home: Path, rules: str, environment: dict[str, str]) -> Iterator[str]:
+    """A simulator with faults, in the place of the one that is a process of its own."""
+    with simulator(faults=yaml.safe_load(rules), folder=home) as server:
+        yield server.base_url
+
+
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("page", WITH_CONSOLES, ids=name_of)
-def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `agac` is forked; the one of `test_getting_started.py` is not."""
+    monkeypatch.setattr(consoles, "COMMANDS", template().typed)
+    monkeypatch.setattr(consoles, "simulator", simulated)
     before = page.read_text("utf-8")
     if "$ curl " in before and shutil.which("curl") is None:
         pytest.skip("this page shows curl, which is not here")

@@ -24,6 +24,12 @@ from agac.simulator.settings import Settings, SimulatorError
 COMMAND = [sys.executable, "-m", "agac.simulator"]
 
 
+@pytest.fixture(autouse=True)
+def _not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedded simulator is a process of its own here, as it is for users."""
+    monkeypatch.setattr(server, "sys", sys)
+
+
 @contextmanager
 def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A child and its ready line."""

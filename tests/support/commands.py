@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, mkdtemp
 from typing import IO
 
 KILLER = str(Path(__file__).parent / "killed")
@@ -77,28 +78,40 @@ class Forked:
 
 
 class Template:
-    """The process that forks them."""
+    """The process that forks them. `typed` is a folder for the PATH of a shell: `agac` in it is forked. `python` runs
+    nothing but agac and its simulator, and forks them, too."""
 
     def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.name = f"agac-tests-{os.getpid()}"
+        self._folder = Path(mkdtemp(prefix="agac-tests-"))
+        self.typed, self.python = self._folder / "typed", self._folder / "python"
+        self.typed.mkdir()
+        for name, script in {"agac": self.typed / "agac", "python": self.python}.items():
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISE "{KILLER}/asks.py" {name} "$@"\n', "utf-8")
+            script.chmod(0o755)
         path = os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, f"{KILLER}/template.py"], stdin=theirs, env={**os.environ, "PYTHONPATH": path}
-        )
-        theirs.close()
+            [sys.executable, f"{KILLER}/template.py", self.name, self.python],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"listens\n"
+        self._process.stdout.close()
 
     def fork(
         self, program: str, arguments: Sequence[str], folder: Path, env: Mapping[str, str], handles: Sequence[int]
     ) -> Forked:
         """A child that runs a program, with these three descriptors as its input, output and errors."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report.connect("\0" + self.name)
         asked = {"program": program, "arguments": list(arguments), "folder": str(folder), "env": dict(env)}
-        with theirs:
-            socket.send_fds(self._requests, [json.dumps(asked).encode()], [*handles, theirs.fileno()])
-        return Forked(int(ours.recv(100)), ours)
+        socket.send_fds(report, [json.dumps(asked).encode()], handles)
+        return Forked(int(report.recv(100)), report)
 
     def close(self) -> None:
-        self._requests.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        shutil.rmtree(self._folder)
         self._process.wait(timeout=30)
 
 
@@ -106,8 +119,17 @@ class Template:
 def template() -> Template:
     """The one of this test process, until the tests end."""
     started = Template()
+    os.environ["AGAC_TEST_FORKS"] = started.name
     atexit.register(started.close)
     return started
+
+
+class ForkedPython:
+    """What `agac.simulator.server` takes for `sys`: the simulators that it starts are forked."""
+
+    @property
+    def executable(self) -> str:
+        return str(template().python)
 
 
 def run_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 import agac
-from support.commands import Forked, run_forked, start_forked
+from support.commands import Forked, run_forked, start_forked, template
 from support.recount import assert_recounted
 
 
@@ -114,7 +114,7 @@ class ProjectFolder:
     def fresh_agac(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         """Runs the command in an interpreter of its own: for tests of how it starts, and how it ends."""
         ended = subprocess.run(
-            command(arguments), cwd=self.root, env=clean_environment(env), capture_output=True, timeout=120
+            fresh_command(arguments), cwd=self.root, env=clean_environment(env), capture_output=True, timeout=120
         )
         return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
@@ -125,7 +125,7 @@ class ProjectFolder:
     def fresh_start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """The same in an interpreter of its own: for tests of what happens while it starts."""
         return subprocess.Popen(
-            command(arguments), cwd=self.root, env=clean_environment(env), stdout=subprocess.PIPE,
+            fresh_command(arguments), cwd=self.root, env=clean_environment(env), stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -151,6 +151,12 @@ class ProjectFolder:
 
 
 def command(arguments: Iterable[str]) -> list[str]:
+    """The words with which a test starts the command by itself; it is forked all the same."""
+    return [str(template().typed / "agac"), *arguments]
+
+
+def fresh_command(arguments: Iterable[str]) -> list[str]:
+    """The words that start it in an interpreter of its own."""
     return [sys.executable, "-m", "agac", *arguments]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import PATIENCE, wait_until
-from support.project import clean_environment, command
+from support.project import clean_environment, command, fresh_command
 
 SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 QUIET_HOST = {"CI": "", "NO_COLOR": "", "COLUMNS": "", "LINES": ""}
@@ -87,10 +87,16 @@ def _own_terminal() -> None:
 
 @contextlib.contextmanager
 def on_pty(
-    root: Path, *arguments: str, env: Mapping[str, str] | None = None, columns: int = 120, lines: int = 24
+    root: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    columns: int = 120,
+    lines: int = 24,
+    fresh: bool = False,
 ) -> Iterator[PseudoTerminal]:
-    """agac on a pseudo-terminal."""
-    terminal = PseudoTerminal(command(arguments), root, env or {}, columns, lines)
+    """agac on a pseudo-terminal; `fresh`: in an interpreter of its own."""
+    words = (fresh_command if fresh else command)(arguments)
+    terminal = PseudoTerminal(words, root, env or {}, columns, lines)
     try:
         yield terminal
     finally:
@@ -167,5 +173,5 @@ def in_tmux(root: Path, *, env: Mapping[str, str] | None = None, columns: int = 
 
 
 def agac_line(*arguments: str) -> str:
-    """The command as it is typed."""
-    return shlex.join(command(arguments))
+    """The command as it is typed: a job of the shell, which a fork is not."""
+    return shlex.join(fresh_command(arguments))

@@ -1,10 +1,15 @@
 """Has imported all of agac, and forks: each child is a process of its own that runs one `agac` command or a simulator.
 
-Its standard input is a socket. A message there is JSON (program, arguments, folder, env) with four descriptors: the
-child's input, output and errors, and a socket on which the child's number is written and, once it has ended, its exit
-code, negative for a signal. A fresh interpreter would spend up to a second of CPU time on every command to load it all.
+    python template.py NAME PYTHON
+
+listens on the abstract socket NAME until its standard input ends. Whoever connects sends JSON (program, arguments,
+folder, env) with three descriptors, the child's input, output and errors; back come the child's number and, once it
+has ended, its exit code, negative for a signal. A child that is `tied` is killed when whoever asked for it is gone.
+The program PYTHON asks so: the simulators that children start are forked, too. A fresh interpreter would spend up to a
+second of CPU time on every command to load it all.
 """
 
+import asyncio
 import gc
 import json
 import os
@@ -12,21 +17,42 @@ import select
 import signal
 import socket
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import agac
 
 BESIDE = (
-    "agac.simulator.__main__", "anthropic", "anyio._backends._asyncio", "duckdb", "encodings.idna", "httpcore2",
-    "httpx2", "openai", "truststore",
+    "agac.simulator.__main__", "anthropic", "anyio._backends._asyncio", "duckdb", "encodings.ascii", "encodings.idna",
+    "httpcore2", "httpx2", "jsonschema_rs", "openai", "truststore", "uvloop",
 )  # fmt: skip
 """What is imported late, by agac and by the makers' SDKs."""
 
+PROVIDERS = """\
+providers:
+  chat: {{dialect: openai-chat, base_url: "{0}", structured: json_schema, batch: openai}}
+  messages: {{dialect: anthropic, base_url: "{0}", structured: json_schema, batch: anthropic}}
+defaults: {{model: chat/small}}
+"""
+WORKFLOW = """\
+input: {path: rows.csv, id_field: id}
+defaults: {batch: {grace: 0.1, poll_interval: 0.05}}
+stages:
+  - {name: called, prompt: "Review: ${text}", output_schema: {sentiment: "positive|negative", reason: string}}
+  - {name: sent, run_mode: batch, prompt: "${called.reason}"}
+  - {name: told, model: messages/small, run_mode: batch, prompt: "${sent}", when: 'text == "good"'}
+"""
 
-def load() -> None:
+
+def load(python: str) -> None:
     """Everything that a command could import, so that no child has to."""
     for module in walk_packages(agac.__path__, "agac."):
         if not module.name.endswith("__main__"):
@@ -34,12 +60,53 @@ def load() -> None:
     for name in BESIDE:
         with suppress(ModuleNotFoundError):
             import_module(name)
-    gc.freeze()
+    sys.modules["agac.simulator.server"].sys = SimpleNamespace(executable=python)  # type: ignore[attr-defined]
 
 
-def child(asked: dict[str, Any], handles: list[int]) -> NoReturn:
-    """A child's whole life. Python's own end is left out but where coverage writes what it saw: it would touch, and
-    so copy, all that was loaded."""
+def warm() -> None:
+    """A run with calls and batches: what is compiled, cached or looked up at its first use, all children have."""
+    from agac import RunOptions, run
+
+    with TemporaryDirectory() as name, simulated() as base_url:
+        Path(name, "workflows").mkdir()
+        Path(name, "agac.yml").write_text(PROVIDERS.format(base_url), "utf-8")
+        Path(name, "workflows/one.yml").write_text(WORKFLOW, "utf-8")
+        Path(name, "rows.csv").write_text("id,text\n1,good\n", "utf-8")
+        report = run("one", RunOptions(wait=True), project=name)
+    assert report.summary["complete"], report
+
+
+@contextmanager
+def simulated() -> Iterator[str]:
+    """A simulator in a thread; its address."""
+    from aiohttp import web
+
+    from agac.simulator.app import Simulator
+    from agac.simulator.server import listen
+    from agac.simulator.settings import Settings
+
+    async def serve_calls() -> None:
+        runner = web.AppRunner(Simulator(Settings()).app())
+        await runner.setup()
+        begun.put((asyncio.get_running_loop(), await listen(runner, Settings())))
+        await stop.wait()
+        await runner.cleanup()
+
+    begun: SimpleQueue[tuple[asyncio.AbstractEventLoop, str]] = SimpleQueue()
+    stop = asyncio.Event()
+    thread = threading.Thread(target=asyncio.run, args=(serve_calls(),))
+    thread.start()
+    loop, base_url = begun.get()
+    try:
+        yield base_url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoReturn:
+    """A child's whole life; `ours` are descriptors that are none of its business. Python's own end is left out but
+    where coverage writes what it saw: it would touch, and so copy, all that was loaded."""
     import sitecustomize
 
     from agac.cli.main import main
@@ -50,13 +117,14 @@ def child(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     os.setsid()
     os.chdir(asked["folder"])
     os.environ.clear()
-    os.environ.update(asked["env"], PWD=asked["folder"])
+    os.environ.update(asked["env"], PWD=asked["folder"], AGAC_TEST_FORKS=sys.argv[1])
     for number, handle in enumerate(handles):
         os.dup2(handle, number)
-    os.closerange(3, 256)
+    for handle in (*handles, *ours):
+        os.close(handle)
     encoding = os.environ.get("PYTHONIOENCODING") or None
-    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding=encoding)
-    sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace")
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", 1 if os.isatty(1) else -1, encoding=encoding)
+    sys.stderr = os.fdopen(2, "w", 1, encoding=encoding, errors="backslashreplace")
     sys.argv = [asked["program"], *asked["arguments"]]
     sys.path[0] = asked["folder"]
     sitecustomize.begin()
@@ -77,46 +145,62 @@ def child(asked: dict[str, Any], handles: list[int]) -> NoReturn:
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def serve() -> None:
+def serve(name: str) -> None:
     """Until its input ends; whoever is still there then is ended, too."""
-    requests = socket.socket(fileno=os.dup(0))
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind("\0" + name)
+    listening.listen(100)
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     reports: dict[int, socket.socket] = {}
+    tied: dict[socket.socket, int] = {}
+    os.write(1, b"listens\n")
     while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+        ready, _, _ = select.select([0, listening, woken, *tied], [], [])
+        if 0 in ready:
+            break
         if woken in ready:
             os.read(woken, 4096)
-            end_of_children(reports)
-        if requests in ready:
-            message, handles, _, _ = socket.recv_fds(requests, 1 << 20, 4)
-            if not message:
-                break
-            report = socket.socket(fileno=handles.pop())
+            for report in ended(reports):
+                tied.pop(report, None)
+        for report in tied.keys() & ready:
+            os.kill(tied.pop(report), signal.SIGKILL)
+        if listening in ready:
+            report, _ = listening.accept()
+            message, handles, _, _ = socket.recv_fds(report, 1 << 20, 3)
+            asked = json.loads(message)
             number = os.fork()
             if not number:
-                child(json.loads(message), handles)
+                sockets = [listening, report, *reports.values()]
+                child(asked, handles, [woken, wakes, *(one.fileno() for one in sockets)])
             for handle in handles:
                 os.close(handle)
             reports[number] = report
+            if asked.get("tied"):
+                tied[report] = number
             report.send(f"{number}\n".encode())
     for number in reports:
         os.kill(number, signal.SIGKILL)
     os._exit(0)  # without Python's own end, of which extension modules complain
 
 
-def end_of_children(reports: dict[int, socket.socket]) -> None:
-    """Says of each child that has ended how it did."""
+def ended(reports: dict[int, socket.socket]) -> list[socket.socket]:
+    """Says of each child that has ended how it did; gives who asked for them."""
+    told = []
     while reports:
         number, status = os.waitpid(-1, os.WNOHANG)
         if not number:
-            return
-        with reports.pop(number) as report, suppress(BrokenPipeError):  # nobody may wait for it any more
+            break
+        told.append(reports.pop(number))
+        with told[-1] as report, suppress(BrokenPipeError):  # nobody may wait for it any more
             report.send(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    return told
 
 
 if __name__ == "__main__":
-    load()
-    serve()
+    load(sys.argv[2])
+    warm()
+    gc.freeze()
+    serve(sys.argv[1])
