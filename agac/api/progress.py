@@ -11,8 +11,8 @@ from pathlib import Path
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.core.errors import AgacError, Problem, RowError, StoreError
 from agac.core.types import RowId
-from agac.engine.invocation import StageTotals, Totals
 from agac.engine.run import Invocation
+from agac.engine.settle import StageTotals, Totals
 from agac.plan.plan import Selection
 from agac.spec.levels import StageNode, homes
 from agac.store.batches import batches_alike

@@ -6,9 +6,8 @@ import math
 from collections import deque
 from enum import Enum
 
-# A bound that nobody knows and that is found by trying, and how to tell its refusals from those that mean nothing.
-#
-# The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way.
+# The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way. Nothing here waits or
+# reads a clock: times are handed in, in seconds of one monotonic clock.
 
 CUT = 0.85
 """What is left of a bound when it was too high."""
@@ -104,27 +103,21 @@ class SpuriousRefusals:
             case Phase.GUESSED:
                 return self._refusals < self._most * self._calls
             case Phase.CALM:
-                return self._is_noise_in_the_calm()
+                self._calm_refusals += 1
+                if self._refusals < MIN_LIMIT:
+                    return True
+                if self._doubted:
+                    return self._refusals < self._most * self._calls
+                self._doubted = True
+                self._calm_calls = self._calm_refusals = 0.0
+                return False
             case Phase.TRYING:
-                return self._is_as_usual()
-
-    def _is_noise_in_the_calm(self) -> bool:
-        self._calm_refusals += 1
-        if self._refusals < MIN_LIMIT:
-            return True
-        if self._doubted:
-            return self._refusals < self._most * self._calls
-        self._doubted = True
-        self._calm_calls = self._calm_refusals = 0.0
-        return False
-
-    def _is_as_usual(self) -> bool:
-        if self._calm_refusals >= MIN_LIMIT:
-            expected = self._calls * self._calm_refusals / self._calm_calls
-            if self._refusals <= expected + 2 * math.sqrt(expected) + 1:  # two standard deviations
-                return True
-        self._forget_half()
-        return False
+                if self._calm_refusals >= MIN_LIMIT:
+                    expected = self._calls * self._calm_refusals / self._calm_calls
+                    if self._refusals <= expected + 2 * math.sqrt(expected) + 1:  # as usual: two standard deviations
+                        return True
+                self._forget_half()
+                return False
 
     def _pass_to(self, phase: Phase) -> None:
         if phase is not self._phase:
@@ -135,10 +128,6 @@ class SpuriousRefusals:
     def _forget_half(self) -> None:
         self._calm_calls, self._calm_refusals = self._calm_calls / 2, self._calm_refusals / 2
 
-
-# How much a server takes, found by trying: how many calls at once, and how many a second.
-#
-# Nothing here waits or reads a clock: times are handed in, in seconds of one monotonic clock.
 
 FIRST = 8
 """Calls at once at the beginning."""
@@ -171,7 +160,6 @@ SLOWEST = 0.5
 
 AT_ONCE = 0.05
 """Seconds that a server means at most by "again in 0 seconds", which says nothing about its limit."""
-
 
 PACE_NOISE, ROOM_NOISE = 0.2, 0.02
 """Shares of calls. A pace that is too high by half has a third refused; of too many at once only those too many are."""
@@ -256,8 +244,11 @@ class Adaptive:
         self.limit = max(1, int(self._room.value))
 
     def _slow_down(self, now: float, took: float, delay: float | None) -> None:
-        if not self.interval:
-            self._guess(now, delay)
+        if not self.interval:  # a guess: what was sent in the last second or two, or when the server expects a call
+            since, before = self._older
+            rate = max(self._sent - before - 1, 1) / max(now - since, MEASURED)
+            self._pace.cut(max(rate, 1 / delay if delay else 0.0, SLOWEST), GUESS_RECOVERY)
+            self._newer, self._refused_since = (now, self._sent), 0
         elif now - self._newer[0] >= MEASURED:
             top = self._measure(now)
             self._pace.cut(top, _recovery(took, top))
@@ -273,13 +264,6 @@ class Adaptive:
         alone. Who says that a fiftieth of a second is enough is not left alone for minutes."""
         wanted = 1 / self._pace.value
         return min(wanted, 2 * max(self._delays)) if self._delays else wanted
-
-    def _guess(self, now: float, delay: float | None) -> None:
-        """The first cut: by what was sent in the last second or two, or by when the server expects the next call."""
-        since, before = self._older
-        rate = max(self._sent - before - 1, 1) / max(now - since, MEASURED)
-        self._pace.cut(max(rate, 1 / delay if delay else 0.0, SLOWEST), GUESS_RECOVERY)
-        self._newer, self._refused_since = (now, self._sent), 0
 
     def _measure(self, now: float) -> float:
         """What the server took a second since it last said that it was too much: from end to end of its patience, so

@@ -67,14 +67,11 @@ class BudgetBalance:
 
     def would_exceed(self, worst: Amount, *, reserved: bool = True) -> bool:
         """Whether so much more does not fit, beside what is set aside (`reserved`) or if all of that came back."""
-        taken = self.spent.plus(self.reserved) if reserved else self.spent
-        need = taken.plus(worst)
+        usd, tokens, calls = (self.spent.plus(self.reserved) if reserved else self.spent).plus(worst)
         cap = self.budget
-        return (
-            (cap.usd is not None and need.usd > cap.usd)
-            or (cap.tokens is not None and need.tokens > cap.tokens)
-            or (cap.calls is not None and need.calls > cap.calls)
-        )
+        if (cap.usd is not None and usd > cap.usd) or (cap.tokens is not None and tokens > cap.tokens):
+            return True
+        return cap.calls is not None and calls > cap.calls
 
     def reserve(self, worst: Amount) -> None:
         """Sets an amount aside."""
@@ -100,15 +97,9 @@ class Reservation(NamedTuple):
     balances: tuple[BudgetBalance, ...]
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    worst: Amount
-    balances: tuple[BudgetBalance, ...]
-    place: asyncio.Future[None]
-
-
 class BudgetLimiter:
-    """All budgets of an invocation. `run` bound everything, `stages` one stage each, `row` what each row may spend.
+    """All budgets of an invocation. `run` bound everything (`of_run`), `stages` one stage each, `row` what each row may
+    spend.
 
     At a limit `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.
     """
@@ -122,22 +113,17 @@ class BudgetLimiter:
         row: Budget | None,
     ) -> None:
         self._stop_signal = stop_signal
-        self._run, self._stages, self._row = tuple(run), dict(stages), row
-        self._waiting: deque[_Waiter] = deque()
+        self.of_run, self._stages, self._row = tuple(run), dict(stages), row
+        self._waiting: deque[tuple[Reservation, asyncio.Future[None]]] = deque()
         self._batches: dict[int, Reservation] = {}
         self.reached: BudgetBalance | None = None
         self.missed = NOTHING
         stop_signal.when_stopped(self._halt)
 
     @property
-    def of_run(self) -> tuple[BudgetBalance, ...]:
-        """The budgets that bound the run as a whole."""
-        return self._run
-
-    @property
     def balances(self) -> tuple[BudgetBalance, ...]:
         """The budgets of the run and of its stages."""
-        return (*self._run, *self._stages.values())
+        return (*self.of_run, *self._stages.values())
 
     def row_balance(self) -> BudgetBalance | None:
         """What one row may spend, for a row that begins."""
@@ -154,27 +140,27 @@ class BudgetLimiter:
         if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
         balances = self._balances_of(stage)
-        everything = (*balances, row) if row else balances
-        if self._waiting or any(balance.would_exceed(worst) for balance in balances):
+        if self._waiting or _over(balances, worst) is not None:
             await self._wait(worst, balances)
         else:
-            _reserve(worst, balances)
-        if row is not None:
-            row.reserve(worst)
-        return Reservation(worst, everything)
+            for balance in balances:
+                balance.reserve(worst)
+        if row is None:
+            return Reservation(worst, balances)
+        row.reserve(worst)
+        return Reservation(worst, (*balances, row))
 
     async def _wait(self, worst: Amount, balances: tuple[BudgetBalance, ...]) -> None:
         """Waits until its turn came and the amount was set aside by whoever made room."""
-        waiter = _Waiter(worst, balances, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
+        wanted, place = Reservation(worst, balances), asyncio.get_running_loop().create_future()
+        self._waiting.append((wanted, place))
         self._serve()
         try:
-            await waiter.place
+            await place
         except asyncio.CancelledError:
-            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.settle(Reservation(worst, balances), NOTHING)  # it was served just then
-            elif waiter in self._waiting:
-                self._waiting.remove(waiter)
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.settle(wanted, NOTHING)  # it was served just then
+            else:
                 self._serve()
             raise
 
@@ -190,42 +176,34 @@ class BudgetLimiter:
         if not self.has_room(batch, stage, worst):
             self.note_missed(stage, worst)
             return False
-        reservation = self._batches.get(batch)
-        self._grow(batch, reservation.balances if reservation is not None else self._balances_of(stage), worst)
+        self.load(batch, stage, worst)
         return True
 
     def note_missed(self, stage: int, worst: Amount) -> None:
         """Remembers for what there was no room, should the run end for it."""
-        self.note_missed_in(self._balances_of(stage), worst)
-
-    def note_missed_in(self, balances: Iterable[BudgetBalance], worst: Amount) -> None:
-        """The same, by the budgets that it belongs to."""
-        self.missed = worst
-        self.reached = next((balance for balance in balances if balance.would_exceed(worst)), self.reached)
+        self.missed, self.reached = worst, _over(self._balances_of(stage), worst) or self.reached
 
     def has_room(self, batch: int | None, stage: int, worst: Amount) -> bool:
         """Whether the worst case of a task would fit, in a batch that is open or (None) in a new one."""
         reservation = self._batches.get(batch) if batch is not None else None
         balances = reservation.balances if reservation is not None else self._balances_of(stage)
-        return not self._waiting and not any(balance.would_exceed(worst) for balance in balances)
+        return not self._waiting and _over(balances, worst) is None
 
     def load(self, batch: int, stage: int, worst: Amount) -> None:
-        """What an earlier invocation set aside for a batch that is still open."""
-        self._grow(batch, self._balances_of(stage), worst)
-
-    def _grow(self, batch: int, balances: tuple[BudgetBalance, ...], worst: Amount) -> None:
+        """Sets an amount aside for a batch, whether it fits or not: an earlier invocation did for one that is open."""
         reservation = self._batches.get(batch)
-        for balance in balances:
-            balance.reserved, balance.reservations = (
-                balance.reserved.plus(worst),
-                balance.reservations + (reservation is None),
-            )
-            balance.batches += reservation is None
-        self._batches[batch] = Reservation(worst if reservation is None else reservation.worst.plus(worst), balances)
+        if reservation is None:
+            reservation = Reservation(NOTHING, self._balances_of(stage))
+            for balance in reservation.balances:
+                balance.reservations += 1
+                balance.batches += 1
+        for balance in reservation.balances:
+            balance.reserved = balance.reserved.plus(worst)
+        self._batches[batch] = reservation._replace(worst=reservation.worst.plus(worst))
 
     def _balances_of(self, stage: int) -> tuple[BudgetBalance, ...]:
         own = self._stages.get(stage)
-        return (*self._run, own) if own else self._run
+        return (*self.of_run, own) if own else self.of_run
 
     def ingested(self, batch: int, real: Amount) -> None:
         """A batch ended: what was set aside for it becomes what it cost."""
@@ -243,38 +221,37 @@ class BudgetLimiter:
     def _serve(self) -> None:
         """Serves those who wait, in the order in which they came: a large amount is not overtaken forever."""
         while self._waiting:
-            first = self._waiting[0]
-            if first.place.done():  # cancelled, and about to learn of it
+            (worst, balances), place = self._waiting[0]
+            over = [balance for balance in balances if balance.would_exceed(worst)]
+            if place.done():  # cancelled, and about to learn of it
                 self._waiting.popleft()
-                continue
-            if not any(balance.would_exceed(first.worst) for balance in first.balances):
+            elif not over:
                 self._waiting.popleft()
-                _reserve(first.worst, first.balances)
-                first.place.set_result(None)
-                continue
-            if any(p.batches and p.reservations == p.batches and p.would_exceed(first.worst) for p in first.balances):
+                for balance in balances:
+                    balance.reserve(worst)
+                place.set_result(None)
+            elif any(one.batches and one.reservations == one.batches for one in over):
                 self._waiting.popleft()
-                self.note_missed_in(first.balances, first.worst)
-                first.place.set_exception(BlockedByBatches())
-                continue
-            hopeless = next(
-                (p for p in first.balances if p.would_exceed(first.worst, reserved=False) and not p.reservations), None
-            )
-            if hopeless is not None:
-                self.reached, self.missed = hopeless, first.worst
-                self._stop_signal.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
-            return
+                self.missed, self.reached = worst, over[0]
+                place.set_exception(BlockedByBatches())
+            else:
+                idle = (one for one in over if not one.reservations)
+                hopeless = next((one for one in idle if one.would_exceed(worst, reserved=False)), None)
+                if hopeless is not None:
+                    self.reached, self.missed = hopeless, worst
+                    self._stop_signal.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
+                return
 
     def _halt(self) -> None:
         while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.place.done():
-                waiter.place.set_exception(RunStopped())
+            _, place = self._waiting.popleft()
+            if not place.done():
+                place.set_exception(RunStopped())
 
 
-def _reserve(worst: Amount, balances: Iterable[BudgetBalance]) -> None:
-    for balance in balances:
-        balance.reserve(worst)
+def _over(balances: Iterable[BudgetBalance], worst: Amount) -> BudgetBalance | None:
+    """The first budget into which so much more does not fit."""
+    return next((balance for balance in balances if balance.would_exceed(worst)), None)
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
@@ -297,7 +274,12 @@ class WorstCase:
 
     def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
         self._max_tokens = model.params.max_tokens or 0
-        self._steps = max_price_steps(_prices(model, batch=batch)) if in_dollars else ()
+        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
+        # to the settings of an account; a batch is a tier of its own
+        wanted = model.params.service_tier
+        tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
+        prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
+        self._steps = max_price_steps(price for price in prices if price is not None)
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`.
@@ -331,15 +313,6 @@ def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], 
     return tuple(steps)
 
 
-def _prices(model: PlannedModel, *, batch: bool) -> tuple[Price, ...]:
-    """The prices of all tiers that may be served: the one asked for, the ordinary one, and `priority` where the choice
-    is left to the settings of an account. A batch is a tier of its own."""
-    wanted = model.params.service_tier
-    tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
-    found = (price_of(model.provider, model.model, tier) for tier in tiers)
-    return tuple(price for price in found if price is not None)
-
-
 @dataclass(frozen=True, slots=True)
 class RunBudgets:
     """Every budget of a plan: named ones of the run, one per stage by its index and name, one for each row. They count
@@ -364,19 +337,15 @@ class RunBudgets:
         budgets = [*(b for _, b in self.run), *(b for _, _, b in self.stages), *([self.row] if self.row else [])]
         return any(budget.usd is not None for budget in budgets)
 
-    def limiter(self, stop_signal: StopSignal, counts: Iterable[Count], lost_calls: int) -> BudgetLimiter:
-        """The budgets of an invocation. `lost_calls`: calls of earlier ones that may have been billed and left nothing.
+    def balances(
+        self, counts: Iterable[Count], lost_calls: int
+    ) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
+        """The budgets of the run, and those of stages by index, each with what was spent of it before. `lost_calls`:
+        calls of earlier invocations that may have been billed and left nothing.
 
         Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
         every budget that it may belong to.
         """
-        run, stages = self.balances(counts, lost_calls)
-        return BudgetLimiter(stop_signal, run=run, stages=stages, row=self.row)
-
-    def balances(
-        self, counts: Iterable[Count], lost_calls: int
-    ) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
-        """The run's pots, and the stages' by index, each with what was spent of it before."""
         counts = [count for count in counts if count.outcome == "call"]
         run = [_loaded(BudgetBalance(name, budget), counts, lost_calls) for name, budget in self.run]
         stages = {}
@@ -395,34 +364,24 @@ def _loaded(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) ->
         unconfirmed = unconfirmed.plus(held)
         if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
             priced = priced.plus(one).plus(held)
-    unconfirmed = unconfirmed.plus(_lost(priced, lost_calls))
+    lost = Amount(0.0, 0, lost_calls)
+    if priced.calls:
+        share = lost_calls / priced.calls
+        lost = Amount(priced.usd * share, math.ceil(priced.tokens * share), lost_calls)
+    unconfirmed = unconfirmed.plus(lost)
     balance.spent, balance.unconfirmed = known.plus(unconfirmed), unconfirmed
     balance.unpriced = 0 if priced.calls else lost_calls
     return balance
 
 
-def _lost(priced: Amount, calls: int) -> Amount:
-    """What lost calls may have cost: the mean of those whose cost is known."""
-    if not priced.calls:
-        return Amount(0.0, 0, calls)
-    share = calls / priced.calls
-    return Amount(priced.usd * share, math.ceil(priced.tokens * share), calls)
-
-
 def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
     """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no answer."""
-    return [_facts(balance) for balance in balances]
-
-
-def _facts(balance: BudgetBalance) -> dict[str, object]:
-    caps: Mapping[str, float | None] = {
-        "usd": balance.budget.usd,
-        "tokens": balance.budget.tokens,
-        "calls": balance.budget.calls,
-    }
-    known, unconfirmed = balance.spent.plus(balance.unconfirmed, -1)._asdict(), balance.unconfirmed._asdict()
-    return {"name": balance.name} | {
-        unit: {"limit": cap, "spent": round(known[unit], 6), "held": round(unconfirmed[unit], 6)}
-        for unit, cap in caps.items()
-        if cap is not None
-    }
+    found = []
+    for balance in balances:
+        known, held, facts = balance.spent.plus(balance.unconfirmed, -1), balance.unconfirmed, dict[str, object]()
+        caps = (balance.budget.usd, balance.budget.tokens, balance.budget.calls)
+        for unit, cap, spent, may_be in zip(Amount._fields, caps, known, held, strict=True):
+            if cap is not None:
+                facts[unit] = {"limit": cap, "spent": round(spent, 6), "held": round(may_be, 6)}
+        found.append({"name": balance.name, **facts})
+    return found

@@ -1,4 +1,4 @@
-"""One task asked of its models, with as many attempts as the policy grants: every one of them is stored.
+"""The attempts of one task at its models, as many as the policy grants: every one of them is stored.
 
 A model is asked; a reply of the wrong form is asked again, `repair` times at most; when that brings no valid answer the
 next model of `fallback` is asked. This is the only place that tries anything again.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from agac.core.errors import ErrorType, RowError
-from agac.core.types import Fault, FaultKind, Reply, Request
+from agac.core.errors import ErrorType, RowError, storable
+from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
 from agac.engine.budget import NOTHING, Reservation, RowBudgetExceeded, counted
-from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
+from agac.engine.invocation import InvocationContext
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadlineExceeded, StopRun, decide, max_calls
-from agac.engine.routes import CallResult, EncodedRequest, ModelConnection, request_for_model
-from agac.engine.settle import ReplyRecord, fault_call, fields, how_answered, log_call, reply_call
+from agac.engine.routes import CallResult, ModelConnection, request_for_model
+from agac.engine.settle import how_answered
 from agac.engine.stop_rules import RunStopped
-from agac.engine.validate import repair_request
+from agac.engine.validate import ValidReply, repair_request
 from agac.plan.stage import PlannedStage
+from agac.providers.prices import cost
 from agac.store.records import Call, Result
 
 _log = logging.getLogger("agac.call")
@@ -46,9 +46,8 @@ class TaskAttempts:
 
     `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have been billed without an
     answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
-    `position` counts the stage's models from 0; `tried` says what became of those before; `quoted` re-asks of this one
-    were made before. `reservation` is what is set aside
-    for the call under way, `request` what it asks.
+    `position` counts the stage's models from 0; `quoted` re-asks of this one were made before. `reservation` is what is
+    set aside for the call under way.
     """
 
     active: ActiveRow
@@ -59,27 +58,8 @@ class TaskAttempts:
     position: int = 0
     number: int = 0
     ambiguous: int = 0
-    tried: tuple[str, ...] = ()
     quoted: int = 0
     reservation: Reservation | None = None
-    request: Request | None = None
-
-    def count(self) -> None:
-        """Counts one more attempt. Raises CapReached at the cap."""
-        if self.number >= self.most:
-            raise CapReached(f"the task was asked {self.number} times, which is more than any retry is worth")
-        self.number += 1
-
-    def turn_to(self, connection: ModelConnection, error: RowError) -> None:
-        """Turns to the next model, since this one ended in an error."""
-        self.tried += (f"{self.connection.model.lane}: {error.type}",)
-        self.connection, self.ambiguous, self.position, self.quoted = connection, 0, self.position + 1, 0
-
-    def failed(self, error: RowError) -> RowError:
-        """The last error, and what was tried before."""
-        if not self.tried:
-            return error
-        return RowError(error.type, f"{error.message} (before that, {'; '.join(self.tried)})")
 
 
 class Caller:
@@ -89,6 +69,7 @@ class Caller:
         self._run, self._connections = context.places.run, connections
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
+        self._totals = context.totals
 
     async def ask(
         self,
@@ -105,21 +86,23 @@ class Caller:
 
         `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
         request quotes what was wrong with replies to batches, as many of them."""
-        first, *others = self._connections[stage.index][position:]
-        most = max_calls(stage.repair, 1 + len(others))
-        attempts = TaskAttempts(active, fingerprint, first, most, replica, position, quoted=quoted)
+        models = self._connections[stage.index][position:]
+        most = max_calls(stage.repair, len(models))
+        attempts = TaskAttempts(active, fingerprint, models[0], most, replica, position, quoted=quoted)
+        asked, tried = request, ""
+        if (replica or position) and not quoted:
+            asked = request_for_model(models[0].model, request, replica)
         try:
-            given = (
-                request_for_model(first.model, request, replica) if (replica or position) and not quoted else request
-            )
-            answer = await self._ask_model(attempts, given)
-            for connection in others:
+            answer = await self._ask_model(attempts, asked)
+            for connection in models[1:]:
                 if isinstance(answer, Answer):
                     return answer
                 row_id, name, model = active.new.row.id, stage.name, connection.model.lane
                 log_fields = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
                 _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=log_fields)
-                attempts.turn_to(connection, answer)
+                tried += f"{'; ' if tried else ''}{attempts.connection.model.lane}: {answer.type}"
+                attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
+                attempts.position += 1
                 answer = await self._ask_model(attempts, request_for_model(connection.model, request, replica))
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
@@ -129,65 +112,82 @@ class Caller:
             )
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
-        return answer if isinstance(answer, Answer) else attempts.failed(answer)
-
-    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
-        """Nothing is enrolled where tasks are called."""
-        raise AssertionError("a task waits for a batch, and there is none")
+        if isinstance(answer, Answer) or not tried:
+            return answer
+        return RowError(answer.type, f"{answer.message} (before that, {tried})")
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
-        first = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
-        replied = await self._reply(attempts, request, first)
-        if isinstance(replied, Fault):
-            return RowError(replied.type, replied.message)
-        checked = self._checked(attempts, replied, first)
-        for _ in range(attempts.connection.stage.repair - attempts.quoted):
-            if not (isinstance(checked, RowError) and checked.type is ErrorType.SCHEMA_MISMATCH):
-                break
-            again = await self._reply(attempts, repair_request(request, replied.reply, checked), "repair")
-            if isinstance(again, Fault):
-                return RowError(again.type, f"{again.message} (asked again because: {checked.message})")
-            replied, checked = again, self._checked(attempts, again, "repair")
-        return checked
+        purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
+        asked, wrong = request, None
+        for _ in range(max(attempts.connection.stage.repair - attempts.quoted, 0) + 1):
+            reply, answer = await self._reply(attempts, asked, purpose)
+            if isinstance(reply, Fault):
+                why = f" (asked again because: {wrong.message})" if wrong else ""
+                return RowError(reply.type, f"{reply.message}{why}")
+            if isinstance(answer, Answer) or answer.type is not ErrorType.SCHEMA_MISMATCH:
+                return answer
+            asked, wrong, purpose = repair_request(request, reply, answer), answer, "repair"
+        assert wrong is not None
+        return wrong
 
-    async def _reply(self, attempts: TaskAttempts, request: Request, purpose: str) -> ReplyRecord | Fault:
-        """Sends until something is answered or the policy gives up."""
-        wire = attempts.connection.write(request)
-        attempts.request = request
-        faults: Counter[FaultKind] = Counter()
+    async def _reply(
+        self, attempts: TaskAttempts, request: Request, purpose: str
+    ) -> tuple[Reply, Answer | RowError] | tuple[Fault, RowError]:
+        """Sends until something is answered or the policy gives up. A reply is given with what it is worth."""
+        connection = attempts.connection
+        body = connection.body(request)
+        faults: dict[FaultKind, int] = {}
         while True:
-            sent = await self._send(attempts, wire)
-            reply = attempts.connection.read(sent)
+            sent = await self._send(attempts, body)
+            reply, again = sent.answer, bool(faults)
             if isinstance(reply, Reply):
-                return ReplyRecord(reply, sent, attempts.number, again=faults.total() > 0)
-            again = faults.total() > 0
-            self._keep(attempts, fault_call(attempts.connection, sent, reply, attempts.number, purpose, again=again))
+                checked = None
+                try:
+                    checked = connection.checker.check(reply)
+                finally:  # the attempt is kept with the reply itself, whatever the check says or raises
+                    call = self._keep(attempts, request, sent, purpose, again, checked)
+                if isinstance(checked, RowError):
+                    return reply, checked
+                how = how_answered(purpose, attempts.position, mended=checked.mended)
+                result = Result(attempts.fingerprint, checked.text, call.endpoint, self._wall(), how=how)
+                return reply, Answer(result, checked.value)
+            error = RowError(reply.type, reply.message)
+            self._keep(attempts, request, sent, purpose, again, error)
             attempts.ambiguous += reply.ambiguous
-            faults[reply.kind] += 1
-            match self._decided(attempts, reply, faults[reply.kind]):
+            faults[reply.kind] = faults.get(reply.kind, 0) + 1
+            decision = decide(reply, faults[reply.kind], attempts.ambiguous, self._jitter())
+            others = len(self._connections[connection.stage.index]) - 1 - attempts.position
+            if isinstance(decision, StopRun) and reply.kind is FaultKind.PAUSE and others:
+                decision = FailTask()  # who has another model left does not stop for a long wait
+            match decision:
                 case FailTask():
                     if attempts.active.deadline.over:
                         raise RowDeadlineExceeded
-                    return reply
+                    return reply, error
                 case StopRun():
-                    self._stop_signal.fail(_with_wait(reply))
+                    if reply.kind is not FaultKind.FATAL and reply.delay:
+                        pause = f"It asks for a pause of {reply.delay / 60:,.0f} minutes."
+                        reply = replace(reply, message=f"{reply.message} {pause}")
+                    self._stop_signal.fail(reply)
                     raise RunStopped
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
 
-    async def _send(self, attempts: TaskAttempts, wire: EncodedRequest) -> CallResult:
-        """Sends once, what it may cost at most being set aside until the attempt is kept."""
+    async def _send(self, attempts: TaskAttempts, body: bytes) -> CallResult:
+        """Sends once, what it may cost at most being set aside until the attempt is kept. Raises CapReached."""
         active, connection = attempts.active, attempts.connection
-        attempts.count()
+        if attempts.number >= attempts.most:
+            raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
+        attempts.number += 1
         if self._budgets is None:
-            return await connection.send(wire, active.deadline, self._settler.given_up)
+            return await connection.send(body, active.deadline, self._settler.given_up)
         if active.budget is None:
             active.budget = self._budgets.row_balance()
-        reserved = self._budgets.reserve(connection.stage.index, active.budget, connection.worst_case(wire.body))
+        reserved = self._budgets.reserve(connection.stage.index, active.budget, connection.worst_case(body))
         attempts.reservation = await active.deadline.wait(reserved)
         try:
-            return await connection.send(wire, active.deadline, self._settler.given_up)
+            return await connection.send(body, active.deadline, self._settler.given_up)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
             self._budgets.settle(attempts.reservation, NOTHING)
             raise
@@ -195,69 +195,125 @@ class Caller:
             self._budgets.settle(attempts.reservation, attempts.reservation.worst, attempts.reservation.worst)
             raise
 
-    def _decided(self, attempts: TaskAttempts, fault: Fault, attempt: int) -> RetryAfter | FailTask | StopRun:
-        """The policy's decision. Who has another model left does not stop for a long wait."""
-        decision = decide(fault, attempt, attempts.ambiguous, self._jitter())
-        others = len(self._connections[attempts.connection.stage.index]) - 1 - attempts.position
-        if isinstance(decision, StopRun) and fault.kind is FaultKind.PAUSE and others:
-            return FailTask()
-        return decision
-
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
-        row_id, stage = attempts.active.new.row.id, attempts.connection.stage.name
+        """Waits before the next attempt; with the whole lane where that is asked for."""
+        row_id, connection = attempts.active.new.row.id, attempts.connection
+        stage, model = connection.stage.name, connection.model.lane
         log_fields = fields(
-            run=self._run, row=row_id, stage=stage, model=attempts.connection.model.lane, attempt=attempts.number,
-            status=fault.status, error=fault.type.value, wait_s=round(delay, 3),
+            run=self._run, row=row_id, stage=stage, model=model, attempt=attempts.number, status=fault.status,
+            error=fault.type.value, wait_s=round(delay, 3),
         )  # fmt: skip
         _log.info("row %r, stage %s: %s; retrying in %.2f s", row_id, stage, fault.message, delay, extra=log_fields)
-        self._settler.asked_again(RowError(fault.type, fault.message))
-        if lane and attempts.connection.lane.pause(delay):
-            model = attempts.connection.model.lane
+        self._totals.waiting_for = RowError(fault.type, fault.message)
+        if lane and connection.lane.pause(delay):
             _log.warning("%s: %s; retrying in %.0f s", model, fault.message, delay, extra=log_fields)
         if not attempts.active.deadline.outlasts(delay):
             raise RowDeadlineExceeded
         await self._stop_signal.sleep(delay)
 
-    def _checked(self, attempts: TaskAttempts, replied: ReplyRecord, purpose: str) -> Answer | RowError:
-        """Checks a reply. Its attempt is kept with the reply itself, whatever the check says or raises."""
-        connection = attempts.connection
-        call = reply_call(connection, replied, purpose)
-        try:
-            checked = connection.checker.check(replied.reply)
-        except BaseException:
-            self._keep(attempts, call, replied.reply)
-            raise
-        if isinstance(checked, RowError):
-            self._keep(attempts, replace(call, error=checked), replied.reply)
-            return checked
-        self._keep(attempts, replace(call, mended=True) if checked.mended else call, replied.reply)
-        how = how_answered(purpose, attempts.position, mended=checked.mended)
-        return Answer(Result(attempts.fingerprint, checked.text, call.endpoint, self._wall(), how=how), checked.value)
-
-    def _keep(self, attempts: TaskAttempts, call: Call, reply: Reply | None = None) -> None:
-        stage = attempts.connection.stage
+    def _keep(
+        self,
+        attempts: TaskAttempts,
+        request: Request,
+        sent: CallResult,
+        purpose: str,
+        again: bool,
+        checked: ValidReply | RowError | None,
+    ) -> Call:
+        """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
+        connection, answer = attempts.connection, sent.answer
+        reply = answer if isinstance(answer, Reply) else None
+        price = connection.price(reply.service_tier) if reply else None
+        call = Call(
+            number=attempts.number,
+            endpoint=connection.endpoint(reply),
+            purpose=purpose,
+            started_at=sent.at,
+            duration=sent.duration,
+            status=sent.status,
+            error=checked if isinstance(checked, RowError) else None,
+            ambiguous=isinstance(answer, Fault) and answer.ambiguous,
+            usage=reply.usage if reply else NO_USAGE,
+            cost=cost(reply.usage, price) if reply and price else None,
+            body=sent.body,
+            again=again,
+            mended=isinstance(checked, ValidReply) and checked.mended,
+            refused=isinstance(answer, Fault) and answer.kind is FaultKind.PAUSE,
+            ttft=reply.ttft if reply else None,
+            time_to_response=reply.time_to_response if reply else None,
+            service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
+        )
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = counted(call, attempts.reservation.worst)
             if unconfirmed is not NOTHING:
                 call = replace(call, held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
-        self._settler.book.keep(attempts.active, stage, attempts.fingerprint, call, attempts.replica)
+        self._settler.keep_call(attempts.active, connection.stage, attempts.fingerprint, call, attempts.replica)
         if _log.isEnabledFor(logging.DEBUG):
-            self._log(attempts, call, reply)
-
-    def _log(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
-        assert attempts.request is not None
-        row, connection = attempts.active.new.row.id, attempts.connection
-        log_call(
-            _log, call, attempts.request, reply,
-            run=self._run, row=row, stage=connection.stage.name, model=connection.model.lane,
-            redactor=connection.redactor, replica=attempts.replica,
-        )  # fmt: skip
+            log_call(self._run, attempts, call, request, reply)
+        return call
 
 
-def _with_wait(fault: Fault) -> Fault:
-    """A fault that stops a run because of its delay says so."""
-    if fault.kind is FaultKind.FATAL or not fault.delay:
-        return fault
-    return replace(fault, message=f"{fault.message} It asks for a pause of {fault.delay / 60:,.0f} minutes.")
+NO_USAGE = Usage()
+
+MOST_CHARACTERS = 20_000
+"""Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
+
+
+def fields(**values: JSONValue) -> dict[str, Any]:
+    """The `extra` of a log record next to its message: `--log-format json` shows it."""
+    return {"fields": values}
+
+
+def log_call(run: int, attempts: TaskAttempts, call: Call, request: Request, reply: Reply | None) -> None:
+    """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key is a secret too."""
+    connection, row = attempts.connection, attempts.active.new.row.id
+    clean, stage, model = connection.redactor.clean, connection.stage.name, connection.model.lane
+    said = call.body.decode("utf-8", "replace") if call.body is not None else None  # of what is no answer, as it came
+    if reply is not None:
+        said = reply.text or reply.refusal or ""
+    log_fields: dict[str, JSONValue] = {
+        "run": run,
+        "row": clean(row) if isinstance(row, str) else row,
+        "stage": stage,
+        **({"replica": attempts.replica} if attempts.replica else {}),
+        "attempt": call.number,
+        "purpose": call.purpose,
+        "model": model,
+        "answered_by": clean(call.endpoint.model),
+        "simulated": call.endpoint.simulated,
+        "status": call.status,
+        "error": call.error.type.value if call.error else None,
+        "error_message": clean(call.error.message) if call.error else None,
+        "duration_ms": _ms(call.duration),
+        "ttft_ms": _ms(call.ttft),
+        "time_to_response_ms": _ms(call.time_to_response),
+        "input_tokens": call.usage.input_tokens,
+        "cached_tokens": call.usage.cached_tokens,
+        "output_tokens": call.usage.output_tokens,
+        "reasoning_tokens": call.usage.reasoning_tokens,
+        "service_tier": call.service_tier and clean(call.service_tier),
+        "cost_usd": call.cost,
+        "request": [
+            {"role": one.role, "text": _cut("".join(part.text for part in one.parts), clean)}
+            for one in request.messages
+        ],
+        "reply": None if said is None else _cut(said, clean),
+    }
+    _log.debug(
+        "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
+        log_fields["row"], stage, call.number, call.purpose, model, call.status, call.duration * 1000,
+        call.usage.input_tokens, call.usage.output_tokens, log_fields["error_message"] or "ok",
+        extra=fields(**log_fields),
+    )  # fmt: skip
+
+
+def _cut(text: str, clean: Callable[[str], str]) -> str:
+    text = clean(text)
+    left_out = len(text) - MOST_CHARACTERS
+    return text if left_out <= 0 else f"{text[:MOST_CHARACTERS]}… ({left_out:,} more characters)"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

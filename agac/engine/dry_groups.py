@@ -1,23 +1,21 @@
-"""Derived rows and groups in a dry run: what is known of them, else a guess from the earlier run."""
+"""Derived rows and groups in a dry run: as many as are known, else as many as the earlier run made."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
-from agac.engine.derived_rows import DerivationFailed, MemberView, RowDeriver, inner
-from agac.engine.dry_answers import CountedOutcomes, StoredAnswers
+from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
 from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, dummy_answer
 from agac.engine.executor import LevelStages
-from agac.engine.forecast import Baseline, BaselineCounts, ForecastRow, GroupTask, Guess, StageForecast, source_of
+from agac.engine.forecast import ForecastRow, Guess, StoredAnswers, source_of
 from agac.engine.groups import GroupCut, call_size, part_id, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why
@@ -30,31 +28,17 @@ from agac.store.records import Child, DerivedRows, Membership, NewRow
 from agac.store.rows import State
 from agac.store.scratch import ForecastGroup, ForecastMember, GroupInput, Scratch, ScratchPart
 
-# Rows that a run would make, in a dry run: as many as are known, else as many as the last run made.
-
 PARENT = "what it is made of"
 
 
 class ForecastDeriver:
-    """Makes the rows that a run would make. `fail` is told of a row of which nothing can be made."""
+    """Makes the rows that a run would make."""
 
-    def __init__(
-        self,
-        levels: Levels[AnyStage],
-        found: Sequence[StageForecast],
-        counts: BaselineCounts,
-        fail: Callable[[ForecastRow, DerivationFailed], None],
-    ) -> None:
-        self._levels, self._found, self._counts, self._fail = levels, found, counts, fail
-        self._makers = RowDeriver(levels)
+    def __init__(self, levels: Levels[AnyStage], answers: StoredAnswers) -> None:
+        self._levels, self._answers, self._deriver = levels, answers, RowDeriver(levels)
         self._by_name = {stage.name: stage for stage in levels.stages}
         self._left: dict[int, float] = defaultdict(float)
         self._fed = {origin: frozenset(m.index for m in level.makers) for origin, level in levels.by_origin.items()}
-
-    @property
-    def members(self) -> Mapping[int, MemberView]:
-        """How stages that group rows look at them, by the stages' positions."""
-        return self._makers.members
 
     def feeds(self, row: ForecastRow, maker: AnyStage) -> bool:
         """Whether the stage makes rows of this one: not of one in whose place a function gave others."""
@@ -62,29 +46,41 @@ class ForecastDeriver:
         return own and not any(maker.index in self._fed[index] for index in row.lists)
 
     def made(self, row: ForecastRow) -> DerivedRows:
-        """What is made of a row, as far as it is known, or what would have been made of a lost one."""
-        if row.making is None:
-            known = {index: rows for index, rows in row.lists.items() if rows is not None}
-            unknown = {one.index for one in row.level.makers if self._makers.waits_for(one, row.view) is not None}
-            unknown.update(*(self._fed[index] for index in row.lists))
-            while row.making is None:
-                try:
-                    level, view = row.level, row.view
-                    row.making = self._makers.made(level, view, row.new, known, State.DONE, unknown=unknown)
-                except DerivationFailed as fault:
-                    if not row.lost:
-                        row.unmade = fault.stage
-                        self._fail(row, fault)
-                    unknown.add(fault.stage.index)
-                    known.pop(fault.stage.index, None)
-        return row.making
+        """What is made of a row, as far as it is known, or what would have been made of a lost one. A row of which
+        nothing can be made fails."""
+        if row.making is not None:
+            return row.making
+        known = {index: rows for index, rows in row.lists.items() if rows is not None}
+        unknown = {one.index for one in row.level.makers if self._deriver.waits_for(one, row.view) is not None}
+        unknown.update(*(self._fed[index] for index in row.lists))
+        while True:
+            try:
+                row.making = self._deriver.made(row.level, row.view, row.new, known, State.DONE, unknown=unknown)
+            except DerivationFailed as fault:
+                if not row.lost:
+                    row.unmade = fault.stage
+                    row.fail(fault.stage, RowError(ErrorType.INVALID_ROW, fault.message))
+                    self._answers.of(fault.stage).block(why.NOT_MADE, row.id, row.times)
+                unknown.add(fault.stage.index)
+                known.pop(fault.stage.index, None)
+            else:
+                return row.making
 
     def membership(self, row: ForecastRow, maker: AnyStage) -> Membership | None:
         """The group of the stage that the row comes to, or that lacks it; None where that is not known."""
         made = None if row.lost else self.made(row)
         if made is None or row.lost:  # it may have become lost just now
-            made = self._makers.lacking(row.level, row.view, row.new)
+            made = self._deriver.lacking(row.level, row.view, row.new)
         return made.groups.get(maker.index)
+
+    def member(self, stage: AnyStage, row: ForecastRow) -> tuple[str, int, bool]:
+        """A row as the prompt of its group has it, how many characters that comes to with what is not there yet, and
+        whether all is known of it."""
+        view, member = row.view, self._deriver.members[stage.index]
+        missing = [name for name in member.answers if name in view.unknown and name not in view.results]
+        text, known = member.text(view), not row.guessed and view.unknown.keys().isdisjoint(member.answers)
+        characters = len(text) + sum(len(json.dumps(dummy_answer(self._by_name[name]))) for name in missing) + 1
+        return text, characters, known and member.rows_of not in view.unknown
 
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
         """The children that `explode` makes of a row; of one that fails, what they would be."""
@@ -119,13 +115,13 @@ class ForecastDeriver:
 
     def _child(self, maker: AnyStage, row: ForecastRow, child: Child, view: RowView) -> ForecastRow:
         new = NewRow(Row(child.id, 0, {}), 0, child.hash, child.data, State.PENDING, origin=maker.index)
-        made = ForecastRow(child.id, view, new=new, level=self._levels.by_origin[maker.index])
+        made = ForecastRow(new, view, level=self._levels.by_origin[maker.index])
         made.blocked = set(row.blocked)
         made.times, made.guessed, made.failed, made.parked = row.times, row.guessed, row.failed, row.parked
         made.absent = row.failed is not None or row.absent
         if row.lost:
             made.blocked.add(maker.name)
-            made.group = GroupTask(refused=why.upstream_blocked(next(iter(row.blocked), maker.name)))
+            made.is_group, made.refused = True, why.upstream_blocked(next(iter(row.blocked), maker.name))
         if maker.makes == "items" and made.view.unknown:
             made.view.unknown.pop(ITEM, None)
             made.view.unknown.pop(INDEX, None)
@@ -135,8 +131,7 @@ class ForecastDeriver:
         """One row that stands for those that will be made, as many as the last run made of each."""
         times = self.times(maker, row)
         if times:
-            place = f"{row.id}/0" if maker.makes != "kept" else row.id
-            made = self._child(maker, row, Child(place, b"", "{}"), view)
+            made = self._child(maker, row, Child(f"{row.id}/0", b"", "{}"), view)
             made.times, made.guessed = times, True
             if maker.makes == "items":
                 reason = next(iter(row.view.unknown.values()), PARENT)
@@ -145,16 +140,14 @@ class ForecastDeriver:
 
     def times(self, maker: AnyStage, row: ForecastRow) -> int:
         """For how many rows a guess stands: fractions are passed on to the next row."""
-        each = self._counts.each.get(maker.name)
-        source = maker.name if maker.makes == "rows" else self._makers.waits_for(maker, row.view)
-        guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, 1.0, None)
-        if each is not None:
-            guess = guess._replace(number=each, run=self._counts.run)
-        found = self._found[maker.index]
-        found.guess = guess
+        each, found = self._answers.baseline.each.get(maker.name), self._answers.of(maker)
+        source = maker.name if maker.makes == "rows" else self._deriver.waits_for(maker, row.view)
+        run = self._answers.baseline.run if each is not None else None
+        number = each if each is not None else 1.0
+        found.guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, number, run)
         if maker.makes != "rows":
             found.exact = False
-        self._left[maker.index] += guess.number * row.times
+        self._left[maker.index] += number * row.times
         whole = int(self._left[maker.index] + 1e-6)
         self._left[maker.index] -= whole
         return whole
@@ -170,19 +163,6 @@ class ForecastDeriver:
         return found[0] if isinstance(found, list) and found else TEXT
 
 
-def is_known(row: ForecastRow, member: MemberView) -> bool:
-    """Whether all is known of a row that the request of its group is made of."""
-    unknown = row.view.unknown
-    return not row.guessed and not any(name in unknown for name in (*member.answers, member.rows_of))
-
-
-def text_of(member: MemberView, row: ForecastRow, stages: Mapping[str, AnyStage]) -> tuple[str, int]:
-    """A member of a group as its prompt has it, and how many characters it lacks of what is not there yet."""
-    view = row.view
-    lacking = (stages[name] for name in member.answers if name in view.unknown and name not in view.results)
-    return member.text(view), sum(len(json.dumps(dummy_answer(stage))) for stage in lacking)
-
-
 # Groups in a dry run: who comes to them, and, once all have come, what is known of their tasks and of their parts.
 
 _PAGE = 512
@@ -193,12 +173,9 @@ _MAX_CHARACTERS = 8_000_000
 _MEASURED = 20_000
 """Members that are cut to learn into how many parts still more of them would be."""
 
-Learn = Callable[[Sequence[ForecastRow]], Awaitable[None]]
-"""Looks up what became of rows before."""
-
 
 @dataclass(slots=True)
-class _UnassignedRows:
+class UnassignedRows:
     """Rows of which it is not known yet into which groups they come, with one for example."""
 
     need: str
@@ -210,58 +187,58 @@ class _UnassignedRows:
 
 
 class GroupForecaster:
-    """The groups of all stages that make groups."""
+    """The groups of all stages that make groups, and the parts of those that one call does not hold."""
 
     def __init__(
         self,
         levels: Levels[AnyStage],
         does: Mapping[int | None, LevelStages[ForecastRow]],
-        made: ForecastDeriver,
-        outcomes: CountedOutcomes,
+        deriver: ForecastDeriver,
         answers: StoredAnswers,
-        baseline: Baseline,
-        counts: BaselineCounts,
         scratch: Scratch,
-        learn: Learn,
-        variables: Mapping[str, JSONValue],
     ) -> None:
-        self._levels, self._does, self._made, self._outcomes, self._answers = levels, does, made, outcomes, answers
-        self._baseline, self._counts, self._scratch, self._learn = baseline, counts, scratch, learn
-        self._vars = dict(variables)
-        self._stages = {stage.name: stage for stage in levels.stages}
-        self._kept_parts: dict[int, int] = {}
-        self._unassigned: dict[int, _UnassignedRows] = {}
+        self._levels, self._does, self._deriver, self._answers = levels, does, deriver, answers
+        self._baseline, self._scratch, self._vars = answers.baseline, scratch, dict(answers.baseline.plan.vars)
+        self._kept_parts: dict[int, int] = defaultdict(int)
+        self._unassigned: dict[int, UnassignedRows] = {}
 
     def join(self, stage: PlannedStage, rows: Sequence[ForecastRow]) -> None:
         """These rows came to their end, and would be in groups of the stage."""
         self._scratch.begin()
         for row in rows:
-            if not row.absent:
-                self._join(stage, row)
+            if row.absent:
+                continue
+            membership = self._deriver.membership(row, stage)
+            if membership is not None:
+                self._put(stage, row, membership)
+            elif row.failed is None:
+                need, reason = self._need(stage, row)
+                first = UnassignedRows(need, reason, row.id)
+                unassigned = self._unassigned.setdefault(stage.index, first)
+                unassigned.rows += row.times
+                unassigned.parked = unassigned.parked or row.parked is not None
+                if row.parked is None:
+                    _, characters, _ = self._deriver.member(stage, row)
+                    unassigned.characters += characters * row.times
         self._scratch.end()
 
-    def _join(self, stage: PlannedStage, row: ForecastRow) -> None:
-        membership = self._made.membership(row, stage)
-        if membership is not None:
-            self._put(stage, row, membership)
-        elif row.failed is None:
-            self._add_unassigned(stage, row)
+    def _need(self, stage: PlannedStage, row: ForecastRow) -> tuple[str, str]:
+        """The stage on whose answer it hangs what is asked about the row, and why that has to be asked for."""
+        need = next((name for name in stage.needs if name in row.view.unknown), stage.name)
+        return need, row.view.unknown.get(need, why.NOT_YET)
 
     def _put(self, stage: PlannedStage, row: ForecastRow, one: Membership) -> None:
-        member, unknown = self._made.members[stage.index], row.view.unknown
         need = reason = text = None
-        characters, tokens = 0, one.size
+        characters, tokens, failed = 0, one.size, row.failed is not None
         if not row.lost:
-            text, lacking = text_of(member, row, self._stages)
-            characters = (len(text) + lacking + 1) * row.times
-            if not is_known(row, member):
-                text, need = None, next((name for name in stage.needs if name in unknown), stage.name)
-                reason = unknown.get(need, why.NOT_YET)
+            text, characters, known = self._deriver.member(stage, row)
+            characters *= row.times
+            if not known:
+                text, (need, reason) = None, self._need(stage, row)
                 tokens = characters // CHARACTERS_A_TOKEN + row.times
-        failed = row.failed is not None
         joining = GroupInput(
             one.group, one.data, 0 if row.lost else row.times, row.times * failed, tokens, characters,
-            row.parked is not None and not failed, self._outcomes.is_guess(row, stage), need, reason,
+            row.parked is not None and not failed, self._answers.is_guess(row, stage), need, reason,
         )  # fmt: skip
         all_known = self._scratch.join(stage.index, joining)
         assert stage.group is not None
@@ -270,17 +247,6 @@ class GroupForecaster:
             share = (tokens // row.times, characters // row.times, text)
             held = [ForecastMember(member_hash(name), name, *share) for name in ids]
             self._scratch.hold(stage.index, one.group, held)
-
-    def _add_unassigned(self, stage: PlannedStage, row: ForecastRow) -> None:
-        unknown = row.view.unknown
-        need = next((name for name in stage.needs if name in unknown), stage.name)
-        first = _UnassignedRows(need, unknown.get(need, why.NOT_YET), row.id)
-        unassigned = self._unassigned.setdefault(stage.index, first)
-        unassigned.rows += row.times
-        unassigned.parked = unassigned.parked or row.parked is not None
-        if row.parked is None:
-            text, lacking = text_of(self._made.members[stage.index], row, self._stages)
-            unassigned.characters += (len(text) + lacking + 1) * row.times
 
     async def rows(self, stage: PlannedStage) -> AsyncIterator[list[ForecastRow]]:
         """The groups of the stage as rows, some at a time: those that are known, and in the end those that are not."""
@@ -302,25 +268,26 @@ class GroupForecaster:
     def _row(self, stage: PlannedStage, group: RowId, fields: str) -> ForecastRow:
         new = NewRow(Row(group, 0, {}), 0, b"", fields, State.PENDING, origin=stage.index)
         view, level = RowView(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
-        return ForecastRow(group, view, new=new, level=level, group=GroupTask())
+        return ForecastRow(new, view, level=level, is_group=True)
 
     async def _ready(self, stage: PlannedStage, some: Sequence[tuple[ForecastRow, ForecastGroup]]) -> list[ForecastRow]:
         """The groups with all that is known of their tasks."""
         rows = [row for row, _ in some]
-        await self._learn(rows)
+        await self._baseline.learn(rows)
         large = []
+        assert stage.group is not None
         for row, group in some:
-            assert row.group is not None
-            assert stage.group is not None
             row.guessed, row.parked = bool(group.guessed), stage if group.parked else None
             row.view.own |= {ROWS_COUNT: group.rows, ROWS_FAILED: group.failed, ROWS_JSON: ""}
-            row.group.refused = _refused(stage, group)
-            if row.group.refused is not None:
+            reasons = {"failed": why.NOT_WHOLE, "incomplete": why.NOT_WHOLE, "large": why.TOO_LARGE, None: None}
+            refused = reasons[unusable(stage.group, group.rows, group.failed)]
+            row.refused = why.WAITS if group.parked else refused
+            if row.refused is not None:
                 continue
             if group.need is not None:
                 reason = self._baseline.passed_on(stage, row, group.need, group.reason or why.NOT_YET)
                 row.view.unknown[ROWS_JSON] = reason
-                row.group.characters = group.characters
+                row.characters = group.characters
             if not stage.group.fits(group.rows, group.tokens):
                 if self._does[stage.index].lets_in(row.view, stage):
                     large.append(row)
@@ -329,21 +296,26 @@ class GroupForecaster:
                 texts = sorted((id_order(one.id), one.text or "") for one in held)
                 row.view.own[ROWS_JSON] = array([text for _, text in texts])
         if large:
-            parts = PartForecaster(stage, self._answers, self._baseline, self._scratch, self._learn, self._vars)
-            kept = await parts.cut(large)
-            self._kept_parts[stage.index] = self._kept_parts.get(stage.index, 0) + kept
+            self._kept_parts[stage.index] += await self._cut(stage, large)
         return rows
 
-    def _unknown(self, stage: PlannedStage, unassigned: _UnassignedRows, known: int) -> list[ForecastRow]:
-        """One row that stands for the groups that are not known yet."""
-        found, past = self._outcomes.of(stage), self._counts.each.get(stage.name)
+    def _unknown(self, stage: PlannedStage, unassigned: UnassignedRows, known: int) -> list[ForecastRow]:
+        """One row that stands for the groups that are not known yet. Some of their rows come to groups that are: each
+        may change one that would be reused, and a part of it."""
+        found, past = self._answers.of(stage), self._baseline.each.get(stage.name)
         least = 0 if known else 1
         further = min(max(round(past) - known if past is not None else 0, least), unassigned.rows)
-        run = self._counts.run if past is not None else None
+        run = self._baseline.run if past is not None else None
         found.guess = Guess("groups", unassigned.need, float(known + further), run)
         found.exact = False
         reason = why.passed_on(unassigned.reason, unassigned.need)
-        self._move(stage, unassigned, reason, unassigned.rows * known // (known + further))
+        to_known = 0 if unassigned.parked else unassigned.rows * known // (known + further)
+        changed, parts = min(found.reuse, to_known), min(to_known, self._kept_parts[stage.index])
+        if changed:
+            found.reuse -= changed
+            found.asked(reason, unassigned.example, times=changed)
+        found.parts += parts
+        found.further += parts
         if not further:
             return []
         row = self._row(stage, unassigned.example, snapshot({}))
@@ -353,145 +325,88 @@ class GroupForecaster:
         characters = unassigned.characters // further
         parts = parts_of(stage, rows, characters // CHARACTERS_A_TOKEN)
         row.parked = stage if unassigned.parked else None
-        refused = why.WAITS if unassigned.parked else None
-        row.group = GroupTask(refused, characters=characters // (parts + 1), parts=parts)
+        row.refused = why.WAITS if unassigned.parked else None
+        row.characters, row.parts = characters // (parts + 1), parts
         return [row]
 
-    def _move(self, stage: PlannedStage, unassigned: _UnassignedRows, reason: str, rows: int) -> None:
-        """So many of them come to groups that are known: each may change one that would be reused, and a part of it."""
-        found = self._outcomes.of(stage)
-        changed = 0 if unassigned.parked else min(found.reuse, rows)
-        if changed:
-            found.reuse -= changed
-            found.asked(reason, unassigned.example, times=changed)
-        parts = 0 if unassigned.parked else min(rows, self._kept_parts.get(stage.index, 0))
-        found.parts += parts
-        found.further += parts
-
-
-def _refused(stage: PlannedStage, group: ForecastGroup) -> str | None:
-    """Why a group cannot be run."""
-    assert stage.group is not None
-    if group.parked:
-        return why.WAITS
-    reasons = {"failed": why.NOT_WHOLE, "incomplete": why.NOT_WHOLE, "large": why.TOO_LARGE, None: None}
-    return reasons[unusable(stage.group, group.rows, group.failed)]
-
-
-class _LookedFor(NamedTuple):
-    part: ScratchPart
-    row: ForecastRow
-    task: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class PartForecaster:
-    """Cuts the groups of one stage that one call does not hold."""
-
-    stage: PlannedStage
-    answers: StoredAnswers
-    baseline: Baseline
-    scratch: Scratch
-    learn: Learn
-    variables: dict[str, JSONValue]
-
-    async def cut(self, groups: Sequence[ForecastRow]) -> int:
-        """Says of each group what it is about, or how many of its parts would be run before. Gives how many parts have
-        their results."""
-        tops = {number: self._cut(number, group) for number, group in enumerate(groups)}
-        for height in range(1, max(top.id.height for top in tops.values())):
-            for parts in self.scratch.parts(height, _SOME):
-                await self._some(parts, groups)
+    async def _cut(self, stage: PlannedStage, groups: Sequence[ForecastRow]) -> int:
+        """Cuts groups that one call does not hold, and says of each what it is about, or how many of its parts would be
+        run before. Gives how many parts have their results."""
+        tops: list[TreeNode] = []
         for number, group in enumerate(groups):
-            assert group.group is not None
-            values = self.scratch.values(number, tops[number].children)
-            texts = [value for value in values if value is not None]
-            if len(texts) == len(values):
+
+            def put(node: TreeNode, number: int = number) -> None:
+                children = tuple(tuple(child) for child in node.children)
+                self._scratch.put_part(ScratchPart(number, *node.id, node.rows, children))
+
+            cut = GroupCut(stage, put)
+            for one in self._scratch.members(stage.index, group.id):
+                cut.add(one.sort, one.tokens)
+            tops.append(cut.close())
+        result = len(snapshot(dummy_answer(stage)))  # characters of one that is not there yet
+        for height in range(1, max(top.id.height for top in tops)):
+            for parts in self._scratch.parts(height, _SOME):
+                await self._look_parts_up(stage, parts, groups, result)
+        for number, group in enumerate(groups):
+            texts = self._values(number, tops[number].children)
+            if texts is not None:
                 group.view.own[ROWS_JSON] = array(texts)
             else:
-                group.group.characters = self._result * len(values)
-                reason = self.baseline.reason(self.stage, group, b"")
-                group.view.unknown.setdefault(ROWS_JSON, reason)
-        tasks = [group.group for group in groups if group.group is not None]
-        return self.scratch.forget_parts() - sum(task.parts + task.in_batch for task in tasks)
+                group.characters = result * len(tops[number].children)
+                group.view.unknown.setdefault(ROWS_JSON, self._baseline.reason(stage, group, b""))
+        return self._scratch.forget_parts() - sum(group.parts + group.in_batch for group in groups)
 
-    @property
-    def _result(self) -> int:
-        """Characters of a result that is not there yet."""
-        return len(snapshot(dummy_answer(self.stage)))
+    def _values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str] | None:
+        """What parts of a group came to; None where that is not known of one of them."""
+        values = self._scratch.values(group, parts)
+        texts = [value for value in values if value is not None]
+        return texts if len(texts) == len(values) else None
 
-    def _cut(self, number: int, group: ForecastRow) -> TreeNode:
-        cut = GroupCut(self.stage, partial(self._put, number))
-        for one in self._held(group):
-            cut.add(one.sort, one.tokens)
-        return cut.close()
-
-    def _put(self, number: int, node: TreeNode) -> None:
-        children = tuple(tuple(child) for child in node.children)
-        self.scratch.put_part(ScratchPart(number, *node.id, node.rows, children))
-
-    def _held(self, group: ForecastRow, low: int = 0, high: int = (1 << 64) - 1) -> Iterator[ForecastMember]:
-        return self.scratch.members(self.stage.index, group.id, low, high)
-
-    async def _some(self, parts: Sequence[ScratchPart], groups: Sequence[ForecastRow]) -> None:
-        wanted = []
+    async def _look_parts_up(
+        self, stage: PlannedStage, parts: Sequence[ScratchPart], groups: Sequence[ForecastRow], result: int
+    ) -> None:
+        """Counts parts of groups that would be asked, and keeps the results of those that were."""
+        wanted: list[tuple[ScratchPart, ForecastRow, Prepared]] = []
+        answers, scratch = self._answers, self._scratch
         for part in parts:
             group = groups[part.group]
-            texts, characters = self._contents(part, group)
-            row = self._row(part, group)
+            node = NodeId(part.height, part.low, part.high, part.after)
+            new = NewRow(Row(part_id(group.id, node), 0, {}), 0, b"", "", State.PENDING, origin=stage.index)
+            row = ForecastRow(new, RowView(group.view.forms[None], self._vars), level=group.level)
+            row.view.own |= {ROWS_COUNT: len(part.children) or part.rows, ROWS_FAILED: 0}
+            if part.children:
+                texts, characters = self._values(part.group, part.children), result * len(part.children)
+            else:
+                within = scratch.members(stage.index, group.id, part.low, part.high)
+                held = list(islice(within, part.after, part.after + part.rows))
+                known = sorted((id_order(one.id), one.text) for one in held if one.text is not None)
+                texts = [text for _, text in known] if len(known) == len(held) else None
+                characters = sum(one.characters + 1 for one in held)
             if texts is None:
-                self._lacks(group)
+                group.parts += 1
                 row.view.own[ROWS_JSON] = ""
-                self.answers.prompts.measure(self.stage, row.view, row.id, characters)
+                answers.measure(stage, row, characters)
+                continue
+            row.view.own[ROWS_JSON] = array(texts)
+            task = answers.prompt(stage, row)
+            if task is not None:
+                wanted.append((part, row, task))
             else:
-                row.view.own[ROWS_JSON] = array(texts)
-                task = self.answers.prompts.known(self.stage, row.view, row.id)
-                if task is not None:
-                    wanted.append(_LookedFor(part, row, task))
-                elif group.group is not None:
-                    group.group.refused = why.MISSING_FIELD
-        await self._look_up(wanted, groups)
-
-    async def _look_up(self, wanted: Sequence[_LookedFor], groups: Sequence[ForecastRow]) -> None:
-        await self.learn([one.row for one in wanted])
-        prints = [one.task.fingerprint for one in wanted]
-        earlier = await self.answers.earlier(self.stage, prints)
-        in_batch = await self.answers.in_batch(prints)
+                group.refused = why.MISSING_FIELD
+        await self._baseline.learn([row for _, row, _ in wanted])
+        prints = [task.fingerprint for _, _, task in wanted]
+        earlier, in_batch = await answers.earlier(stage, prints), await answers.in_batch(prints)
         for part, row, task in wanted:
-            group = groups[part.group]
-            assert group.group is not None
+            of_group = groups[part.group]
             if task.fingerprint in earlier:
-                self.scratch.part_came_to(part, earlier[task.fingerprint].value)
+                scratch.part_came_to(part, earlier[task.fingerprint].value)
             elif task.fingerprint in in_batch:
-                group.group.in_batch += 1
-            elif self.baseline.left(self.stage, row, task.fingerprint) is not None:
-                group.group.refused = self.baseline.left_reason(self.stage, row)
+                of_group.in_batch += 1
+            elif self._baseline.left(stage, row, task.fingerprint) is not None:
+                of_group.refused = self._baseline.left_reason(stage, row)
             else:
-                self._lacks(group)
-                self.answers.prompts.show(self.stage, row.id, task.request)
-
-    def _lacks(self, group: ForecastRow) -> None:
-        assert group.group is not None
-        group.group.parts += 1
-
-    def _row(self, part: ScratchPart, group: ForecastRow) -> ForecastRow:
-        """The part as a row."""
-        node = NodeId(part.height, part.low, part.high, part.after)
-        new = NewRow(Row(part_id(group.id, node), 0, {}), 0, b"", "", State.PENDING, origin=self.stage.index)
-        view = RowView(group.view.forms[None], self.variables)
-        view.own |= {ROWS_COUNT: len(part.children) or part.rows, ROWS_FAILED: 0}
-        return ForecastRow(new.row.id, view, new=new, level=group.level)
-
-    def _contents(self, part: ScratchPart, group: ForecastRow) -> tuple[list[str] | None, int]:
-        """The texts that a part is about, None where they are not there yet; and their characters."""
-        if part.children:
-            values = self.scratch.values(part.group, part.children)
-            texts = [value for value in values if value is not None]
-            return (texts, 0) if len(texts) == len(values) else (None, self._result * len(values))
-        held = list(islice(self._held(group, part.low, part.high), part.after, part.after + part.rows))
-        known = sorted((id_order(one.id), one.text) for one in held if one.text is not None)
-        whole = [text for _, text in known] if len(known) == len(held) else None
-        return whole, sum(one.characters + 1 for one in held)
+                of_group.parts += 1
+                answers.show(stage, row.id, task.request)
 
 
 def parts_of(stage: PlannedStage, rows: int, tokens: int) -> int:

@@ -5,8 +5,7 @@ look-up for all of them. An answer that is not in the store is `Unknown`: the re
 need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
 grow with the rows: the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
 
-forecast     the counts, and the run that they are compared with
-dry_answers  outcomes, as far as the store knows them
+forecast     the counts, the run that they are compared with, and outcomes, as far as the store knows them
 dry_groups   derived rows, and groups once all members are known
 """
 
@@ -14,33 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, closing
 from itertools import islice
 
-from agac.core.types import Row, RowId
-from agac.engine.derived_rows import DerivationFailed
-from agac.engine.dry_answers import CountedOutcomes, Prompts, StoredAnswers
+from agac.core.types import Row
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.executor import LevelStages, Task
-from agac.engine.forecast import (
-    Baseline,
-    BaselineCounts,
-    BaselineOutcomes,
-    BaselineRun,
-    Forecast,
-    ForecastRow,
-    StageForecast,
-    baseline_counts,
-)
+from agac.engine.forecast import Baseline, BaselineRun, Forecast, ForecastRow, StageForecast, StoredAnswers
 from agac.engine.input_rows import CHUNK_ROWS, read_chunk
 from agac.engine.invocation import Retry, Scope
 from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.spec.levels import Levels, levels_of
-from agac.spec.workflow import InputSpec, OnDuplicateId
+from agac.spec.levels import levels_of
+from agac.spec.workflow import InputSpec
 from agac.store.batches import open_batches
 from agac.store.db import Database
 from agac.store.records import NewRow
@@ -68,12 +56,11 @@ class DryRun:
         retry: Retry | None = None,
     ) -> None:
         """`retry`: the rows are those of the run `before`, as it chooses them."""
-        self._plan, self._db, self._before, self._retry = plan, database, before, retry
-        self._scope, self._fresh, self._now, self._show = scope, fresh, now, show
-        self._baseline = Baseline(plan, before, scope=scope, fresh=fresh, now=now, retry=retry)
+        self._plan, self._db, self._before, self._retry, self._show = plan, database, before, retry, show
+        self._baseline = Baseline(plan, database, before, scope=scope, fresh=fresh, now=now, retry=retry)
         run = before.record.id if before and self._baseline.continued else 0
         self._preparer = Preparer(plan.stages, plan.vars, run)
-        self._first = levels_of(plan.stages).all[0]
+        self._levels = levels_of(plan.stages)
         self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
 
     async def forecast(self, rows: Rows) -> Forecast:
@@ -85,32 +72,19 @@ class DryRun:
         return await self._walked(self._stored_rows())
 
     async def _walked(self, chunks: AsyncGenerator[list[ForecastRow], None]) -> Forecast:
-        counts = await baseline_counts(self._db, self._before, self._plan)
-        outcomes = CountedOutcomes(self._plan, self._found, self._baseline, self._scope)
-        answers = StoredAnswers(
-            self._plan, self._db, self._baseline, outcomes, Prompts(self._preparer, self._found, self._show),
-            fresh=self._fresh, listing=counts.listing, in_batches=await self._any_batch(),
-        )  # fmt: skip
-        memory = BaselineOutcomes(self._db, self._before, self._baseline)
+        await self._baseline.counted()
+        in_batches = self._db is not None and not self._baseline.fresh and bool(await open_batches(self._db))
+        answers = StoredAnswers(self._baseline, self._preparer, self._found, show=self._show, in_batches=in_batches)
         with closing(Scratch()) as scratch:
-            walk = DryWalk(
-                self._plan, self._preparer, outcomes, answers, self._baseline, counts, scratch, memory
-            )  # fmt: skip
+            walk = DryWalk(self._preparer, answers, scratch)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     await walk.through(chunk)
             await walk.through_groups()
         return self._found
 
-    async def _input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
-        found = self._found
-        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
-            async for chunk, dropped in chunks:
-                found.rows += dropped + len(chunk)
-                found.dropped += dropped
-                usable = [new for new in chunk if new.state is State.PENDING]
-                found.unusable += len(chunk) - len(usable)
-                yield await self._begun(usable)
+    def _row(self, new: NewRow, old: StoredRow | None) -> ForecastRow:
+        return ForecastRow(new, self._preparer.view(new.row.data), level=self._levels.all[0], old=old)
 
     async def _stored_rows(self) -> AsyncGenerator[list[ForecastRow], None]:
         """The rows of the run, as they are stored: those that a retry chooses may be worked on, the others are there as
@@ -119,85 +93,81 @@ class DryRun:
         assert self._before is not None
         run, needs_all = self._before.record.id, any(stage.makes is not None for stage in self._plan.stages)
         self._found.rows = row_counts(await counters(self._db, run))["present"]
+
+        def row_of(one: ChosenRow) -> ForecastRow:
+            read = Row(one.id, one.ordinal, json.loads(one.data))
+            row = self._row(NewRow(read, one.occurrence, one.hash, one.data, State.PENDING), one.stored)
+            row.chosen = one.chosen or self._retry is None
+            return row
+
         async for rows in rows_of_retry(self._db, run, self._retry or Retry()):
-            found = [self._stored_row(one) for one in rows if needs_all or one.chosen or self._retry is None]
+            found = [row_of(one) for one in rows if needs_all or one.chosen or self._retry is None]
             if found:
                 yield found
 
-    def _stored_row(self, one: ChosenRow) -> ForecastRow:
-        read = Row(one.id, one.ordinal, json.loads(one.data))
-        new = NewRow(read, one.occurrence, one.hash, one.data, State.PENDING)
-        row = ForecastRow(one.id, self._preparer.view(new.row.data), new=new, level=self._first, old=one.stored)
-        row.chosen = one.chosen or self._retry is None
-        return row
+    async def _input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
+        """The rows of the input that need a look: those that are finished and unchanged need none."""
+        found = self._found
+        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+            async for chunk, dropped in chunks:
+                found.rows += dropped + len(chunk)
+                found.dropped += dropped
+                usable = [new for new in chunk if new.state is State.PENDING]
+                found.unusable += len(chunk) - len(usable)
+                stored: dict[object, StoredRow] = {}
+                if self._db is not None and self._before is not None and usable:
+                    by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])
+                    stored = {row_id: min(same, key=lambda old: old.occurrence) for row_id, same in by_id.items()}
+                finished = await self._finished(stored.values())
+                begun = []
+                for new in usable:
+                    old = stored.get(new.row.id)
+                    if old is not None and old.key in finished and old.hash == new.hash:
+                        for stage in found.stages:
+                            stage.reuse += 1
+                    else:
+                        begun.append(self._row(new, old))
+                yield begun
 
-    async def _any_batch(self) -> bool:
-        """Whether a request may be in a batch already."""
-        return self._db is not None and not self._fresh and bool(await open_batches(self._db))
-
-    async def _begun(self, chunk: list[NewRow]) -> list[ForecastRow]:
-        """One chunk of the input: rows that are finished and unchanged need no look, the others go through."""
-        stored = await self._stored(chunk)
-        rows = []
-        finished = await self._finished(chunk, stored)
-        for new in chunk:
-            old = stored.get(new.row.id)
-            if old is not None and old.key in finished and old.hash == new.hash:
-                for stage in self._found.stages:
-                    stage.reuse += 1
-                continue
-            view = self._preparer.view(new.row.data)
-            rows.append(ForecastRow(new.row.id, view, new=new, level=self._first, old=old))
-        return rows
-
-    async def _stored(self, chunk: Sequence[NewRow]) -> dict[RowId, StoredRow]:
-        if self._db is None or self._before is None or not chunk:
-            return {}
-        found = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in chunk])
-        return {row_id: min(rows, key=lambda old: old.occurrence) for row_id, rows in found.items()}
-
-    async def _finished(self, chunk: Sequence[NewRow], stored: Mapping[RowId, StoredRow]) -> set[int]:
+    async def _finished(self, stored: Iterable[StoredRow]) -> set[int]:
         """The keys of done rows of the run that would be continued, but for those with answers that are too old."""
-        judges = any(stage.guard for stage in self._plan.stages) or len(self._plan.asking) < len(self._plan.stages)
-        makes = any(stage.makes is not None for stage in self._plan.stages)
-        if not self._baseline.continued or self._db is None or judges or makes:
+        stages, asking = self._plan.stages, self._plan.asking
+        looks = any(stage.guard or stage.makes is not None for stage in stages) or len(asking) < len(stages)
+        if not self._baseline.continued or self._db is None or looks:
             return set()  # its tasks say what became of each stage of such a row
-        done = {old.key for new in chunk if (old := stored.get(new.row.id)) and old.state in WALKED}
-        cutoffs = {s.index: self._now - s.max_age for s in self._plan.asking if s.max_age is not None}
+        done = {old.key for old in stored if old.state in WALKED}
+        cutoffs = {s.index: self._baseline.now - s.max_age for s in asking if s.max_age is not None}
         return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
 
 
 class DryWalk:
     """Takes rows through the stages of their levels, and then those that are made of them."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        preparer: Preparer,
-        outcomes: CountedOutcomes,
-        answers: StoredAnswers,
-        baseline: Baseline,
-        counts: BaselineCounts,
-        scratch: Scratch,
-        memory: BaselineOutcomes,
-    ) -> None:
-        self.levels: Levels[AnyStage] = levels_of(plan.stages)
-        self._outcomes, self._answers, self._scratch, self._memory = outcomes, answers, scratch, memory
+    def __init__(self, preparer: Preparer, answers: StoredAnswers, scratch: Scratch) -> None:
+        plan = answers.baseline.plan
+        self._levels = levels_of(plan.stages)
+        self._answers, self._scratch = answers, scratch
         self._does: dict[int | None, LevelStages[ForecastRow]] = {
-            level.origin: LevelStages(plan, level, preparer, outcomes) for level in self.levels.all
+            level.origin: LevelStages(plan, level, preparer, answers) for level in self._levels.all
         }
         self._walks = {origin: frozenset(stage.index for stage in does.stages) for origin, does in self._does.items()}
-        self._made = ForecastDeriver(self.levels, outcomes.found.stages, counts, self._fail)
-        self._groups = GroupForecaster(
-            self.levels, self._does, self._made, outcomes, answers, baseline, counts, scratch, memory.learn, plan.vars
-        )
-        self._makers = [stage for stage in self.levels.stages if stage.makes not in (None, "rows")]
+        self._deriver = ForecastDeriver(self._levels, answers)
+        self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers, scratch)
+        self._makers = [stage for stage in plan.stages if stage.makes not in (None, "rows")]
 
     async def through(self, rows: Iterable[ForecastRow]) -> None:
         """Takes them, and all that is made of them, as far as it goes without groups."""
         async for some in self._ended(rows):
             for maker in self._makers:
-                await self._feed(maker, [row for row in some if self._made.feeds(row, maker)])
+                fed = [row for row in some if self._deriver.feeds(row, maker)]
+                if not fed:
+                    continue
+                if maker.makes == "items":
+                    await self.through(child for row in fed for child in self._deriver.items(maker, row))
+                elif isinstance(maker, PlannedStage):
+                    self._groups.join(maker, fed)
+                else:
+                    await self.through(list(self._kept(maker, fed)))
 
     async def through_groups(self) -> None:
         """Takes the groups through, once all their members have come."""
@@ -223,17 +193,17 @@ class DryWalk:
             is_new, row.ended = not row.ended, True
             yield row
             if is_new and row.lists and not row.dropped:
-                yield from self._made.listed(row)
+                yield from self._deriver.listed(row)
 
     async def _stages(self, rows: Sequence[ForecastRow]) -> None:
         """One chunk of rows through all stages of theirs."""
-        await self._memory.learn([row for row in rows if not row.learned])
+        await self._answers.baseline.learn([row for row in rows if not row.learned])
         for row in rows:
             does = self._does[row.level.origin]
             if not does.in_turn:
                 row.open_needs = does.branches.begin()
                 self._begin_branches(row, does, does.branches.first)
-        for stage in self.levels.stages:
+        for stage in self._levels.stages:
             own = [row for row in rows if stage.index in self._walks[row.level.origin]]
             begun = [(row, task) for row in own if (task := self._begin(row, stage)) is not None]
             if not begun:
@@ -251,16 +221,16 @@ class DryWalk:
         if row.never_began and any(need in row.never_began for need in stage.needs):
             row.never_began.add(stage.name)
             return None
-        if self._outcomes.is_guess(row, stage):
-            self._outcomes.of(stage).exact = False
+        if self._answers.is_guess(row, stage):
+            self._answers.of(stage).exact = False
         if row.blocked and (blocked := next((need for need in stage.needs if need in row.blocked), None)) is not None:
-            self._outcomes.block(stage, row, why.upstream_blocked(blocked))
+            self._answers.block(stage, row, why.upstream_blocked(blocked))
             return None
         does = self._does[row.level.origin]
         if does.settle(row, stage) is not None if does.in_turn else stage.index not in row.begun:
             return None
-        if row.group is not None and row.group.refused is not None and stage is row.level.maker:
-            self._outcomes.block(stage, row, row.group.refused)
+        if row.refused is not None and stage is row.level.maker:
+            self._answers.block(stage, row, row.refused)
             return None
         return does.task(row, stage)
 
@@ -279,45 +249,30 @@ class DryWalk:
         """Whether rows that a function gave in the place of this one walk through the stage instead."""
         return bool(row.lists) and any(stage.index in self._walks[index] for index in row.lists)
 
-    def _fail(self, row: ForecastRow, fault: DerivationFailed) -> None:
-        row.fail(fault.stage, fault.error)
-        self._outcomes.of(fault.stage).block(why.NOT_MADE, row.id, row.times)
-
-    async def _feed(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> None:
-        """What a stage makes of rows that came to their end."""
-        if not rows:
-            return
-        if maker.makes == "items":
-            await self.through(child for row in rows for child in self._made.items(maker, row))
-        elif isinstance(maker, PlannedStage):
-            self._groups.join(maker, rows)
-        else:
-            await self.through(list(self._kept(maker, rows)))
-
     def _kept(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
         """Of rows with equal values the first goes on."""
-        found = self._outcomes.of(maker)
+        found = self._answers.of(maker)
         self._scratch.begin()
         for row in rows:
-            found.exact = found.exact and not self._outcomes.is_guess(row, maker)
-            candidate = None if row.lost else self._made.made(row).alike.get(maker.index)
+            found.exact = found.exact and not self._answers.is_guess(row, maker)
+            candidate = None if row.lost else self._deriver.made(row).alike.get(maker.index)
             if candidate is not None and not row.lost:
                 is_first = self._scratch.is_first(maker.index, candidate.hash)
                 found.reuse += is_first
                 found.dropped += row.times - is_first
                 if is_first:
-                    yield self._made.kept(maker, row, candidate.content)
+                    yield self._deriver.kept(maker, row, candidate.content)
             elif row.unmade is maker:
                 continue
             elif row.lost:
                 blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
-                self._outcomes.block(maker, row, why.upstream_blocked(blocked))
+                self._answers.block(maker, row, why.upstream_blocked(blocked))
             else:
-                times = self._made.times(maker, row)
+                times = self._deriver.times(maker, row)
                 found.reuse += times
                 found.dropped += max(row.times - times, 0)
                 if times:
-                    yield self._made.kept(maker, row, b"", times)
+                    yield self._deriver.kept(maker, row, b"", times)
         self._scratch.end()
 
 
@@ -328,38 +283,29 @@ async def judged_chunks(rows: Rows, source: InputSpec) -> AsyncGenerator[tuple[l
         all_ids = None
         if seen is not None and source.on_duplicate_id == "last":
             all_ids = stack.enter_context(closing(SeenIds()))
-            await asyncio.to_thread(_count, rows(), all_ids)
+
+            def count(read: Iterator[Row], all_ids: SeenIds = all_ids) -> None:
+                while ids := [row.id for row in islice(read, CHUNK_ROWS)]:
+                    all_ids.times(ids)
+
+            await asyncio.to_thread(count, rows())
         reader = rows()
         while chunk := await asyncio.to_thread(read_chunk, reader):
             if seen is None:
                 yield chunk, 0
-            else:
-                times = await asyncio.to_thread(_times, [new.row.id for new in chunk], seen, all_ids)
-                kept = _judged(chunk, times, source.on_duplicate_id)
-                yield kept, len(chunk) - len(kept)
-
-
-def _count(rows: Iterator[Row], all_ids: SeenIds) -> None:
-    while ids := [row.id for row in islice(rows, CHUNK_ROWS)]:
-        all_ids.times(ids)
-
-
-def _times(ids: list[RowId], seen: SeenIds, all_ids: SeenIds | None) -> list[int]:
-    """How often each id came before; or comes after, where `all_ids` knows how often it comes."""
-    before = seen.times(ids)
-    if all_ids is None:
-        return before
-    return [total - times - 1 for total, times in zip(all_ids.totals(ids), before, strict=True)]
-
-
-def _judged(chunk: list[NewRow], times: list[int], on_duplicate: OnDuplicateId) -> list[NewRow]:
-    kept = []
-    for new, others in zip(chunk, times, strict=True):
-        if others and on_duplicate in ("first", "last"):
-            continue
-        if others and on_duplicate == "suffix":
-            new.row = new.row._replace(id=f"{new.row.id}#{others + 1}")
-        elif others:
-            new.state = State.FAILED
-        kept.append(new)
-    return kept
+                continue
+            ids = [new.row.id for new in chunk]
+            times = await asyncio.to_thread(seen.times, ids)  # how often each came before; or, for `last`, comes after
+            if all_ids is not None:
+                totals = await asyncio.to_thread(all_ids.totals, ids)
+                times = [total - before - 1 for total, before in zip(totals, times, strict=True)]
+            kept = []
+            for new, others in zip(chunk, times, strict=True):
+                if others and source.on_duplicate_id in ("first", "last"):
+                    continue
+                if others and source.on_duplicate_id == "suffix":
+                    new.row = new.row._replace(id=f"{new.row.id}#{others + 1}")
+                elif others:
+                    new.state = State.FAILED
+                kept.append(new)
+            yield kept, len(chunk) - len(kept)

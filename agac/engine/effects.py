@@ -1,18 +1,18 @@
-"""A row at work, and what an outcome does to it. The walk, the dry run and the replay share these functions."""
+"""A row at work, and what an outcome does to it. The walk, the dry run and the replay share these functions, which are
+pure: they change the row in memory, and keep and send nothing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from agac.core.errors import RowError
-from agac.core.types import JSONValue, RowId
+from agac.core.types import JSONValue
 from agac.engine.budget import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
-from agac.plan.stage import AnyStage, LocalStage
+from agac.plan.stage import AnyStage
 from agac.spec.templates import SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
@@ -22,83 +22,7 @@ from agac.store.rows import PriorTask, StageResult
 NO_DEADLINE = RowDeadline(None, float)
 """Without `row_timeout` all rows share one."""
 
-
-@dataclass(slots=True)
-class ActiveRow:
-    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
-    spend in this invocation, from its first call on.
-
-    `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
-    are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`.
-    `view` is what a row that a stage made sees before its own stages; a `part` of a large group is a call of the
-    group's stage, and no row of it.
-    """
-
-    new: NewRow
-    prior: dict[int, PriorTask] = field(default_factory=dict)
-    deadline: RowDeadline = NO_DEADLINE
-    budget: BudgetBalance | None = None
-    known: bool = False
-    forced: bool = False
-    again_from: int | None = None
-    since: float = 0.0
-    view: RowView | None = None
-    part: bool = False
-    resumed: bool = False
-    """Walked on from where it waited: what failed meanwhile is not asked again."""
-    ready: Ready = field(default_factory=dict)
-    """What came of its tasks in batches since it was last walked."""
-
-    def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
-        """Whether a batch brought the task's answer, which the row has not been walked with."""
-        ready = self.ready.get((stage, replica, fingerprint))
-        return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
-
-    @property
-    def made(self) -> bool:
-        """Whether a stage made the row; else it is the input's."""
-        return self.new.origin is not None
-
-    def takes_since(self, stage: int) -> float:
-        """From when on earlier answers are taken for the stage, in seconds since 1970."""
-        return self.since if self.again_from is not None and stage >= self.again_from else 0.0
-
-
-def operation_text(stage: AnyStage) -> str:
-    """What a local stage does, in its own words."""
-    assert isinstance(stage, LocalStage)
-    return str(next(iter(stage.operation.body().values())))
-
-
-class StoredOutcome(Protocol):
-    """A stored row with how it had ended."""
-
-    @property
-    def state(self) -> int: ...
-    @property
-    def result_id(self) -> int | None: ...
-    @property
-    def error_type(self) -> str | None: ...
-    @property
-    def error_message(self) -> str | None: ...
-    @property
-    def error_stage(self) -> str | None: ...
-
-
-# What an outcome does to a row: to what its stages see of it, and to how far it has come.
-#
-# The same functions are used where a row is worked on (`executor`), by `agac plan` (`dry_run`), and where stored
-# outcomes are read back. They are pure: they change the row in memory, and keep and send nothing.
-
-LEFT = "null"
-"""The stored result of a function that gave None: the row leaves."""
-
 Rows = list[dict[str, JSONValue]]
-
-
-def is_leave(stage: AnyStage, value: str) -> bool:
-    """Whether a result, JSON, is the None of a function: the row leaves."""
-    return not stage.asks and value == LEFT
 
 
 @dataclass(slots=True)
@@ -112,7 +36,7 @@ class RowProgress:
     this one, by the stages' positions; None where they are not known yet.
     """
 
-    id: RowId
+    new: NewRow
     view: RowView
     settled: set[int] = field(default_factory=set)
     reached: bool = False
@@ -135,30 +59,44 @@ class RowProgress:
         self.settled.add(stage.index)
         self.dropped = True
 
-    def skip(self, stage: AnyStage) -> None:
-        """The stage's guard said no: the row goes on without a result of the stage. What stood for an answer that is
-        not there yet stands for it further on."""
-        self.settled.add(stage.index)
-        self.view.mark_skipped(stage)
-        if (need := self.view.unknown_need(stage)) is not None:
-            self.view.unknown[stage.name] = self.view.unknown[need]
 
-    def park(self, stage: AnyStage, *, enrolled: bool) -> None:
-        """The stage has no answer in this invocation; `enrolled`: its task is in a batch, or waits for one."""
-        self.waits = self.waits or enrolled
-        if not enrolled:
-            self.held.add(stage.index)
-        self.parked = self.parked or stage
+@dataclass(slots=True, kw_only=True)
+class ActiveRow(RowProgress):
+    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
+    spend in this invocation, from its first call on.
 
-    def await_answer(self, stage: AnyStage, reason: str) -> None:
-        """The stage's answer would have to be asked for, for this reason; what follows it does not know it."""
-        self.settled.add(stage.index)
-        self.view.unknown[stage.name] = reason
+    `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
+    are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
+    `part` of a large group is a call of the group's stage, and no row of it. `resumed`: walked on from where it waited,
+    so that what failed meanwhile is not asked again; `ready` is what came of its tasks in batches since it was last
+    walked.
+    """
 
-    def list_rows(self, stage: AnyStage, rows: Rows | None) -> None:
-        """A function gave these rows in the place of this one: what follows the function is done for each of them."""
-        self.view.results.pop(stage.name, None)
-        self.lists[stage.index] = rows
+    prior: dict[int, PriorTask] = field(default_factory=dict)
+    deadline: RowDeadline = NO_DEADLINE
+    budget: BudgetBalance | None = None
+    known: bool = False
+    forced: bool = False
+    again_from: int | None = None
+    since: float = 0.0
+    part: bool = False
+    resumed: bool = False
+    ready: Ready = field(default_factory=dict)
+
+    def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
+        """Whether a batch brought the task's answer, which the row has not been walked with."""
+        ready = self.ready.get((stage, replica, fingerprint))
+        return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
+
+    @property
+    def made(self) -> bool:
+        """Whether a stage made the row; else it is the input's."""
+        return self.new.origin is not None
+
+
+def is_leave(stage: AnyStage, value: str) -> bool:
+    """Whether a result, JSON, is the None of a function: the row leaves."""
+    return not stage.asks and value == "null"
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
@@ -178,17 +116,14 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
 def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
     """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
     if maker.makes != "rows":
-        return parent.child(fields, without=_exploded_field(maker))
+        path = (
+            maker.explode
+        )  # a field whose list was made children of: they have an item in its place, as it may be long
+        own = path is not None and len(path) == 1 and path[0] not in maker.ancestors
+        return parent.child(fields, without=path[0] if path and own else None)
     view = parent.child({})
     view.set_fields(maker, dict(fields))
     return view
-
-
-def _exploded_field(maker: Stage) -> str | None:
-    """The field of a row whose list was made children of: they have an item of it in its place. A long list would
-    else be in each of them."""
-    path = maker.explode
-    return path[0] if path is not None and len(path) == 1 and path[0] not in maker.ancestors else None
 
 
 def plain(value: object) -> JSONValue:

@@ -16,8 +16,6 @@ from agac.providers.prices import BATCH, cost, price_of
 from agac.spec.workflow import BatchRules
 from agac.store.runs import Count
 
-# What tasks will take: tokens and dollars, from a stage's history where it has one, else from sampled renders.
-
 CHARACTERS_A_TOKEN = 4
 """What English text comes to with common tokenizers."""
 
@@ -34,7 +32,6 @@ Basis = Literal["history", "sample", "guess", "local"]
 class History:
     """What calls of one stage with one model took before, in the mean. `calls_a_task` is 1 when none was repeated."""
 
-    calls: int
     input_tokens: float
     output_tokens: float
     calls_a_task: float
@@ -59,7 +56,8 @@ LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
 def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
     """A stage's history among the roll-ups of earlier runs; None when none of its calls was answered by the model."""
     own = [c for c in counts if c.stage == stage]
-    answered = [c for c in own if c.outcome == "call" and c.output_tokens and _same_model(c.model, lane)]
+    calls_made = (c for c in own if c.outcome == "call" and c.output_tokens)
+    answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]  # by a more exact name
     calls = sum(c.tasks for c in answered)
     if not calls:
         return None
@@ -67,16 +65,10 @@ def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
     return History(
-        calls,
         sum(c.input_tokens for c in answered) / calls,
         sum(c.output_tokens for c in answered) / calls,
         max(calls / ended, 1.0),
     )
-
-
-def _same_model(answered: str, lane: str) -> bool:
-    """Whether the model that answered is the one asked for, perhaps by a more exact name."""
-    return answered == lane or answered.startswith(f"{lane}-")
 
 
 def estimate(
@@ -87,7 +79,14 @@ def estimate(
 
     The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
     """
-    made, basis = _output(stage, past)
+    most = stage.params.max_tokens
+    basis: Basis = "history" if past is not None else "guess"
+    if past is not None:
+        made = past.output_tokens
+    else:  # a rough size of an answer of this shape: its names and a short value each
+        fields = 0 if stage.schema is None else json.dumps(stage.schema.body).count('"type"')
+        guess = WITHOUT_SCHEMA if stage.schema is None else 10 + 15 * fields
+        made = min(guess, most) if most else guess
     use_past = past is not None and (same_prompt or characters is None)
     given = past.input_tokens if past and use_past else (characters or 0.0) / CHARACTERS_A_TOKEN
     calls = round(tasks * (past.calls_a_task if past else 1.0))
@@ -99,20 +98,6 @@ def estimate(
         usd_at_most=_at_most(stage, tasks, given),
         basis=basis,
     )
-
-
-def _output(stage: PlannedStage, past: History | None) -> tuple[float, Basis]:
-    if past is not None:
-        return past.output_tokens, "history"
-    guess = WITHOUT_SCHEMA if stage.schema is None else _tokens_of_shape(stage.schema.body)
-    most = stage.params.max_tokens
-    return (min(guess, most) if most else guess), "guess"
-
-
-def _tokens_of_shape(body: dict[str, Any]) -> int:
-    """A rough size of an answer of this shape: its names and a short value each."""
-    names = json.dumps(body).count('"type"')
-    return 10 + 15 * names
 
 
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_colum
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
-from agac.plan.stage import RecordedStage, ends_of, recorded_stages
+from agac.plan.stage import ends_of, recorded_stages
 from agac.spec.levels import descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.db import Database, write
@@ -41,40 +41,6 @@ from agac.store.runs import UNWRITTEN, RunRecord, WrittenFiles, definition_of, f
 
 if TYPE_CHECKING:
     from agac.plan.plan import Plan
-
-
-# filtered.jsonl: a line for each row that a stage made leave, with the guard and the values that it looked at.
-
-
-async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None:
-    """Writes the whole of filtered.jsonl: `{"id","row_number","stage","when","values"}`, then `input` if included.
-
-    Rows of the input come first, in order, those that a function gave in the place of one where it stands; then level
-    by level those that stages made, in the order of the rows that they come from, and groups by their ids.
-    """
-    definition = await definition_of(database, run.id)
-    stages = recorded_stages(definition)
-    lineage = RowViews(stages, definition["vars"], database)
-    for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
-        async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
-            if left := [row for row in rows if row.state == State.FILTERED]:
-                await _write(database, left, stages, lineage if run.include_input else None, sink)
-
-
-async def _write(
-    database: Database, rows: list[ExportRow], stages: tuple[RecordedStage, ...], lineage: RowViews | None, sink: Sink
-) -> None:
-    """Some rows that left; without `lineage` their fields are left out. Of a row that a stage made they are those with
-    which it left."""
-    why = await why_filtered(database, [row.key for row in rows])
-    row_views = await lineage.ended([row.key for row in rows if row.made]) if lineage is not None else {}
-    for row in rows:
-        position, note = why[row.key]
-        about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
-        data = snapshot(row_views[row.key].data(stages[position])) if row.key in row_views else row.data
-        tail = f',"input":{data}' if lineage is not None else ""
-        sink.write_text(f"{encode(about)[:-1]}{tail}}}")
-
 
 TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
@@ -86,28 +52,25 @@ PREVIEW = "preview"
 _TEXTS = ("csv", "tsv", "files")
 """Formats whose fields are always text."""
 
+PLAIN_MERGES = (None, "replace")
+"""Where nothing but results is written in the JSON files."""
+
 Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of a database, at a path relative to the project root."""
-
-    path: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The outputs of a run as its last invocation wanted them. A preview keeps its table in a database of its own.
 
-    `fields` are the result's in the order of its schema, as far as that says them: stored definitions are sorted.
+    `to` is the `table` of a database, at a `path` relative to the project root. `fields` are the result's in the order
+    of its schema, as far as that says them: stored definitions are sorted.
     """
 
+    root: Path
     folder: Path
     formats: tuple[OutputFormat, ...]
-    to: Table | None
+    to: dict[str, str] | None
     merge: Merge | None
     csv_safe: bool
     fields: tuple[str, ...]
@@ -119,11 +82,11 @@ class Outputs:
     def of(run: RunRecord, root: Path, rows: int) -> Outputs:
         """What the run's record says; `rows` are those of its input that are stored."""
         body = run.outputs
-        to = body.get("to")
         return Outputs(
+            root,
             root / run.output_dir,
             tuple(body.get("formats", ())),
-            Table(to["path"], to["table"]) if to else None,
+            body.get("to"),
             body.get("merge"),
             body.get("csv_safe", False),
             tuple(body.get("fields", ())),
@@ -133,77 +96,50 @@ class Outputs:
         )
 
     @property
-    def tabular(self) -> bool:
-        """Whether anything is written beside the JSON files."""
-        return bool(self.formats) or self.to is not None
-
-    @property
-    def shapes_json(self) -> bool:
-        """Whether the JSON files hold something else than results alone."""
-        return self.merge is not None and self.merge != "replace"
-
-    @property
     def names(self) -> list[str]:
         """The files of the output folder."""
         database = [PREVIEW_DATABASE] if self.to is not None and self.preview else []
         wanted = {TELEMETRY: self.telemetry, FILTERED: self.filtered}
         return [*(name for name in FILES if wanted.get(name, True)), *map(file_of, self.formats), *database]
 
-    def database(self, root: Path) -> Path | None:
+    @property
+    def database(self) -> Path | None:
         """The user's database that is written to, if there is one."""
-        return root / self.to.path if self.to is not None and not self.preview else None
+        return self.root / self.to["path"] if self.to is not None and not self.preview else None
 
-    def files(self, root: Path, *, but_table: bool = False) -> list[Path]:
+    def files(self, *, but_table: bool = False) -> list[Path]:
         """Every file that is written; `but_table`: that of the table is not."""
-        database = self.database(root)
-        found = [*(self.folder / name for name in self.names), *([database] if database else [])]
-        table = database or self.folder / PREVIEW_DATABASE
+        found = [*(self.folder / name for name in self.names), *([self.database] if self.database else [])]
+        table = self.database or self.folder / PREVIEW_DATABASE
         return [file for file in found if file != table] if but_table else found
 
-    def edited(self, written: Iterable[Stamps]) -> tuple[Path, ...]:
-        """Files that are about to be replaced and are not as any run left them: somebody changed them since."""
-        left = list(written)
-        found = []
-        for file in (self.folder / name for name in self.names):
-            stamps = [stamp[file.name] for stamp in left if file.name in stamp]
-            if stamps and file.is_file() and _stamp(file) not in stamps:
-                found.append(file)
-        return tuple(found)
-
-    def open(self, out: OutputFolder, root: Path, layout: TableLayout) -> tuple[list[RowSink], IsolatedSink | None]:
+    def open(self, out: OutputFolder, layout: TableLayout) -> tuple[list[RowSink], IsolatedSink | None]:
         """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
-        folder, safe = self.folder, self.csv_safe
-        table = None if self.to is None else out.add(IsolatedSink(partial(self._table, self.to.name, root, layout)))
-        others = [out.add(TABLES[name](folder / file_of(name), layout, safe)) for name in self.formats]
+        table = out.add(IsolatedSink(partial(self._table, self.to, layout))) if self.to is not None else None
+        others = [out.add(TABLES[one](self.folder / file_of(one), layout, self.csv_safe)) for one in self.formats]
         return [*([table] if table else []), *others], table
 
-    def _table(self, name: str, root: Path, layout: TableLayout) -> RowSink:
-        database = self.database(root)
-        if self.to is None or database is None:
-            return FreshDatabase(self.folder / PREVIEW_DATABASE, name, layout)
-        return TableSink(database, name, layout, self.to.path)
+    def _table(self, to: dict[str, str], layout: TableLayout) -> RowSink:
+        if self.database is None:
+            return FreshDatabase(self.folder / PREVIEW_DATABASE, to["table"], layout)
+        return TableSink(self.database, to["table"], layout, to["path"])
 
-    def stamps(self, root: Path, *, unwritten: bool = False) -> Stamps:
+    def stamps(self, *, unwritten: bool = False) -> Stamps:
         """What the files are now. A database is only there or not: others write into it too. `unwritten`: the table
         could not be written."""
         found = {file.name: _stamp(file) for name in self.names if (file := self.folder / name).exists()}
-        database = self.database(root)
-        name = PREVIEW_DATABASE if self.to is None or database is None else f"to:{self.to.path}"
-        if database is not None and database.exists():
+        name = PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
+        if self.database is not None and self.database.exists():
             found[name] = [0, 0]
         if unwritten:
             found[name] = UNWRITTEN
         return found
 
-    def remove_stale(self, written: Iterable[Stamps]) -> None:
-        """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
-        known = [*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL]
-        stamps = list(written)
-        for name in set(known) - set(self.names):
-            file = self.folder / name
-            if file.is_file() and not file.is_symlink() and _stamp(file) in [stamp.get(name) for stamp in stamps]:
-                file.unlink()
+
+def _stamp(file: Path) -> list[int]:
+    stat = file.lstat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def outputs_text(plan: Plan) -> str:
@@ -278,11 +214,6 @@ def _refuse_own_input(source: InputSpec, target: TableTarget) -> None:
         )
 
 
-def _stamp(file: Path) -> list[int]:
-    stat = file.lstat()
-    return [stat.st_size, stat.st_mtime_ns]
-
-
 # Output files, made from the store: streamed in row order, written aside, renamed. They can be made again any time.
 
 
@@ -308,19 +239,19 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     again. A table of a database that cannot be written keeps nothing else from being replaced.
     """
     outputs = Outputs.of(run, root, summary["rows"]["total"])
-    shaper = None
-    if outputs.tabular or outputs.shapes_json:
-        shaper = Shaper(await _look(database, run, outputs), merged=outputs.merge is not None)
-    ended = FinalRows(await definition_of(database, run.id), formed=shaper is not None, inputs=run.include_input)
+    layout = None
+    if outputs.formats or outputs.to is not None or outputs.merge not in PLAIN_MERGES:
+        layout = await _observe_layout(database, run, outputs)
+    ended = FinalRows(await definition_of(database, run.id), formed=layout is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
     replaced, edited = _before(run, outputs, written)
     await write(database, "run_exporting", run.id)
     with OutputFolder(outputs.folder, root) as out:
-        others, table = outputs.open(out, root, shaper.layout) if shaper else ([], None)
+        others, table = outputs.open(out, layout) if layout else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
         async for rows in ended.rows(database, run.id):
-            lines = Lines(run.include_input, shaper, shaped=outputs.shapes_json)
+            lines = Lines(run.include_input, layout, outputs.merge)
             for row in rows:
                 lines.add(row)
             results.write_texts(lines.results)
@@ -338,11 +269,19 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
             await write_telemetry(database, run.id, out.open(TELEMETRY))
         if outputs.filtered:
             await write_filtered(database, run, out.open(FILTERED))
-    failure = _named(table.failure, run) if table and table.failure else None
-    outputs.remove_stale(one.files for one in written)
-    stamps = outputs.stamps(root, unwritten=failure is not None)
+    failure = None
+    if table is not None and (error := table.failure) is not None:
+        again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
+        remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
+        remedy = f"{error.remedy or ''} {remedy}".strip()
+        failure = AgacError(f"{error.message}; nothing of it was written", remedy=remedy)
+    for name in {*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL}.difference(outputs.names):
+        stale = outputs.folder / name  # of a format that is not wanted any longer, and as a run in this folder left it
+        if stale.is_file() and not stale.is_symlink() and _stamp(stale) in [one.files.get(name) for one in written]:
+            stale.unlink()
+    stamps = outputs.stamps(unwritten=failure is not None)
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
-    return Exported(outputs.files(root, but_table=failure is not None), failure, replaced, edited)
+    return Exported(outputs.files(but_table=failure is not None), failure, replaced, edited)
 
 
 def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> tuple[int | None, tuple[Path, ...]]:
@@ -354,18 +293,15 @@ def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> tu
     if not shown or not (outputs.folder / "results.jsonl").exists():
         return None, ()
     others = [one.run for one in shown if one.run != run.id]
-    edited = outputs.edited([one.files for one in written])
-    return (others[0] if others and not outputs.preview else None), edited
+    edited = []
+    for file in (outputs.folder / name for name in outputs.names):
+        stamps = [one.files[file.name] for one in written if file.name in one.files]
+        if stamps and file.is_file() and _stamp(file) not in stamps:
+            edited.append(file)
+    return (others[0] if others and not outputs.preview else None), tuple(edited)
 
 
-def _named(error: AgacError, run: RunRecord) -> AgacError:
-    """The failure of a table, with the command that writes it."""
-    again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
-    remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
-    return AgacError(f"{error.message}; nothing of it was written", remedy=f"{error.remedy or ''} {remedy}".strip())
-
-
-async def _look(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:
+async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:
     """The columns of all rows, by a look at each."""
     definition = await definition_of(database, run.id)
     stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
@@ -373,7 +309,7 @@ async def _look(database: Database, run: RunRecord, outputs: Outputs) -> TableLa
     observed = Observed(shape_of_ends([(end.name, end.shape) for end in ends]), outputs.fields)
     async for rows in FinalRows(definition, formed=True).rows(database, run.id):
         for row in rows:
-            if row.state in _WITH_LINE:
+            if row.state in (State.DONE, State.SKIPPED, State.FAILED):  # which have a line
                 data = _fields(row)
                 observed.row(data)
                 if (own := _own_id(row, data, id_field)) is not None:
@@ -393,8 +329,6 @@ def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
     return own if type(own) is int and str(own) == row.id else row.id  # not of one that was made unique (`suffix`)
 
 
-_WITH_LINE = (State.DONE, State.SKIPPED, State.FAILED)
-
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -408,36 +342,12 @@ def _fields(row: ExportRow) -> Fields:
     return row.form if row.form is not None else _decoded(row.data) or {}
 
 
-class Shaper:
-    """Stored rows as rows of tables and lines, for one layout. `merged`: records are more than results alone."""
-
-    def __init__(self, layout: TableLayout, *, merged: bool) -> None:
-        self.layout = layout
-        self._merged = merged
-
-    def done(self, row: ExportRow, value: str) -> OutputRow:
-        """A row with its result, which is JSON text."""
-        data, result = _fields(row), _decoded(value)
-        merger = self.layout.merger
-        cells = self.layout.cells(merger.record(data, result), None)
-        own = _own_id(row, data, self.layout.id_field)
-        return OutputRow(own, cells, merger.value(data, result) if self._merged else result)
-
-    def failed(self, row: ExportRow, error: RowError) -> OutputRow:
-        """A row that failed: what it has itself, and why it failed."""
-        data = _fields(row)
-        cells = self.layout.cells(self.layout.merger.failed(data), f"{error.type}: {error.message}")
-        return OutputRow(_own_id(row, data, self.layout.id_field), cells, None)
-
-
 class Lines:
-    """Some rows as the lines of the output files; with a shaper also as rows of tables. `shaped`: the results in the
-    JSON files are what the shaper makes of them."""
+    """Some rows as the lines of the output files; with a `layout` also as rows of tables. Where they are merged with
+    the fields of their rows (`merge`), the results in the JSON files are too."""
 
-    def __init__(self, include_input: bool, shaper: Shaper | None = None, *, shaped: bool = False) -> None:
-        self._include_input = include_input
-        self._shaper = shaper
-        self._shaped = shaped
+    def __init__(self, include_input: bool, layout: TableLayout | None = None, merge: Merge | None = None) -> None:
+        self._include_input, self._layout, self._merge = include_input, layout, merge
         self.results: list[str] = []
         self.values: list[str] = []
         self.errors: list[str] = []
@@ -446,32 +356,58 @@ class Lines:
     def add(self, row: ExportRow) -> None:
         """Adds a row; one without an outcome, or dropped, has no line. Of one whose results were all skipped it is
         null."""
+        layout = self._layout
         if row.state == State.SKIPPED or (row.state == State.DONE and row.value is not None):
             value = row.value if row.value is not None else "null"
-            if self._shaper is not None:
-                whole = self._shaper.done(row, value)
-                self.rows.append(whole)
-                value = encode(whole.record) if self._shaped else value
+            if layout is not None:
+                data, result = _fields(row), _decoded(value)
+                cells = layout.cells(layout.merger.record(data, result), None)
+                record = layout.merger.value(data, result) if self._merge is not None else result
+                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record))
+                value = encode(record) if self._merge not in PLAIN_MERGES else value
             self.results.append(envelope(row.id, row.ordinal, True, value, None, row.data, self._include_input))
             self.values.append(value)
         elif row.state == State.FAILED:
-            failed = _error(row)
-            if self._shaper is not None:
-                self.rows.append(self._shaper.failed(row, failed))
+            failed = RowError(ErrorType(row.error_type or ErrorType.INVALID_ROW), row.error_message or "")
+            if layout is not None:
+                data = _fields(row)
+                cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")
+                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None))
             self.results.append(envelope(row.id, row.ordinal, False, None, failed, row.data, self._include_input))
             self.errors.append(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
 
 
+async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None:
+    """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
+    that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
+    made, the fields with which it left.
+
+    Rows of the input come first, in order, those that a function gave in the place of one where it stands; then level
+    by level those that stages made, in the order of the rows that they come from, and groups by their ids.
+    """
+    definition = await definition_of(database, run.id)
+    stages = recorded_stages(definition)
+    views = RowViews(stages, definition["vars"], database)
+    for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
+        async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
+            left = [row for row in rows if row.state == State.FILTERED]
+            if not left:
+                continue
+            why = await why_filtered(database, [row.key for row in left])
+            seen = await views.ended([row.key for row in left if row.made]) if run.include_input else {}
+            for row in left:
+                position, note = why[row.key]
+                about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
+                data = snapshot(seen[row.key].data(stages[position])) if row.key in seen else row.data
+                tail = f',"input":{data}' if run.include_input else ""
+                sink.write_text(f"{encode(about)[:-1]}{tail}}}")
+
+
 def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:
     """The files that a finished run's users expect. `rows` of its input are stored."""
-    return Outputs.of(run, root, rows).files(root)
+    return Outputs.of(run, root, rows).files()
 
 
 def is_shown(run: RunRecord, root: Path, rows: int) -> bool:
     """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
-    outputs = Outputs.of(run, root, rows)
-    return run.exported_revision == run.revision and run.exported_files == outputs.stamps(root)
-
-
-def _error(row: ExportRow) -> RowError:
-    return RowError(ErrorType(row.error_type or ErrorType.INVALID_ROW), row.error_message or "")
+    return run.exported_revision == run.revision and run.exported_files == Outputs.of(run, root, rows).stamps()

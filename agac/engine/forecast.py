@@ -1,31 +1,45 @@
-"""What a dry run counts, and the earlier run that it compares with."""
+"""What a dry run counts, the earlier run that it compares with, and where its answers come from: what the store has is
+reused, everything else is unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agac.core.errors import RowError
-from agac.core.types import Request, RowId
-from agac.engine.effects import RowProgress
+from agac.core.types import Message, Outcome, Request, RowId
+from agac.engine.caller import Answer
+from agac.engine.effects import RowProgress, is_leave
+from agac.engine.estimate import TEXT, dummy_answer
+from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.retry_policy import is_left
+from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
 from agac.plan import diff as why
-from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan
-from agac.plan.stage import AnyStage, LocalStage
+from agac.plan.render import Prepared, Preparer, outcome_of_vote
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.levels import Level, Makes
+from agac.spec.templates import ROWS_JSON
+from agac.store.batches import live_tasks
 from agac.store.db import Database
-from agac.store.records import DerivedRows, NewRow
-from agac.store.rows import PriorTask, State, StoredRow, made_by_id, made_counts, parent_count, prior_tasks
-from agac.store.runs import Count, RunRecord, counters
-
-# What a run would do, as numbers: per stage how many tasks would be run, reused, or not be run, and why.
+from agac.store.records import DerivedRows, Result
+from agac.store.rows import (
+    EarlierResult,
+    PriorTask,
+    State,
+    StoredRow,
+    earlier_results,
+    made_by_id,
+    made_counts,
+    parent_count,
+    prior_tasks,
+)
+from agac.store.runs import RunRecord, counters
 
 SAMPLE = 200
 """Rendered requests of a stage that are measured."""
-
 
 KEPT = 50_000
 """Values that are kept: up to so many the count is exact, beyond it is an estimate within a percent or so."""
@@ -105,17 +119,12 @@ class StageForecast:
         """As many more as `times` says that would be asked, each with so many questions."""
         self.run += times
         self.further += (questions - 1) * times
-        _add(self.reasons, reason, row_id, times)
+        self.reasons.setdefault(reason, Reason(0, row_id)).count += times
 
     def block(self, reason: str, row_id: RowId, times: int = 1) -> None:
         """As many more as `times` says that cannot be asked."""
         self.blocked += times
-        _add(self.blocked_reasons, reason, row_id, times)
-
-    def measure(self, request: Request, further: int = 0) -> None:
-        """One more request of the sample; `further` characters will be in it that are not there yet."""
-        self.sampled += 1
-        self.characters += further + sum(len(part.text) for one in request.messages for part in one.parts)
+        self.blocked_reasons.setdefault(reason, Reason(0, row_id)).count += times
 
     @property
     def collapsed(self) -> int:
@@ -129,14 +138,6 @@ class StageForecast:
         asked = self.run - self.collapsed
         replicas = self.further - self.parts
         return asked + self.parts + round(replicas * asked / self.run) if self.run else 0
-
-
-def _add(reasons: dict[str, Reason], name: str, row_id: RowId, times: int) -> None:
-    found = reasons.get(name)
-    if found is None:
-        reasons[name] = Reason(times, row_id)
-    else:
-        found.count += times
 
 
 class SamplePrompt(NamedTuple):
@@ -158,30 +159,6 @@ class Forecast:
     prompts: list[SamplePrompt] = field(default_factory=list)
 
 
-# The run that a dry run compares with: what became of its rows, how many rows its stages made, and what differs.
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineRun:
-    """The last run to compare with. `continued`: it is the run that `agac run` would continue."""
-
-    record: RunRecord
-    definition: Mapping[str, Any]
-    continued: bool
-
-
-@dataclass(slots=True)
-class GroupTask:
-    """What is known of the task of a row at the stage that made it, before it is looked up. `refused`: why it cannot be
-    run. Where what it is about is not there yet, `characters` are what that comes to. `parts` would be run before it,
-    and `in_batch` others are in batches."""
-
-    refused: str | None = None
-    characters: int = 0
-    parts: int = 0
-    in_batch: int = 0
-
-
 @dataclass(slots=True, kw_only=True)
 class ForecastRow(RowProgress):
     """A row of a dry run. `old` is the same row in the run compared with, `tasks` are what became of its tasks there,
@@ -194,9 +171,12 @@ class ForecastRow(RowProgress):
     `open_needs` how many needs of each have no outcome yet. `never_began` are the stages that a row which left the run
     before never came to. `making` is what is made of it; it fails at `unmade`, of
     which nothing can be made.
+
+    Of a task at the stage that made the row (`is_group`) it is known before it is looked up why it cannot be run
+    (`refused`). Where what it is about is not there yet, `characters` are what that comes to. `parts` would be run
+    before it, and `in_batch` others are in batches.
     """
 
-    new: NewRow
     level: Level[AnyStage]
     old: StoredRow | None = None
     tasks: dict[int, PriorTask] = field(default_factory=dict)
@@ -206,7 +186,11 @@ class ForecastRow(RowProgress):
     guessed: bool = False
     learned: bool = False
     ended: bool = False
-    group: GroupTask | None = None
+    is_group: bool = False
+    refused: str | None = None
+    characters: int = 0
+    parts: int = 0
+    in_batch: int = 0
     begun: set[int] = field(default_factory=set)
     open_needs: dict[str, int] = field(default_factory=dict)
     never_began: set[str] = field(default_factory=set)
@@ -215,40 +199,123 @@ class ForecastRow(RowProgress):
     chosen: bool = True
 
     @property
+    def id(self) -> RowId:
+        """The row's id."""
+        return self.new.row.id
+
+    @property
     def lost(self) -> bool:
         """Whether nothing is made of the row in this run: a stage of it, or of what it is made of, fails or waits."""
         return self.failed is not None or self.parked is not None
 
 
+@dataclass(frozen=True, slots=True)
+class BaselineRun:
+    """The last run to compare with. `continued`: it is the run that `agac run` would continue."""
+
+    record: RunRecord
+    definition: Mapping[str, Any]
+    continued: bool
+
+
 class Baseline:
-    """A plan beside the last run, if there is one. `now` is in seconds since 1970."""
+    """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
+    1970; with a `retry` only the rows that it chooses are worked on.
+
+    Once it is `counted`, it knows for what a dry run cannot know how many rows stages made: `each` by the name of the
+    stage, of each row that came to it; of groups, how many there are in all. `listing` are the positions of the stages
+    whose functions gave lists. `run` None: nothing is known.
+    """
 
     def __init__(
         self,
         plan: Plan,
+        database: Database | None,
         before: BaselineRun | None,
         *,
         scope: Scope,
         fresh: bool,
         now: float,
-        retry: Retry | None = None,
+        retry: Retry | None,
     ) -> None:
-        """`retry`: only the rows that it chooses are worked on."""
-        self.retry = retry
-        self._again_from = next((s.index for s in plan.stages if retry and s.name == retry.from_stage), None)
-        self._plan, self._before, self._scope, self._fresh, self._now = plan, before, scope, fresh, now
+        self.plan, self.database, self.before, self.scope, self.fresh = plan, database, before, scope, fresh
+        self.now, self.retry = now, retry
+        self._again_from = retry.position(plan) if retry is not None else None
         self.continued = before is not None and before.continued and not fresh
-        stages = before.definition["stages"] if before else []
-        self.position = {stage["name"]: index for index, stage in enumerate(stages)}
-        """Where the stages stood in the run compared with, by name."""
-        self._changes = [self._definition_changes(stage) for stage in plan.stages]
+        definition = before.definition if before else {"stages": [], "vars": {}}
+        self._position = {stage["name"]: index for index, stage in enumerate(definition["stages"])}
+        self._changes: dict[str, list[str]] = {}  # what changed in the definitions of stages that are not new
+        for stage in plan.stages:
+            if (position := self._position.get(stage.name)) is not None:
+                old, new = definition["stages"][position], plan.body["stages"][stage.index]
+                self._changes[stage.name] = why.stage_changes(old, new, (definition["vars"], plan.body["vars"]))
+        self.run: int | None = None
+        self.each: dict[str, float] = {}
+        self.listing: set[int] = set()
 
-    def since(self, stage: AnyStage, *, chosen: bool = True) -> float:
+    async def counted(self) -> None:
+        """Counts what the run compared with made."""
+        makers = [stage for stage in self.plan.stages if stage.makes is not None]
+        if self.database is None or self.before is None or not makers:
+            return
+        self.run = self.before.record.id
+        made, counts = await made_counts(self.database, self.run), await counters(self.database, self.run)
+
+        def tasks(stage: str, *outcomes: str) -> int:
+            return sum(count.tasks for count in counts if count.stage == stage and count.outcome in outcomes)
+
+        for stage in makers:
+            position = self._position.get(stage.name)
+            number = sum(one.rows for one in made if one.origin == position)
+            if stage.makes == "groups":
+                if number:
+                    self.each[stage.name] = float(number)
+                continue
+            if position is not None and stage.makes == "rows" and number:
+                self.listing.add(stage.index)  # rows that the function left in their places count as well
+                in_place = tasks(stage.name, "done", "reused")
+                number += in_place - await parent_count(self.database, self.run, position)
+            source = source_of(stage)
+            if source is not None:
+                outcomes = ("done", "reused", "dropped") if source == stage.name else ("done", "reused")
+                if came := tasks(source, *outcomes):
+                    self.each[stage.name] = number / came
+
+    async def learn(self, rows: Sequence[ForecastRow]) -> None:
+        """Looks up what became of these rows and of their tasks: one look-up for the rows of each maker."""
+        if self.database is None or self.before is None:
+            return
+        by_maker: dict[str | None, list[ForecastRow]] = {}
+        for row in rows:
+            row.learned = True
+            by_maker.setdefault(row.level.maker.name if row.level.maker else None, []).append(row)
+        for maker, own in by_maker.items():
+            position = self._position.get(maker) if maker is not None else None
+            if position is not None:
+                stored = await made_by_id(self.database, self.before.record.id, position, [row.id for row in own])
+                for row in own:
+                    row.old = stored.get(row.id)
+                    row.chosen = self._chooses(row)
+        keys = {row.old.key: row for row in rows if row.old is not None}
+        for key, found in (await prior_tasks(self.database, list(keys))).items() if keys else ():
+            keys[key].tasks = found
+
+    def _chooses(self, row: ForecastRow) -> bool:
+        """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
+        retry, old = self.retry, row.old
+        if retry is None or old is None or row.view.unknown or old.state == State.PENDING:
+            return True
+        if old.hash != row.new.hash and not row.is_group:
+            return True
+        failed, again = old.state == State.FAILED, self._again_from is not None
+        return retry.chooses_made(row.id, old.error_stage, old.error_type, failed=failed, again=again)
+
+    def since(self, stage: AnyStage, *, chosen: bool) -> float:
         """From when on the stage's results are taken, for rows that are `chosen` or not."""
         if chosen and self.retry is not None and self._again_from is not None and stage.index >= self._again_from:
             return self.retry.since
-        run = self._before.record.fresh_since if self._before and self.continued else None
-        oldest = 0.0 if isinstance(stage, LocalStage) or stage.max_age is None else self._now - stage.max_age
+        run = self.before.record.fresh_since if self.before and self.continued else None
+        oldest = 0.0 if isinstance(stage, LocalStage) or stage.max_age is None else self.now - stage.max_age
         return max(run or 0.0, oldest)
 
     def never_began(self, stage: AnyStage, row: ForecastRow) -> bool:
@@ -264,112 +331,51 @@ class Baseline:
             return None
         if self.retry is not None:
             return None if row.chosen else prior.error
-        return prior.error if is_left(prior) or not self._scope.tries_again(stage.name) else None
+        return prior.error if is_left(prior) or not self.scope.tries_again(stage.name) else None
 
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
         prior = self._prior(stage, row)
         return why.LEFT if prior is not None and is_left(prior) else why.NOT_RETRIED
 
-    def chooses(self, row: ForecastRow) -> bool:
-        """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
-        retry, old = self.retry, row.old
-        if retry is None or old is None or row.view.unknown or old.state == State.PENDING:
-            return True
-        if old.hash != row.new.hash and row.group is None:
-            return True
-        named = not retry.rows or any(row.id == one or str(row.id).startswith(f"{one}/") for one in retry.rows)
-        if old.state != State.FAILED:
-            return named and self._again_from is not None and retry.stage is None and retry.error is None
-        return named and retry.stage in (None, old.error_stage) and retry.error in (None, old.error_type)
-
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""
-        if self._fresh:
+        if self.fresh:
             return why.FRESH
         if row.old is None:
             return why.NEW_ROW
-        changes = self._changes[stage.index]
-        if changes is None:
+        if self._is_new(stage):
             return why.NEW_STAGE
-        if changes:
+        if changes := self._changes.get(stage.name):
             return ", ".join(changes)
         if row.old.hash != row.new.hash:
             return why.ROW_CHANGED
-        return _reason_of_task(stage, self._prior(stage, row), fingerprint)
+        prior = self._prior(stage, row)
+        if prior is None:
+            return why.NOT_YET
+        if isinstance(stage, LocalStage):
+            return why.FAILED if prior.error is not None else why.DROPPED
+        if prior.fingerprint != fingerprint and stage.makes == "groups":
+            return why.MEMBERS_CHANGED
+        if prior.fingerprint != fingerprint and stage.needs and stage.reuse != "never":
+            return why.upstream_changed(", ".join(stage.needs))
+        if prior.error is not None:
+            return why.FAILED
+        return why.TOO_OLD if stage.max_age is not None else why.DROPPED
 
     def passed_on(self, stage: AnyStage, row: ForecastRow, need: str, reason: str) -> str:
         """Why a stage is run after one that is run for this reason: it never was, or what it follows may change."""
         if reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
             return reason
-        if self._changes[stage.index] is None:
+        if self._is_new(stage):
             return why.NEW_STAGE
         return why.NOT_YET if self._prior(stage, row) is None else why.upstream_changed(need)
 
+    def _is_new(self, stage: AnyStage) -> bool:
+        return self.before is not None and stage.name not in self._position
+
     def _prior(self, stage: AnyStage, row: ForecastRow) -> PriorTask | None:
-        position = self.position.get(stage.name)
-        return None if position is None else row.tasks.get(position)
-
-    def _definition_changes(self, stage: AnyStage) -> list[str] | None:
-        """What changed in the stage's definition; None: it is new."""
-        if self._before is None:
-            return []
-        definition = self._before.definition
-        if stage.name not in self.position:
-            return None
-        before, after = definition["stages"][self.position[stage.name]], self._plan.body["stages"][stage.index]
-        return stage_changes(before, after, (definition["vars"], self._plan.body["vars"]))
-
-
-def _reason_of_task(stage: AnyStage, prior: PriorTask | None, fingerprint: bytes) -> str:
-    if prior is None:
-        return why.NOT_YET
-    if isinstance(stage, LocalStage):
-        return why.FAILED if prior.error is not None else why.DROPPED
-    if prior.fingerprint != fingerprint and stage.makes == "groups":
-        return why.MEMBERS_CHANGED
-    if prior.fingerprint != fingerprint and stage.needs and stage.reuse != "never":
-        return why.upstream_changed(", ".join(stage.needs))
-    if prior.error is not None:
-        return why.FAILED
-    return why.TOO_OLD if stage.max_age is not None else why.DROPPED
-
-
-class BaselineOutcomes:
-    """What became of rows in the run compared with."""
-
-    def __init__(self, database: Database | None, before: BaselineRun | None, baseline: Baseline) -> None:
-        self._db, self._before, self._baseline = database, before, baseline
-
-    async def learn(self, rows: Sequence[ForecastRow]) -> None:
-        """Looks up what became of these rows and of their tasks: one look-up for the rows of each maker."""
-        if self._db is None or self._before is None:
-            return
-        by_maker: dict[str | None, list[ForecastRow]] = {}
-        for row in rows:
-            row.learned = True
-            by_maker.setdefault(row.level.maker.name if row.level.maker else None, []).append(row)
-        for maker, own in by_maker.items():
-            position = self._baseline.position.get(maker) if maker is not None else None
-            if position is not None:
-                stored = await made_by_id(self._db, self._before.record.id, position, [row.id for row in own])
-                for row in own:
-                    row.old = stored.get(row.id)
-                    row.chosen = self._baseline.chooses(row)
-        keys = {row.old.key: row for row in rows if row.old is not None}
-        for key, tasks in (await prior_tasks(self._db, list(keys))).items() if keys else ():
-            keys[key].tasks = tasks
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineCounts:
-    """How many rows the run compared with made, for those that a dry run cannot know: `each` by the name of the stage
-    that makes rows, of each row that came to it; of groups, how many there are in all. `run` None: nothing is known.
-    `listing` are the positions of the stages whose functions gave lists."""
-
-    run: int | None = None
-    each: Mapping[str, float] = field(default_factory=dict)
-    listing: frozenset[int] = frozenset()
+        return row.tasks.get(self._position.get(stage.name, -1))
 
 
 def source_of(stage: AnyStage) -> str | None:
@@ -379,43 +385,197 @@ def source_of(stage: AnyStage) -> str | None:
     return stage.name if stage.makes in ("rows", "kept") else None
 
 
-async def baseline_counts(database: Database | None, before: BaselineRun | None, plan: Plan) -> BaselineCounts:
-    """What the run compared with made."""
-    makers = [stage for stage in plan.stages if stage.makes is not None]
-    if database is None or before is None or not makers:
-        return BaselineCounts()
-    positions = {stage["name"]: index for index, stage in enumerate(before.definition["stages"])}
-    run = before.record.id
-    made: dict[int, int] = {}
-    for one in await made_counts(database, run):
-        made[one.origin] = made.get(one.origin, 0) + one.rows
-    counts = await counters(database, run)
-    each: dict[str, float] = {}
-    listing = set()
-    for stage in makers:
-        position = positions.get(stage.name)
-        number = made.get(position, 0) if position is not None else 0
-        in_place = 0
-        if position is not None and stage.makes == "rows" and number:
-            listing.add(stage.index)
-            in_place = _tasks(counts, stage.name, "done", "reused") - await parent_count(database, run, position)
-        found = _each(stage, number, in_place, counts)
-        if found is not None:
-            each[stage.name] = found
-    return BaselineCounts(run, each, frozenset(listing))
+class StoredAnswers:
+    """Answers the tasks of a dry run: with what the store has, else that the answer is unknown. Nobody is called. All
+    outcomes are counted in `found`, where `show` prompts are kept. `in_batches`: batches of the project are open."""
+
+    def __init__(
+        self, baseline: Baseline, preparer: Preparer, found: Forecast, *, show: int, in_batches: bool
+    ) -> None:  # fmt: skip
+        self.baseline, self.found = baseline, found
+        self._preparer, self._show, self._in_batches = preparer, show, in_batches
+        self._by_name = {stage.name: stage for stage in baseline.plan.stages}
+        # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
+        self._functions: dict[str, set[str]] = {}
+        for stage in baseline.plan.stages:
+            own = {need for need in stage.needs if self._by_name[need].makes == "rows"}
+            self._functions[stage.name] = own.union(*(self._functions[need] for need in stage.needs))
+
+    def of(self, stage: AnyStage) -> StageForecast:
+        """What was found of a stage so far."""
+        return self.found.stages[stage.index]
+
+    def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
+        """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""
+        return row.guessed or not self._functions[stage.name].isdisjoint(row.view.unknown)
+
+    def not_asked(self, row: ForecastRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
+        """A stage that asks nothing is as good as done; or a guard said no."""
+        found = self.of(stage)
+        found.reuse += row.times * (outcome is Outcome.DONE)
+        found.skipped += row.times * (outcome is Outcome.SKIPPED)
+        found.dropped += row.times * (outcome is Outcome.DROPPED)
+
+    def undecided(self, row: ForecastRow, stage: AnyStage) -> None:
+        """The stage's guard looks at an answer that is not there yet."""
+        self.of(stage).undecided += row.times
+
+    def failed(
+        self, row: ForecastRow, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None
+    ) -> None:
+        """The stage failed, or failed before and is left so."""
+        self.block(stage, row, reason or self.baseline.left_reason(stage, row))
+
+    def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
+        """The row's task cannot be run, and neither can those that need it."""
+        row.blocked.add(stage.name)
+        shown = reason if self.baseline.scope.may_ask(stage.name) else why.NOT_IN_SCOPE
+        self.of(stage).block(shown, row.id, row.times)
+
+    def _may_ask(self, stage: AnyStage, row: ForecastRow) -> bool:
+        """Whether the row's task may be run; else it is blocked."""
+        if self.baseline.scope.may_ask(stage.name) and (row.chosen or row.view.unknown):
+            return True  # what changes upstream changes also a row that is not chosen
+        self.block(stage, row, why.NOT_IN_SCOPE)
+        return False
+
+    def prompt(self, stage: PlannedStage, row: ForecastRow) -> Prepared | None:
+        """The task of a row; None when its prompt cannot be rendered."""
+        prepared = self._preparer.prepare(stage, row.view, row.id)
+        return None if isinstance(prepared, RowError) else prepared
+
+    def measure(self, stage: PlannedStage, row: ForecastRow, further: int = 0) -> None:
+        """Takes a prompt into the sample, with so many characters that are not there yet."""
+        if self.of(stage).sampled < SAMPLE:
+            prepared = self.prompt(stage, row)
+            if prepared is None:  # it names fields that are not there yet
+                further += len(stage.system or "") + len(stage.prompt.text) + len(TEXT) * len(stage.prompt.placeholders)
+            self._sample(stage, prepared.request.messages if prepared else (), further)
+
+    def _sample(self, stage: AnyStage, messages: Sequence[Message], further: int = 0) -> None:
+        found = self.of(stage)
+        found.sampled += 1
+        found.characters += further + sum(len(part.text) for one in messages for part in one.parts)
+
+    def show(self, stage: AnyStage, row_id: RowId, request: Request) -> None:
+        """A prompt that would be sent."""
+        if self.of(stage).sampled < SAMPLE:
+            self._sample(stage, request.messages)
+        if len(self.found.prompts) < self._show:
+            self.found.prompts.append(SamplePrompt(row_id, stage.name, request))
+
+    async def answer(self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]) -> list[TaskResult | None]:
+        """The results of one stage's tasks, with one look-up for all of them; None: the row left the run before the
+        stage began."""
+        known: list[TaskResult | None] = []
+        wanted: dict[bool, list[bytes]] = {True: [], False: []}
+        for row, task in begun:
+            if isinstance(task, NotReady):
+                known.append(self._not_ready(stage, row, task))
+                continue
+            known.append(self.baseline.left(stage, row, task.fingerprint))
+            if known[-1] is None:
+                wanted[row.chosen] += _prints(task)
+        earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
+        in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
+        return [
+            self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
+            if result is None and not isinstance(task, NotReady)
+            else result
+            for (row, task), result in zip(begun, known, strict=True)
+        ]
+
+    async def earlier(
+        self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
+    ) -> dict[bytes, EarlierResult]:
+        """The results of the stage that are there for these fingerprints, and that would be taken for rows that are
+        `chosen` or not."""
+        found: dict[bytes, EarlierResult] = {}
+        if self.baseline.database is not None and not self.baseline.fresh:
+            since = self.baseline.since(stage, chosen=chosen)
+            for start in range(0, len(prints), MAX_KEYS):
+                found |= await earlier_results(self.baseline.database, prints[start : start + MAX_KEYS], since)
+        return found
+
+    async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:
+        """Those of these fingerprints that are in a batch, or wait for one."""
+        found: set[bytes] = set()
+        if self.baseline.database is not None and self._in_batches:
+            for start in range(0, len(prints), MAX_KEYS):
+                some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
+                found |= await live_tasks(self.baseline.database, some, workflow)
+        return found
+
+    def _not_ready(self, stage: AnyStage, row: ForecastRow, task: NotReady) -> TaskResult:
+        """The result of a task that is about an answer which is not there yet."""
+        if not self._may_ask(stage, row):
+            return Parked.PARKED
+        found, reason = self.of(stage), row.view.unknown[task.need]
+        if task.need == ROWS_JSON and row.is_group:
+            assert isinstance(stage, PlannedStage)
+            found.asked(reason, row.id, stage.replicas + row.parts, row.times)
+            found.parts += row.parts * row.times
+            found.in_flight += row.in_batch * row.times
+            self.measure(stage, row, row.characters)
+            del row.view.unknown[ROWS_JSON]
+            return Unknown(reason)
+        first = self.baseline.passed_on(stage, row, task.need, reason)
+        found.asked(first, row.id, stage.replicas, row.times)
+        if isinstance(stage, LocalStage):
+            self._not_called(stage, row)
+        elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size
+            for name in stage.ancestors:
+                if name not in row.view.results:
+                    row.view.results[name] = dummy_answer(self._by_name[name])
+            self.measure(stage, row)
+        return Unknown(reason)
+
+    def _looked_up(
+        self,
+        stage: AnyStage,
+        row: ForecastRow,
+        task: Prepared | LocalCall,
+        earlier: Mapping[bytes, EarlierResult],
+        in_batch: set[bytes],
+    ) -> TaskResult | None:
+        prints, found = _prints(task), self.of(stage)
+        there = [earlier[one].value for one in prints if one in earlier]
+        if len(there) == len(prints):
+            value = there[0]
+            if isinstance(stage, PlannedStage) and len(prints) > 1:
+                value = outcome_of_vote(there, stage.vote).text
+            leaves = is_leave(stage, value)
+            found.dropped += row.times * leaves
+            found.reuse += row.times * (not leaves)
+            return Answer(Result(task.fingerprint, value), UNPARSED)
+        lacking = sum(one not in earlier and one not in in_batch for one in prints)
+        if not lacking:
+            found.in_flight += row.times
+            return Unknown(why.NOT_YET)
+        if self.baseline.never_began(stage, row):
+            row.never_began.add(stage.name)
+            return None
+        if not self._may_ask(stage, row):
+            return Parked.PARKED
+        reason = self.baseline.reason(stage, row, task.fingerprint)
+        found.asked(reason, row.id, lacking, row.times)
+        if isinstance(task, LocalCall):
+            self._not_called(stage, row)
+        else:
+            found.known += 1
+            found.different.add(task.fingerprint)
+            self.show(stage, row.id, task.request)
+        return Unknown(reason)
+
+    def _not_called(self, stage: AnyStage, row: ForecastRow) -> None:
+        """A function is taken to leave the row as it is, unless it gave lists before."""
+        row.view.set_fields(stage, row.view.data(stage))
+        if stage.index in self.baseline.listing:
+            row.lists[stage.index] = None
+        elif stage.makes == "rows":
+            self.of(stage).guess = Guess("rows", stage.name, 1.0, None)
 
 
-def _each(stage: AnyStage, made: int, in_place: int, counts: Sequence[Count]) -> float | None:
-    """How many rows came of each; `in_place` are those that a function left in their places. None: not known."""
-    if stage.makes == "groups":
-        return float(made) if made else None
-    source = source_of(stage)
-    if source is None:
-        return None
-    dropped = _tasks(counts, source, "dropped") if source == stage.name else 0
-    came = _tasks(counts, source, "done", "reused") + dropped
-    return (made + in_place) / came if came else None
-
-
-def _tasks(counts: Sequence[Count], stage: str, *outcomes: str) -> int:
-    return sum(count.tasks for count in counts if count.stage == stage and count.outcome in outcomes)
+def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:
+    """What is looked up of a task."""
+    return task.replicas if isinstance(task, Prepared) and task.replicas else (task.fingerprint,)

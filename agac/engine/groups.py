@@ -1,35 +1,38 @@
-"""Groups of rows (`group_by`): each is called once all members are there; large groups are cut into parts."""
+"""Rows that are looked at together: groups (`group_by`), called once all members are there, large ones in parts; and
+equal rows, of which the first one goes on (`dedupe`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.keys import snapshot
-from agac.core.types import Row, RowId
+from agac.core.keys import canonical, snapshot
+from agac.core.types import Outcome, Row, RowId
 from agac.engine.caller import Answer
-from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import Executor, run_workers
+from agac.engine.executor import Executor, RowSource, Walk, run_workers
+from agac.engine.invocation import InvocationContext
 from agac.engine.replay import GroupContents, array
-from agac.engine.settle import Settler
-from agac.engine.stored_rows import LevelPass, unfit
-from agac.engine.tasks import AnswerSource, Parked, Tasks
+from agac.engine.stored_rows import LevelPass
+from agac.engine.tasks import Parked, Tasks
 from agac.plan.reduce_tree import CallSize, NodeId, Tree, TreeNode
-from agac.plan.render import Preparer, RowView
-from agac.plan.stage import AnyStage, PlannedStage
+from agac.plan.render import RowView
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.levels import Level
-from agac.spec.operations import Group
+from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
-from agac.store.records import NewRow, Part
+from agac.store.records import Child, Children, NewRow, Part
 from agac.store.rows import (
+    DedupeRow,
     GroupSize,
     MadeRow,
-    PriorTask,
     State,
+    dedupe_page,
     failed_part,
     group_sizes,
     open_parts,
@@ -37,10 +40,11 @@ from agac.store.rows import (
     rows_of_keys,
 )
 
-# Groups too large for one call are cut into parts (`plan/tree`), and the parts are asked, the smallest first.
-
 RESULT_TOKENS = 500
 """What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""
+
+MAX_ROWS = 100_000
+"""Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
 
 _SIGNED = 1 << 63
 _SOME = 64
@@ -58,6 +62,19 @@ def part_id(group: RowId, node: NodeId) -> str:
     """The id of a part: the same whenever it holds the same range of the same group."""
     after = f"+{node.after}" if node.after else ""
     return f"{group}/{node.height}.{node.low:016x}.{node.high:016x}{after}"
+
+
+Unusable = Literal["failed", "incomplete", "large"]
+"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
+
+
+def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
+    """Why a group cannot be asked that has so many members, and so many more that failed."""
+    if not rows:
+        return "failed"
+    if failed and group.incomplete == "fail":
+        return "incomplete"
+    return "large" if rows > MAX_ROWS and not group.reduces else None
 
 
 class GroupCut:
@@ -84,26 +101,115 @@ class GroupCut:
             self._last = node
 
 
-class Parts:
-    """The parts of the large groups of one stage."""
+class GroupReady(NamedTuple):
+    """A group that can be asked; `top` is its node where it was cut."""
 
-    def __init__(
-        self,
-        context: InvocationContext,
-        stage: PlannedStage,
-        contents: GroupContents,
-        preparer: Preparer,
-        asker: AnswerSource,
-        tasks: Tasks,
-        settler: Settler,
-    ) -> None:
+    row: MadeRow
+    size: GroupSize
+    top: TreeNode | None
+
+
+class Groups:
+    """Asks the groups of one level, and the parts of large ones, the smallest first."""
+
+    def __init__(self, context: InvocationContext, level: Level[AnyStage], executor: Executor, tasks: Tasks) -> None:
+        stage = level.maker
+        assert isinstance(stage, PlannedStage)
         assert stage.group is not None
-        self._context, self._stage, self._contents = context, stage, contents
-        self._preparer, self._asker, self._tasks, self._settler = preparer, asker, tasks, settler
+        self._context, self._stage, self._group = context, stage, stage.group
+        self._settler, self._executor, self._tasks = context.settler, executor, tasks
+        self._pass = LevelPass(context, level)
+        database, run, _ = context.places
+        self._contents = GroupContents(database, run, context.views, context.deriver.members[stage.index])
 
-    async def cut(self, group: MadeRow) -> TreeNode:
+    async def walk(self) -> None:
+        """All groups whose members changed, or that failed, some at a time."""
+        async for rows in self._pass.rows():
+            for start in range(0, len(rows), _SOME):
+                await self._walk_some(rows[start : start + _SOME])
+
+    async def _walk_some(self, rows: Sequence[MadeRow]) -> None:
+        database, ledger, keys = self._context.places.database, self._context.ledger, [row.key for row in rows]
+        sizes, ready = await group_sizes(database, keys), []
+        for row in rows:
+            size = sizes.get(row.key)
+            if size is None:  # all of its rows are elsewhere now
+                ledger.batch.gone.append(row.key)
+            elif (one := await self._ready(row, size)) is not None:
+                ready.append(one)
+        for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
+            await self._run(self._open_parts(height), self._ask_part)
+        await self._run(self._active_rows(ready), self._executor.walk)
+
+    async def _run(self, rows: AsyncGenerator[list[ActiveRow], None], walk: Walk) -> None:
+        await self._context.ledger.durable()
+        if self._context.stop_signal.stop is None:
+            await run_workers([RowSource(rows, walk)], self._context.stop_signal, self._context.workers)
+
+    async def _ready(self, row: MadeRow, size: GroupSize) -> GroupReady | None:
+        """The group as it is asked; None where it cannot be."""
+        view, message = self._view(row, size), None
+        match unusable(self._group, size.rows, size.failed):
+            case "failed":
+                message = f"all {size.failed:,} rows of this group failed"
+            case "incomplete":
+                message = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
+            case "large":
+                message = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
+        if message is not None:
+            prior, _ = await self._context.tasks_of([row.key])
+            self._fail(self._pass.active_row(row, prior.get(row.key, {}), view), self._unfit(message))
+            return None
+        fits = self._group.fits(size.rows, size.tokens)
+        if fits and self._group.reduces:  # it may have been larger
+            self._context.ledger.batch.cut.append(row.key)
+        may_ask = self._context.work.scope.may_ask(self._stage.name)
+        if fits or not may_ask or not self._executor.does.lets_in(view, self._stage):
+            return GroupReady(row, size, None)
+        return GroupReady(row, size, await self._cut(row))
+
+    def _view(self, row: MadeRow, size: GroupSize) -> RowView:
+        """What a group sees, but for its rows."""
+        view = self._context.views.begun(row.data, None, None)
+        view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
+        return view
+
+    async def _active_rows(self, ready: Sequence[GroupReady]) -> AsyncGenerator[list[ActiveRow], None]:
+        """The groups at work, with all that their members show."""
+        prior, brought = await self._context.tasks_of([one.row.key for one in ready])
+        for made, size, top in ready:
+            row = self._pass.active_row(made, prior.get(made.key, {}), self._view(made, size))
+            row.ready = brought.get(made.key, {})
+            texts: list[str] | None = []  # of a group that is too large and not asked
+            if top is not None:
+                parts = [part_id(made.id, child) for child in top.children]
+                texts = await self._contents.of_parts(parts)
+                if texts is None and await self._contents.waits(parts):
+                    self._settler.row_parked(row, self._stage)
+                    continue
+            elif self._group.fits(size.rows, size.tokens):
+                texts = await self._contents.of_members(made.key)
+            if texts is None:
+                failed = await failed_part(self._context.places.database, made.key)
+                error = self._unfit("parts of this group have no result")
+                if failed is not None:
+                    error = RowError(ErrorType(failed[0]), f"in a part of this group: {failed[1]}")
+                self._fail(row, error)
+                continue
+            row.view.own[ROWS_JSON] = array(texts)
+            yield [row]
+
+    async def _cut(self, group: MadeRow) -> TreeNode:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
-        cut, ledger = GroupCut(self._stage, partial(self._store, group)), self._context.ledger
+        ledger = self._context.ledger
+
+        def store(node: TreeNode) -> None:
+            body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
+            data = snapshot({**body, "parts": [part_id(group.id, child) for child in node.children]})
+            part = Part(group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data)
+            ledger.batch.parts.append(part)
+
+        cut = GroupCut(self._stage, store)
         async for page in self._contents.pages(group.key):
             for one in page:
                 cut.add(one.sort + _SIGNED, one.size)
@@ -113,211 +219,152 @@ class Parts:
         await ledger.durable()
         return top
 
-    def _store(self, group: MadeRow, node: TreeNode) -> None:
-        body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
-        part_id = self.name(group, node.id)
-        below = [self.name(group, child) for child in node.children]
-        part = Part(group.key, self._stage.index, part_id, node.id.height, snapshot({**body, "parts": below}))
-        self._context.ledger.batch.parts.append(part)
-
-    def name(self, group: MadeRow, node: NodeId) -> str:
-        """The id of a part: the same whenever it holds the same range of the same group."""
-        return part_id(group.id, node)
-
-    async def ask(self, height: int) -> None:
-        """Asks all open parts of a height."""
-        await self._context.ledger.durable()
-        if self._context.stop_signal.stop is None:
-            await run_workers(self._active_rows(height), self, self._context.stop_signal, self._context.workers)
-
-    async def _active_rows(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
-        (database, run, _), after = self._context.places, 0
+    async def _open_parts(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
+        """All open parts of a height, at work. They are asked anew as the groups are that a retry opened."""
+        context = self._context
+        (database, run, _), after = context.places, 0
+        retry, opened = context.work.retry, context.opened
+        again, since = (opened.again_from, opened.since) if opened is not None else (None, 0.0)
+        if retry is not None:
+            again, since = context.again_from, retry.since
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
             keys = [part.key for part in parts]
-            prior, ready = await prior_tasks(database, keys), await self._context.ready(keys)
+            prior, ready = await context.tasks_of(keys)
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
-                view = self._context.views.begun(groups[part.group].data, None, None)
+                view = context.views.begun(groups[part.group].data, None, None)
                 texts = await self._contents.of_part(part.group, part.data)
                 if texts is not None:
                     view.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
                 new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
-                again, since = self._again()
                 yield [
                     ActiveRow(
-                        new, prior.get(part.key, {}), view=view, part=True, forced=self._context.retry is not None,
+                        new, view, prior=prior.get(part.key, {}), part=True, forced=retry is not None,
                         again_from=again, since=since, ready=ready.get(part.key, {}),
                     )
                 ]  # fmt: skip
 
-    def _again(self) -> tuple[int | None, float]:
-        """From which stage on parts are asked anew, and since when: as the groups are that a retry opened."""
-        retry, opened = self._context.retry, self._context.opened
-        if retry is not None:
-            return self._context.again_from, retry.since
-        return (None, 0.0) if opened is None else (opened.again_from, opened.since)
-
-    async def walk(self, active: ActiveRow) -> None:
+    async def _ask_part(self, row: ActiveRow) -> None:
         """Asks one part."""
-        assert active.view is not None
-        if not active.view.own:
-            below = json.loads(active.new.data)["parts"]
-            if below and await self._contents.waits(below):
-                return None
-            return self._fail(active, None, unfit(self._stage, "a part of it has no result"))
-        prepared = self._preparer.prepare(self._stage, active.view, active.new.row.id)
+        if not row.view.own:
+            below = json.loads(row.new.data)["parts"]
+            if not below or not await self._contents.waits(below):
+                self._fail(row, self._unfit("a part of it has no result"))
+            return
+        prepared = self._context.preparer.prepare(self._stage, row.view, row.new.row.id)
         if isinstance(prepared, RowError):
-            return self._fail(active, None, prepared)
-        asked = partial(self._asker.ask, active, self._stage, prepared.fingerprint, prepared.request)
-        wait = partial(self._asker.wait, active, self._stage, prepared.fingerprint)
-        answer = await self._tasks.answer(active, self._stage, prepared.fingerprint, asked, wait=wait)
-        if active.ready and answer is not Parked.PARKED:
-            self._settler.mark_batch_answers_used(active)
+            self._fail(row, prepared)
+            return
+        answer = await self._tasks.answer(row, self._stage, prepared)
+        if row.ready and answer is not Parked.PARKED:
+            self._settler.mark_batch_answers_used(row)
         if isinstance(answer, Answer):
-            self._settler.row_done(active, answer.result)
+            self._settler.row_ended(row, State.DONE, answer.result)
         elif isinstance(answer, RowError):
-            self._fail(active, prepared.fingerprint, answer)
-        return None
+            self._fail(row, answer, prepared.fingerprint)
 
-    def _fail(self, active: ActiveRow, fingerprint: bytes | None, error: RowError) -> None:
-        self._settler.task_failed(active, self._stage, fingerprint, error)
-        self._settler.row_failed(active, self._stage, error, {self._stage.index})
+    def _unfit(self, message: str) -> RowError:
+        return RowError(ErrorType.INVALID_ROW, f"stage {self._stage.name!r}: {message}")
 
-
-MAX_ROWS = 100_000
-"""Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
+    def _fail(self, row: ActiveRow, error: RowError, fingerprint: bytes | None = None) -> None:
+        self._settler.failed(row, self._stage, fingerprint, error)
+        self._settler.row_ended(row, State.FAILED, failed=(self._stage, error), settled={self._stage.index})
 
 
-Unusable = Literal["failed", "incomplete", "large"]
-"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
+PAGE = 512
+_LAST_KEY = 1 << 62
+
+Order = tuple[int, ...]
+"""Where a row stands: the position in the input of the row that it descends from, then the places of those between."""
 
 
-def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
-    """Why a group cannot be asked that has so many members, and so many more that failed."""
-    if not rows:
-        return "failed"
-    if failed and group.incomplete == "fail":
-        return "incomplete"
-    return "large" if rows > MAX_ROWS and not group.reduces else None
+class Deduplicator:
+    """Decides for one stage which rows go on, once all of them are there. What was decided before and still holds is
+    not written again."""
+
+    def __init__(self, context: InvocationContext, stage: AnyStage) -> None:
+        assert isinstance(stage, LocalStage)
+        assert isinstance(stage.operation, Dedupe)
+        self._context, self._stage = context, stage
+        self._db, self._run, _ = context.places
+        self._fields = stage.operation.body()["dedupe"]
+
+    async def decide(self) -> None:
+        """All rows that came to the stage, some hundred at a time; more than that which are alike are read twice."""
+        after = (b"", 0)
+        while self._context.stop_signal.stop is None and (page := await self._page(after)):
+            last = page[-1].hash
+            whole = page if len(page) < PAGE else [row for row in page if row.hash != last]
+            if whole:
+                alike = {digest: list(rows) for digest, rows in groupby(whole, attrgetter("hash"))}
+                orders = await self._orders([row.key for rows in alike.values() if len(rows) > 1 for row in rows])
+                firsts = {digest: _first(rows, orders) for digest, rows in alike.items()}
+                await self._write(whole, firsts)
+                after = (whole[-1].hash, _LAST_KEY)
+            else:
+                await self._decide_many(last)
+                after = (last, _LAST_KEY)
+
+    async def _page(self, after: tuple[bytes, int]) -> list[DedupeRow]:
+        return await dedupe_page(self._db, self._run, self._stage.index, after, PAGE)
+
+    async def _decide_many(self, digest: bytes) -> None:
+        """So many are alike that they are not held at once."""
+
+        async def alike() -> AsyncIterator[list[DedupeRow]]:
+            key = 0
+            while rows := [row for row in await self._page((digest, key)) if row.hash == digest]:
+                yield rows
+                key = rows[-1].key
+
+        first: tuple[Order, DedupeRow] | None = None
+        async for rows in alike():
+            orders = await self._orders([row.key for row in rows])
+            own = _first(rows, orders)
+            if first is None or orders[own.key] < first[0]:
+                first = orders[own.key], own
+        assert first is not None
+        async for rows in alike():
+            await self._write(rows, {digest: first[1]})
+
+    async def _orders(self, keys: Sequence[int]) -> dict[int, Order]:
+        """Where these rows stand."""
+        if not keys:
+            return {}
+        rows = await rows_of_keys(self._db, keys)
+        above = await self._orders(sorted({row.parent_key for row in rows.values() if row.parent_key is not None}))
+        return {
+            key: (row.ordinal or 0,) if row.parent_key is None else (*above[row.parent_key], row.place or 0)
+            for key, row in rows.items()
+        }
+
+    async def _write(self, rows: Sequence[DedupeRow], firsts: dict[bytes, DedupeRow]) -> None:
+        changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
+        prior = await prior_tasks(self._db, [row.key for row in changed])
+        settler, ledger = self._context.settler, self._context.ledger
+        for one in changed:
+            first = firsts[one.hash]
+            new = NewRow(Row(one.id, 0, {}), 0, b"", "", State(one.state), one.key, one.origin)
+            row = ActiveRow(new, self._context.preparer.view(None), prior=prior.get(one.key, {}))
+            if one.key == first.key:
+                settler.not_asked(row, self._stage, Outcome.DONE, None)
+                kept, state = [Child(one.id, one.content, "{}")], State(one.came_as)
+            else:
+                note = partial(canonical, {"dedupe": self._fields, "first": first.id, "values": {}})
+                settler.not_asked(row, self._stage, Outcome.DROPPED, note)
+                kept, state = [], State.FILTERED
+            ledger.batch.broods.append(Children(one.key, self._stage.index, kept))
+            settler.row_moved(row, one.state, state, one.result_id)
+        if changed:
+            await ledger.durable()
+
+    def _is_new(self, row: DedupeRow, first: DedupeRow) -> bool:
+        """Whether what becomes of the row is not what is stored, its note of who is first included."""
+        if row.key != first.key:
+            return row.state != State.FILTERED or self._is_new(first, first)
+        return row.state == State.FILTERED or row.child_state in (None, State.GONE) or row.child_hash != row.content
 
 
-class Ready(NamedTuple):
-    """A group that can be asked; `top` is its node where it was cut."""
-
-    row: MadeRow
-    prior: dict[int, PriorTask]
-    size: GroupSize
-    top: TreeNode | None
-
-
-class Groups:
-    """Asks the groups of one level."""
-
-    def __init__(
-        self,
-        context: InvocationContext,
-        level: Level[AnyStage],
-        executor: Executor,
-        contents: GroupContents,
-        parts: Parts,
-        settler: Settler,
-    ) -> None:
-        stage = level.maker
-        assert isinstance(stage, PlannedStage)
-        assert stage.group is not None
-        self._context, self._stage, self._group = context, stage, stage.group
-        self._rows = LevelPass(context, level)
-        self._executor, self._contents, self._parts, self._settler = executor, contents, parts, settler
-
-    async def walk(self) -> None:
-        """All groups whose members changed, or that failed, some at a time."""
-        async for rows in self._rows.rows():
-            for start in range(0, len(rows), _SOME):
-                await self._some(rows[start : start + _SOME])
-
-    async def _some(self, rows: Sequence[MadeRow]) -> None:
-        database, keys = self._context.places.database, [row.key for row in rows]
-        sizes, prior = await group_sizes(database, keys), await prior_tasks(database, keys)
-        ready = []
-        for row in rows:
-            size = sizes.get(row.key)
-            if size is None:  # all of its rows are elsewhere now
-                self._context.ledger.batch.gone.append(row.key)
-            elif (one := await self._ready(row, size, prior.get(row.key, {}))) is not None:
-                ready.append(one)
-        for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
-            await self._parts.ask(height)
-        await self._context.ledger.durable()
-        if self._context.stop_signal.stop is None:
-            await run_workers(
-                self._active_rows(ready), self._executor, self._context.stop_signal, self._context.workers
-            )
-
-    async def _ready(self, row: MadeRow, size: GroupSize, prior: dict[int, PriorTask]) -> Ready | None:
-        """The group as it is asked; None where it cannot be."""
-        view, error = self._view(row, size), self._error(size)
-        if error is not None:
-            self._fail(self._rows.flight(row, prior, view), error)
-            return None
-        may_ask = self._context.scope.may_ask(self._stage.name)
-        if self._fits(size) and self._group.reduces:  # it may have been larger
-            self._context.ledger.batch.cut.append(row.key)
-        if self._fits(size) or not may_ask or not self._executor.does.lets_in(view, self._stage):
-            return Ready(row, prior, size, None)
-        return Ready(row, prior, size, await self._parts.cut(row))
-
-    def _view(self, row: MadeRow, size: GroupSize) -> RowView:
-        """What a group sees, but for its rows."""
-        view = self._context.views.begun(row.data, None, None)
-        view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
-        return view
-
-    def _error(self, size: GroupSize) -> RowError | None:
-        """Why the group cannot be asked."""
-        match unusable(self._group, size.rows, size.failed):
-            case "failed":
-                return unfit(self._stage, f"all {size.failed:,} rows of this group failed")
-            case "incomplete":
-                text = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
-                return unfit(self._stage, text)
-            case "large":
-                text = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
-                return unfit(self._stage, text)
-        return None
-
-    def _fits(self, size: GroupSize) -> bool:
-        """Whether one call holds all of the group."""
-        return self._group.fits(size.rows, size.tokens)
-
-    def _fail(self, active: ActiveRow, error: RowError) -> None:
-        self._settler.task_failed(active, self._stage, None, error)
-        self._settler.row_failed(active, self._stage, error, {self._stage.index})
-
-    async def _active_rows(self, ready: Sequence[Ready]) -> AsyncGenerator[list[ActiveRow], None]:
-        ready_tasks = await self._context.ready([one.row.key for one in ready])
-        for row, prior, size, top in ready:
-            view = self._view(row, size)
-            active = self._rows.flight(row, prior, view)
-            active.ready = ready_tasks.get(row.key, {})
-            texts: list[str] | None = []  # of a group that is too large and not asked
-            if top is not None:
-                parts = [self._parts.name(row, child) for child in top.children]
-                texts = await self._contents.of_parts(parts)
-                if texts is None and await self._contents.waits(parts):
-                    self._settler.row_parked(active, self._stage)
-                    continue
-            elif self._fits(size):
-                texts = await self._contents.of_members(row.key)
-            if texts is None:
-                self._fail(active, await self._failed_part(row))
-                continue
-            view.own[ROWS_JSON] = array(texts)
-            yield [active]
-
-    async def _failed_part(self, row: MadeRow) -> RowError:
-        failed = await failed_part(self._context.places.database, row.key)
-        if failed is None:
-            return unfit(self._stage, "parts of this group have no result")
-        kind, message, _ = failed
-        return RowError(ErrorType(kind), f"in a part of this group: {message}")
+def _first(rows: Sequence[DedupeRow], orders: dict[int, Order]) -> DedupeRow:
+    return rows[0] if len(rows) == 1 else min(rows, key=lambda row: orders[row.key])

@@ -6,15 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Outcome, Row, RowId
-from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.invocation import InvocationRef
+from agac.engine.invocation import InvocationContext, InvocationRef
 from agac.engine.retry_policy import is_left
 from agac.spec.workflow import OnDuplicateId
+from agac.store.db import Database
 from agac.store.records import PRESENT, NewRow, RowChange
 from agac.store.rows import (
     OUTCOME_OF,
@@ -87,7 +88,11 @@ class RowMatcher:
         wanted = Counter(new.row.id for new in chunk)
         unknown = [row_id for row_id in wanted if row_id not in self._often]
         stored = await rows_by_id(self._db, self._run, unknown) if unknown else {}
-        self._met = {row_id: self._met_among(stored.get(row_id, [])) for row_id in unknown}
+        self._met = {}
+        for row_id in unknown:
+            rows = stored.get(row_id, [])
+            placed = [old.ordinal or 0 for old in rows if self.is_placed(old)]
+            self._met[row_id] = IdMatch(len(placed), min(placed, default=0), self._free(rows))
         for row_id in wanted.keys() - self._met.keys():
             count, first = self._often[row_id]
             rows = await rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
@@ -117,10 +122,6 @@ class RowMatcher:
 
     def _free(self, rows: list[StoredRow]) -> dict[int, StoredRow]:
         return {old.occurrence: old for old in rows if not self.is_placed(old)}
-
-    def _met_among(self, rows: list[StoredRow]) -> IdMatch:
-        placed = [old.ordinal or 0 for old in rows if self.is_placed(old)]
-        return IdMatch(len(placed), min(placed, default=0), self._free(rows))
 
     def _judge(self, new: NewRow, repetition: int, first: int) -> None:
         """What becomes of a row whose id was met before, or (under `last`) will be met again."""
@@ -152,35 +153,28 @@ class RowMatcher:
                 number += 1
                 rows = stored.get(name, [])
                 if not self._taken[name] and not any(self.is_placed(old) for old in rows):
-                    self._number(row_id, number)
+                    if len(self._numbers) >= KEPT_IDS:
+                        self._numbers.clear()
+                    self._numbers[row_id] = number
                     self._taken[name] += 1
                     new.row = new.row._replace(id=name)
                     return next((old for old in rows if old.occurrence == 0), None)
 
-    def _number(self, row_id: RowId, number: int) -> None:
-        if len(self._numbers) >= KEPT_IDS:
-            self._numbers.clear()
-        self._numbers[row_id] = number
 
-
-# Rows of the input meet the rows of the store: what is unchanged is passed over, everything else takes off.
-#
-# Two roads. While the input stands as it is stored (same ids at the same positions), a range of positions is read and
-# compared, and nothing is written: this is how a finished run is run again. From the first chunk on that differs (new
+# Two ways to compare. While the input stands as it is stored (same ids at the same positions), a range of positions is
+# read and compared, and nothing is written: so a finished run is run again. From the first chunk on that differs (new
 # rows, moved rows, other ids), rows are found by their ids, and each is marked as seen in this pass; what was not
 # seen at the end has left the input.
 #
 # A pass may be killed anywhere: rows that moved may then share a position with rows not met yet. The next pass finds
-# more rows than positions there, takes the second road, and puts it right.
+# more rows than positions there, goes the second way, and puts it right.
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
 
-
 _ENDED = WALKED | {State.DROPPED}
 """Ends after which an unchanged row needs nothing."""
-
 
 NEVER = 1 << 62
 """A position beyond every input."""
@@ -190,14 +184,12 @@ class InputRows:
     """One pass over the input. Iterate `active_rows`, then call `finish` when all of it was read."""
 
     def __init__(self, context: InvocationContext) -> None:
-        self._batch_waits, self._stages, self._opened = context.batch_waits, context.plan.stages, context.opened
-        self._scope, self._cutoffs, self._stops = context.scope, context.cutoffs, context.stops
+        self._context, self._ledger, self._settler = context, context.ledger, context.settler
         self._db, self._run, self._event = context.places
-        self._ledger, self._settler = context.ledger, context.settler
-        self._stop_signal, self._totals = context.stop_signal, context.totals
+        self._totals = context.totals
         self._numbered = context.plan.input.id_field is None  # ids are positions, so that none can come twice
         self._on_duplicate = "error" if self._numbered else context.plan.input.on_duplicate_id
-        self._repeats = RowMatcher(context.places, self._on_duplicate, context.work.place)
+        self._matcher = RowMatcher(context.places, self._on_duplicate, context.work.place)
         self._last = 0
         self._stored_last = 0
 
@@ -205,7 +197,7 @@ class InputRows:
         """The rows that need work, some hundred at a time, each stored before it is given out."""
         if self._numbered:
             self._stored_last = await last_number(self._db, self._run)
-        while self._stop_signal.stop is None:
+        while self._context.stop_signal.stop is None:
             chunk = await asyncio.to_thread(read_chunk, rows)
             if not chunk:
                 self._totals.all_read = True
@@ -219,47 +211,43 @@ class InputRows:
 
     async def finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
-        moved = NEVER if self._repeats.moved_from is None else self._repeats.moved_from
-        while True:
-            leaving = await leaving_rows(
-                self._db, self._run, last=self._last, moved_from=moved, event=self._event, limit=CHUNK_ROWS
-            )
-            if not leaving:
-                return
+        moved = NEVER if self._matcher.moved_from is None else self._matcher.moved_from
+        while leaving := await leaving_rows(
+            self._db, self._run, last=self._last, moved_from=moved, event=self._event, limit=CHUNK_ROWS
+        ):
             tasks = await prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)
                 self._uncount(State(state), error_type)
-                self._count_present(-1)
-                self._settler.uncount_tasks(tasks.get(key, {}))
+                self._ledger.batch.tally(PRESENT).count -= 1
+                self._settler.count_tasks(tasks.get(key, {}), -1)
             await self._ledger.durable()
 
     async def _place(self, chunk: list[NewRow], first: int) -> list[ActiveRow]:
         """`first` is the position after the last chunk's: a sample leaves positions out, where rows may have stood."""
-        if self._repeats.moved_from is None:
+        if self._matcher.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [active for new in chunk for active in self._insert(new)]
             stored = await rows_at(self._db, self._run, first, self._last)
-            if await self._stands(chunk, stored):
+            if await self._is_as_stored(chunk, stored):
                 return await self._compare(list(zip(chunk, stored, strict=True)))
-            self._repeats.moved_from = first
+            self._matcher.moved_from = first
         return await self._by_id(chunk)
 
-    async def _stands(self, chunk: list[NewRow], stored: list[StoredRow]) -> bool:
+    async def _is_as_stored(self, chunk: list[NewRow], stored: list[StoredRow]) -> bool:
         """Whether the store holds just these ids at just these positions, so that repetitions are what they were."""
         if len(chunk) != len(stored):
             return False
-        last = await self._repeats.last_positions(chunk)
-        return all(self._is_at_home(new, old, last) for new, old in zip(chunk, stored, strict=True))
-
-    def _is_at_home(self, new: NewRow, old: StoredRow, last: dict[RowId, int]) -> bool:
-        row = new.row
-        if row.ordinal != old.ordinal or not (row.id == old.id or self._is_suffixed(new, old)):
-            return False
-        return not last or (last.get(row.id) == row.ordinal) == (old.occurrence == 0)
-
-    def _is_suffixed(self, new: NewRow, old: StoredRow) -> bool:
-        return self._on_duplicate == "suffix" and new.hash == old.hash and str(old.id).startswith(f"{new.row.id}#")
+        last = await self._matcher.last_positions(chunk)
+        for new, old in zip(chunk, stored, strict=True):
+            row, suffixed = new.row, False
+            if self._on_duplicate == "suffix":
+                suffixed = new.hash == old.hash and str(old.id).startswith(f"{row.id}#")
+            if row.ordinal != old.ordinal or not (row.id == old.id or suffixed):
+                return False
+            if last and (last.get(row.id) == row.ordinal) != (old.occurrence == 0):
+                return False
+        return True
 
     async def _compare(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
         """Rows at their places: what is done and unchanged is passed over."""
@@ -270,58 +258,58 @@ class InputRows:
                 self._totals.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
-            if old.occurrence:  # it repeats the id that it repeated before
-                self._judge_again(new, old)
+            if old.occurrence and self._on_duplicate == "error":  # it repeats the id that it repeated before
+                error = RowError(ErrorType.DUPLICATE_ID, old.error_message or "")
+                new.row, new.state = new.row._replace(error=error), State.FAILED
+            elif old.occurrence:
+                new.state = State.DROPPED
             open_pairs.append((new, old))
         return await self._reopen(open_pairs)
 
     async def _aged(self, rows: list[StoredRow]) -> set[int]:
         """Which done rows have a result that is too old for its stage (`max_age`)."""
-        if not self._cutoffs:
+        if not self._context.cutoffs:
             return set()
-        return await aged_rows(self._db, [old.key for old in rows if old.state in WALKED], self._cutoffs)
-
-    def _judge_again(self, new: NewRow, old: StoredRow) -> None:
-        if self._on_duplicate == "error":
-            error = RowError(ErrorType.DUPLICATE_ID, old.error_message or "")
-            new.row, new.state = new.row._replace(error=error), State.FAILED
-        else:
-            new.state = State.DROPPED
+        return await aged_rows(self._db, [old.key for old in rows if old.state in WALKED], self._context.cutoffs)
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
         """Stored rows that changed, failed or never came to their end."""
         if not pairs:
             return []
         keys = [old.key for _, old in pairs]
-        prior, ready = await prior_tasks(self._db, keys), await self._batch_waits.ready(keys)
-        waiting = await self._batch_waits.merely_waiting(keys, ready)
+        prior, ready = await self._context.tasks_of(keys)
+        waiting = await self._context.merely_waiting(keys)
         aged = await self._aged([old for _, old in pairs])
         active_rows = []
         for new, old in pairs:
             new.key, tasks = old.key, prior.get(old.key, {})
+            same, was_open = new.hash == old.hash, old.state == State.PENDING
             if old.ordinal is None:
-                self._settler.recount_tasks(tasks)
-            if old.key not in aged and self._left_as_it_is(new, old, tasks):
+                self._settler.count_tasks(tasks, 1)
+            if same and old.key not in aged and self._left_as_it_is(new, old, tasks):
                 self._totals.unchanged += 1
                 continue
-            self._change(new, old)
-            if new.state is State.PENDING:
-                active = ActiveRow(new, tasks, known=True, ready=ready.get(old.key, {}))
-                if new.hash == old.hash and old.state == State.PENDING and old.key in waiting:
-                    self._settler.row_parked(active, self._stages[waiting[old.key]])
-                    continue
-                if self._opened is not None and old.state == State.PENDING and old.seen >= self._opened.first:
-                    active.forced, active.again_from = True, self._opened.again_from
-                    active.since = self._opened.since
-                active_rows.append(active)
-                if new.hash == old.hash:
-                    self._settler.reopen_row(active, old)
+            self._uncount(State(old.state), old.error_type)
+            self._count(new)
+            if not same or new.state != old.state or new.state is not State.PENDING:
+                change = RowChange(old.key, new.row.ordinal, new.hash, new.data, new.state, new.row.error)
+                self._ledger.batch.changes.append(change)
+            if new.state is not State.PENDING:
+                continue
+            active = self._active(new)
+            active.prior, active.known, active.ready = tasks, True, ready.get(old.key, {})
+            if same and was_open and old.key in waiting:
+                self._settler.row_parked(active, self._context.plan.stages[waiting[old.key]])
+                continue
+            if was_open:
+                self._context.go_on_as_retry(active, old.seen)
+            active_rows.append(active)
+            if same:
+                self._settler.reopen_row(active, old)
         return active_rows
 
     def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: dict[int, PriorTask]) -> bool:
         """Whether an unchanged row is not tried again: done, unusable as before, or refused often enough."""
-        if new.hash != old.hash:
-            return False
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
             return new.state == old.state and message == old.error_message
@@ -329,50 +317,39 @@ class InputRows:
             return True
         if old.state != State.FAILED or old.error_stage is None:
             return False
-        left = not self._scope.tries_again(old.error_stage) or any(is_left(task) for task in tasks.values())
+        tried = self._context.work.scope.tries_again(old.error_stage)
+        left = not tried or any(is_left(task) for task in tasks.values())
         self._totals.left_failed += left
         return left
 
-    def _change(self, new: NewRow, old: StoredRow) -> None:
-        """Stores what the row holds now; a row that only goes on is written only when its state has to change."""
-        row = new.row
-        self._uncount(State(old.state), old.error_type)
-        self._count(new)
-        if new.hash != old.hash or new.state != old.state or new.state is not State.PENDING:
-            change = RowChange(old.key, row.ordinal, new.hash, new.data, new.state, row.error)
-            self._ledger.batch.changes.append(change)
-
     async def _by_id(self, chunk: list[NewRow]) -> list[ActiveRow]:
         """Rows wherever they stood before."""
-        await self._repeats.look_up(chunk)
+        await self._matcher.look_up(chunk)
         active_rows: list[ActiveRow] = []
         reopened: list[tuple[NewRow, StoredRow]] = []
         for new in chunk:
-            old = await self._repeats.place(new)
+            old = await self._matcher.place(new)
             if old is None:
                 active_rows += self._insert(new)
-            else:
-                self._place_again(new, old)
-                reopened.append((new, old))
-        self._repeats.keep()
+                continue
+            self._ledger.batch.places.append((new.row.ordinal, old.key))
+            if old.ordinal is None:  # it comes back
+                self._ledger.batch.tally(PRESENT).count += 1
+            reopened.append((new, old))
+        self._matcher.keep()
         return [*active_rows, *await self._reopen(reopened)]
 
-    def _place_again(self, new: NewRow, old: StoredRow) -> None:
-        self._ledger.batch.places.append((new.row.ordinal, old.key))
-        if old.ordinal is None:  # it comes back
-            self._count_present(1)
-
-    def _count_present(self, change: int) -> None:
-        self._ledger.batch.tally(PRESENT).count += change
+    def _active(self, new: NewRow) -> ActiveRow:
+        return ActiveRow(new, self._context.preparer.view(new.row.data))
 
     def _insert(self, new: NewRow) -> list[ActiveRow]:
         self._ledger.batch.inserts.append(new)
-        self._count_present(1)
+        self._ledger.batch.tally(PRESENT).count += 1
         self._count(new)
-        return [ActiveRow(new)] if new.state is State.PENDING else []
+        return [self._active(new)] if new.state is State.PENDING else []
 
     def _count(self, new: NewRow) -> None:
-        """Counts a row that is settled before it takes off."""
+        """Counts a row that is settled before it is worked on."""
         error = new.row.error
         if new.state is State.DROPPED:
             self._ledger.batch.tally(("", Outcome.DROPPED.value, "", "")).count += 1
@@ -381,7 +358,7 @@ class InputRows:
             self._ledger.batch.tally(("", Outcome.FAILED.value, error.type.value, "")).count += 1
             self._totals.rows_failed += 1
             self._totals.unusable += 1
-            self._stops.row_failed()
+            self._context.stops.row_failed()
             self._totals.last_error = (error, new.row.id)
 
     def _uncount(self, state: State, error_type: str | None) -> None:
@@ -406,20 +383,14 @@ def read_chunk(rows: Iterator[Row]) -> list[NewRow]:
     return chunk
 
 
-async def scan_ids(places: InvocationRef, rows: Iterator[Row]) -> None:
+async def scan_ids(database: Database, rows: Iterator[Row]) -> None:
     """Reads the whole input once for `on_duplicate_id: last`, which has to know where each id comes last."""
-    await scan_positions(places.database, _id_chunks(rows))
 
+    def some_ids() -> list[tuple[RowId, int]]:
+        return [(row.id, row.ordinal) for row in islice(rows, 10 * CHUNK_ROWS)]
 
-async def _id_chunks(rows: Iterator[Row]) -> AsyncIterator[list[tuple[RowId, int]]]:
-    while chunk := await asyncio.to_thread(_some_ids, rows):
-        yield chunk
+    async def chunks() -> AsyncIterator[list[tuple[RowId, int]]]:
+        while chunk := await asyncio.to_thread(some_ids):
+            yield chunk
 
-
-def _some_ids(rows: Iterator[Row]) -> list[tuple[RowId, int]]:
-    found = []
-    for row in rows:
-        found.append((row.id, row.ordinal))
-        if len(found) == 10 * CHUNK_ROWS:
-            break
-    return found
+    await scan_positions(database, chunks())

@@ -1,23 +1,36 @@
-"""What an invocation works on: plan, clocks, the stages and rows that it may run, and what it has done so far."""
+"""What an invocation works on, what it may run, and what its parts share."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.core.errors import RowError
 from agac.core.redact import Redactor
-from agac.core.types import Outcome, Row, RowId
+from agac.core.types import Row, RowId
+from agac.engine.budget import BudgetLimiter
+from agac.engine.derived_rows import RowDeriver
+from agac.engine.effects import ActiveRow
+from agac.engine.replay import RowViews
+from agac.engine.settle import Settler, Totals
+from agac.engine.stop_rules import StopRules, StopSignal
 from agac.plan.plan import Plan
+from agac.plan.render import Preparer
+from agac.plan.stage import AnyStage
 from agac.providers.batch import BatchApi
 from agac.providers.provider import Provider
-from agac.store.batches import BatchRecord
+from agac.spec.levels import Levels, levels_of
+from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
+from agac.store.rows import PriorTask, prior_tasks
+from agac.store.writer import Ledger
+
+ENROLLING_WORKERS = 256
+"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,21 @@ class Retry:
         """Whether an earlier retry chose the same rows and stages."""
         own = self.filters()
         return all(filters.get(key) == own[key] for key in own if key not in ("since", "run"))
+
+    def chooses_made(
+        self, row_id: RowId, error_stage: str | None, error_type: str | None, *, failed: bool, again: bool
+    ) -> bool:
+        """Whether a row that a stage made is taken up again: it, or the row that it was made of, was named; it failed
+        so, or (`again`) its stages are run again."""
+        if self.rows and not any(row_id == one or str(row_id).startswith(f"{one}/") for one in self.rows):
+            return False
+        if not failed:
+            return again and self.stage is None and self.error is None
+        return self.stage in (None, error_stage) and self.error in (None, error_type)
+
+    def position(self, plan: Plan) -> int | None:
+        """The position of `from_stage`."""
+        return next((stage.index for stage in plan.stages if stage.name == self.from_stage), None)
 
 
 class ReopenedRows(NamedTuple):
@@ -133,84 +161,75 @@ class Work:
     batching: Batching
 
 
-@dataclass(slots=True)
-class StageTotals:
-    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
-    the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now.
+@dataclass(frozen=True)
+class InvocationContext:
+    """What the parts of one invocation share.
 
-    `cost` is in USD, of the calls whose price is known; `unpriced` and `simulated` count calls.
+    `views` puts together what stored rows show of themselves. `cutoffs`: from when on results are taken, for the stages
+    that say so, by position. `again_from`: the position of the stage from which on a retry runs everything again;
+    `opened`: how to go on with rows that a retry opened and left. `batched`: rows of the workflow may wait for batches.
     """
 
-    done: int = 0
-    reused: int = 0
-    failed: int = 0
-    skipped: int = 0
-    dropped: int = 0
-    parked: int = 0
-    in_flight: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
-    simulated: int = 0
-    last_error: tuple[RowError, RowId] | None = None
+    work: Work
+    places: InvocationRef
+    ledger: Ledger
+    stop_signal: StopSignal
+    totals: Totals
+    stops: StopRules
+    settler: Settler
+    budgets: BudgetLimiter | None
+    views: RowViews
+    cutoffs: Mapping[int, float]
+    opened: ReopenedRows | None
+    batched: bool
 
-    @property
-    def settled(self) -> int:
-        """Tasks that have an outcome."""
-        return self.done + self.reused + self.failed + self.skipped + self.dropped
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan that is at work."""
+        return self.work.plan
 
+    @cached_property
+    def again_from(self) -> int | None:
+        """The position of the stage from which on a retry runs everything again."""
+        return self.work.retry.position(self.plan) if self.work.retry else None
 
-@dataclass(slots=True)
-class Totals:
-    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
-    through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
-    stay open at a stage that was not to be asked (of rows that stages made: `made`, `made_parked`);
-    `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
+    @cached_property
+    def levels(self) -> Levels[AnyStage]:
+        """The rows that walk alike."""
+        return levels_of(self.plan.stages)
 
-    `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
-    `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
-    rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
-    `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer.
-    """
+    @cached_property
+    def preparer(self) -> Preparer:
+        """Makes the views of rows and the requests of tasks."""
+        return Preparer(self.plan.stages, self.plan.vars, self.places.run)
 
-    stages: dict[str, StageTotals] = field(default_factory=dict)
-    expected: int | None = None
-    all_read: bool = False
-    unusable: int = 0
-    seen: int = 0
-    unchanged: int = 0
-    rows_done: int = 0
-    rows_failed: int = 0
-    rows_skipped: int = 0
-    rows_filtered: int = 0
-    rows_dropped: int = 0
-    left_failed: int = 0
-    failed_for_good: int = 0
-    rows_parked: int = 0
-    made: Counter[Outcome] = field(default_factory=Counter)
-    made_parked: int = 0
-    tasks_done: int = 0
-    tasks_reused: int = 0
-    collapsed: int = 0
-    calls: int = 0
-    retries: int = 0
-    repairs: int = 0
-    fallbacks: int = 0
-    ambiguous: int = 0
-    given_up: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
-    simulated: int = 0
-    waiting_for: RowError | None = None
-    last_error: tuple[RowError, RowId] | None = None
+    @cached_property
+    def deriver(self) -> RowDeriver:
+        """What the stages make of rows."""
+        return RowDeriver(self.levels, self.plan.output.stages)
 
-    @property
-    def settled(self) -> int:
-        """Rows of the input that need nothing more in this invocation."""
-        walked = self.rows_done + self.rows_skipped + self.rows_filtered
-        return self.unchanged + walked + self.rows_failed + self.rows_dropped + self.rows_parked
+    @cached_property
+    def workers(self) -> int:
+        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
+        batched = any(stage.run_mode == "batch" for stage in self.plan.asking)
+        return max(self.plan.concurrency, ENROLLING_WORKERS) if batched else self.plan.concurrency
 
-    def stage(self, name: str) -> StageTotals:
-        """The counts of a stage."""
-        return self.stages.setdefault(name, StageTotals())
+    async def tasks_of(self, keys: Sequence[int]) -> tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]:
+        """What became of these rows' tasks earlier in this run, and what batches brought for them since they were last
+        walked, by the rows' keys."""
+        database = self.places.database
+        return await prior_tasks(database, keys), await ready_tasks(database, keys) if self.batched and keys else {}
+
+    async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
+        """Those of these rows that need not be walked, since all there is to do for them is in batches; with the stage
+        at which they wait."""
+        if not self.batched or not keys:
+            return {}
+        ready = await ready_tasks(self.places.database, keys)
+        waiting = await waiting_rows(self.places.database, keys)
+        return {key: stage for key, stage in waiting.items() if key not in ready}
+
+    def go_on_as_retry(self, row: ActiveRow, seen: int) -> None:
+        """An open row that a retry opened, in the invocation `seen` or before, is finished as that would have done."""
+        if self.opened is not None and seen >= self.opened.first:
+            row.forced, row.again_from, row.since = not row.resumed, self.opened.again_from, self.opened.since

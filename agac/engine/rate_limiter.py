@@ -46,21 +46,16 @@ class QuotaBucket:
 class HeaderQuota:
     """How far a lane may go until the next headers come."""
 
-    __slots__ = ("_at", "_requests", "_tokens", "_until", "ceiling")
+    __slots__ = ("_at", "_tokens", "_until", "ceiling", "requests")
 
     def __init__(self) -> None:
-        self._requests, self._tokens = QuotaBucket(), QuotaBucket()
+        self.requests, self._tokens = QuotaBucket(), QuotaBucket()
         self.ceiling: float = math.inf
         self._at = self._until = 0.0
 
-    @property
-    def refills(self) -> bool:
-        """Whether requests come back one by one."""
-        return self._requests.unit > 0
-
     def opens(self, number: int) -> float:
         """The moment from which on call `number`, one above the ceiling, may be sent."""
-        unit = self._requests.unit
+        unit = self.requests.unit
         return min(self._until, self._at + (number - self.ceiling) * unit) if unit else self._until
 
     def read(self, number: int, sent_at: float, now: float, tokens: int, rates: RateState) -> float:
@@ -73,13 +68,10 @@ class HeaderQuota:
         opens = 0.0
         left, reset = rates.remaining_requests, rates.reset_requests
         if left is not None and reset:
-            self._requests.read(left, reset)
+            self.requests.read(left, reset)
             if sent_at + reset > now:
-                self.ceiling, self._at, self._until = (
-                    number + left,
-                    sent_at,
-                    min(sent_at + reset, now + MAX_RETRY_DELAY_S),
-                )
+                self.ceiling, self._at = number + left, sent_at
+                self._until = min(sent_at + reset, now + MAX_RETRY_DELAY_S)
                 opens = 0.0 if left else self.opens(number + 2)
         left, reset = rates.remaining_tokens, rates.reset_tokens
         if left is not None and reset:
@@ -94,10 +86,8 @@ class HeaderQuota:
 LATE = 0.02
 """Seconds by which a timer may wake us late without the pace losing them."""
 
-
 STEP = 0.01
 """Seconds between looks at whether more may be under way at once."""
-
 
 LONG, SAID_EVERY = 8.0, 60.0
 """Seconds: a pause that people wonder about, and how often they are told of one."""
@@ -195,7 +185,7 @@ class Lane:
         now = self._clock()
         opens = self._allowance.read(turn.number, turn.at, now, turn.tokens, rates)
         if opens > now:
-            if self._allowance.refills:
+            if self._allowance.requests.unit > 0:  # they come back one by one
                 self._adaptive.marked(turn.number, now, took=now - turn.at)
             self._pause_until(min(opens, now + MAX_RETRY_DELAY_S))
         elif self._held is WaitReason.HEADERS:
@@ -203,8 +193,12 @@ class Lane:
 
     def heard(self, turn: LanePermit, answer: Reply | Fault) -> None:
         """How the call ended."""
-        if isinstance(answer, Reply):
-            self._correct(turn, answer)
+        if isinstance(answer, Reply):  # the tokens that were really used take the place of those that were expected
+            given, made = answer.usage.input_tokens, answer.usage.output_tokens
+            if self._per_token and given is not None and made is not None:
+                self._next_token += (given + made - turn.tokens) * self._per_token
+                if self._waiting:
+                    self._serve()
             return
         now = self._clock()
         took = now - turn.at
@@ -212,14 +206,6 @@ class Lane:
             self._adaptive.refused(turn.number, now, took=took, beside=self.in_flight, delay=answer.delay)
         elif answer.kind is FaultKind.PAUSE or answer.type is ErrorType.TIMEOUT:
             self._adaptive.overloaded(turn.number, took=took, beside=self.in_flight)
-
-    def _correct(self, turn: LanePermit, reply: Reply) -> None:
-        """The tokens that were really used take the place of those that were expected."""
-        given, made = reply.usage.input_tokens, reply.usage.output_tokens
-        if self._per_token and given is not None and made is not None:
-            self._next_token += (given + made - turn.tokens) * self._per_token
-            if self._waiting:
-                self._serve()
 
     def _pause_until(self, moment: float) -> None:
         if moment > self._paused_until:
@@ -248,7 +234,12 @@ class Lane:
     def _serve(self) -> None:
         """Lets in whoever may go, and sees to it that this is called again when the next one may."""
         now = self._clock()
-        self._grow(now)
+        by_trial = self._adaptive.interval > self._per_request and self._next_call > self._next_token
+        if self._held is WaitReason.LIMIT:
+            self._adaptive.held_by_limit(now - self._held_at)
+        elif self._held is WaitReason.PACE and by_trial:  # not by a pace from agac.yml
+            self._adaptive.held_by_pace(now - self._held_at)
+        self._held_at = now
         while self._waiting:
             place, tokens = self._waiting[0]
             if place.done():  # cancelled
@@ -257,29 +248,15 @@ class Lane:
             held, until = self._holds(now)
             if held is not WaitReason.NOTHING:
                 self._held, self._held_at = held, now
-                self._wake_at(until, now)
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                if until < math.inf:
+                    self._timer = asyncio.get_running_loop().call_later(until - now, self._serve)
                 return
             self._waiting.popleft()
             place.set_result(self._start(now, tokens))
         self._held = WaitReason.NOTHING
-
-    def _grow(self, now: float) -> None:
-        if self._held is WaitReason.LIMIT:
-            self._adaptive.held_by_limit(now - self._held_at)
-        elif self._held is WaitReason.PACE and self._by_trial():
-            self._adaptive.held_by_pace(now - self._held_at)
-        self._held_at = now
-
-    def _by_trial(self) -> bool:
-        """Whether it is the pace that was found by trying, not one from agac.yml, that holds the next call back."""
-        return self._adaptive.interval > self._per_request and self._next_call > self._next_token
-
-    def _wake_at(self, moment: float, now: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if moment < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(moment - now, self._serve)
 
     def _stop(self) -> None:
         """The run stops: nobody who waits is let in any more."""
@@ -289,29 +266,26 @@ class Lane:
                 place.set_result(None)
 
 
-# Where a call waits before it comes to its lane: its stage's own bound, and that on calls that are not durable yet.
+class CallLimit:
+    """So many calls at a time, in the order of asking: those of a stage that has its own bound; and calls in flight
+    plus replies not yet durable, of which a kill can cost that many at most.
 
-
-class UncommittedCallLimit:
-    """Counts calls in flight plus replies not yet durable, and holds calls back at `limit` (twice the concurrency).
-
-    That is what a kill can cost at most.
+    (asyncio's Semaphore costs more on the way that never waits.)
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
+    def __init__(self, most: int) -> None:
+        self._free = most
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def enter_now(self) -> bool:
         """Counts one more call, unless there are too many."""
-        if self._count >= self._limit:
+        if self._free <= 0:
             return False
-        self._count += 1
+        self._free -= 1
         return True
 
     async def enter(self) -> None:
-        """Counts one more call, waiting for a commit first when there are too many."""
+        """Counts one more call, waiting for others to leave when there are too many."""
         if self.enter_now():
             return
         place = asyncio.get_running_loop().create_future()
@@ -320,51 +294,14 @@ class UncommittedCallLimit:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():  # it was counted just then
-                self.leave(1)
+                self.leave()
             raise
 
-    def leave(self, calls: int) -> None:
-        """These calls are durable now, or never left."""
-        self._count -= calls
-        while self._count < self._limit and self._waiting:
+    def leave(self, calls: int = 1) -> None:
+        """These calls are over, or durable, or were never made: who has waited longest is counted in their place."""
+        self._free += calls
+        while self._free > 0 and self._waiting:
             place = self._waiting.popleft()
             if not place.done():
                 place.set_result(None)
-                self._count += 1
-
-
-class FifoSemaphore:
-    """So many at a time, in the order of asking. (asyncio's Semaphore costs more on the way that never waits.)"""
-
-    def __init__(self, slots: int) -> None:
-        self._free = slots
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def take_now(self) -> bool:
-        """Takes a slot, unless all are taken."""
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        return True
-
-    async def take(self) -> None:
-        """Takes a slot, waiting for one when all are taken."""
-        if self.take_now():
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it was handed over just then
-                self.give()
-            raise
-
-    def give(self) -> None:
-        """Hands a slot over to the one who has waited longest, or keeps it for whoever comes."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._free += 1
+                self._free -= 1

@@ -12,7 +12,6 @@ from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint
 from agac.core.types import JSONValue, Message, Outcome, RowId
 from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
-from agac.engine.invocation import InvocationRef
 from agac.plan.render import RowView, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.levels import descent, levels_of
@@ -48,7 +47,7 @@ from agac.store.rows import members as some_members
 
 
 class RowViews:
-    """Puts sights together, for rows that came to their end, and for those made of them. Of results those are read
+    """Puts row views together, for rows that came to their end, and for those made of them. Of results those are read
     that some stage can see, and the `wanted` ones."""
 
     def __init__(
@@ -95,9 +94,8 @@ class RowViews:
 class GroupContents:
     """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
 
-    def __init__(self, places: InvocationRef, views: RowViews, member: MemberView, origin: int) -> None:
-        self._db, self._run, _ = places
-        self._views, self._member, self._origin = views, member, origin
+    def __init__(self, database: Database, run: int, views: RowViews, member: MemberView) -> None:
+        self._db, self._run, self._views, self._member = database, run, views, member
 
     async def of_members(
         self, group: int, *, low: int = FIRST, high: int = LAST, after: int = 0, rows: int | None = None
@@ -133,12 +131,12 @@ class GroupContents:
 
     async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
         """What these parts came to, in their order: JSON texts; None where one of them has no result."""
-        values = await part_values(self._db, self._run, self._origin, ids)
+        values = await part_values(self._db, self._run, self._member.index, ids)
         return [values[one] for one in ids] if len(values) == len(ids) else None
 
     async def waits(self, ids: Sequence[str]) -> bool:
         """Whether one of these parts has no end yet: it waits for a batch."""
-        return await any_open_part(self._db, self._run, self._origin, ids)
+        return await any_open_part(self._db, self._run, self._member.index, ids)
 
 
 def array(texts: Sequence[str]) -> str:
@@ -166,7 +164,7 @@ class RowHistory:
         tasks = {task.stage: task for task in found if not task.replica}
         replicas = {(task.stage, task.replica): task for task in found if task.replica}
         in_batches = await batched_tasks(database, row.key)
-        return RowHistory(run, stages, row, tasks, replicas, in_batches, await _replay(database, run, stages, row))
+        return RowHistory(run, stages, row, tasks, replicas, in_batches, await _first_view(database, run, stages, row))
 
     @property
     def own(self) -> frozenset[int]:
@@ -176,7 +174,8 @@ class RowHistory:
     @property
     def lists(self) -> list[str]:
         """The stages whose functions gave a list of rows in the place of this one."""
-        return [self.stages[index].name for index, task in self.tasks.items() if _is_list(self.stages[index], task)]
+        gave = ((self.stages[index], task.value) for index, task in self.tasks.items())
+        return [one.name for one, text in gave if one.makes == "rows" and text and isinstance(json.loads(text), list)]
 
     def outcome(self, stage: RecordedStage) -> str | None:
         """What became of the row at a stage; None: nothing yet."""
@@ -196,12 +195,7 @@ class RowHistory:
         ]
 
 
-def _is_list(stage: RecordedStage, task: TaskRecord) -> bool:
-    """Whether a function gave a list of rows in the place of a row."""
-    return stage.makes == "rows" and task.value is not None and isinstance(json.loads(task.value), list)
-
-
-async def _replay(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowReplay:
+async def _first_view(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowReplay:
     """The row as its first stage saw it."""
     views = RowViews(stages, stages[0].variables, database)
     own = frozenset(stage.name for stage in levels_of(stages).by_origin[row.origin].stages)
@@ -212,32 +206,26 @@ async def _replay(database: Database, run: int, stages: Sequence[RecordedStage],
         assert row.parent_key is not None
         parents = await views.ended([row.parent_key])
         return RowReplay(views, views.begun(row.data, row.origin, parents[row.parent_key]), own)
-    member = MemberView.of(maker, {stage.name: stage for stage in stages})
-    contents = GroupContents(InvocationRef(database, run, 0), views, member, maker.index)
-    group, texts = row, None
+    contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
+    group, size = row, GroupSize(0, 0, 0)
     if row.parent_key is not None:
         (group,) = await rows_above(database, row.key)
         texts = await contents.of_part(group.key, row.data)
         size = GroupSize(len(texts or ()), 0, 0)
     else:
-        size = (await group_sizes(database, [row.key])).get(row.key, GroupSize(0, 0, 0))
+        size = (await group_sizes(database, [row.key])).get(row.key, size)
         if maker.group.fits(size.rows, size.tokens):
             texts = await contents.of_members(row.key)
-        else:
-            texts = await contents.of_parts(await _highest_parts(database, row.key))
+        else:  # its parts that are parts of no other one, in the order of what they hold
+            bodies = {str(part.id): json.loads(part.data) for part in await parts_of(database, row.key)}
+            below = {name for body in bodies.values() for name in body["parts"]}
+            highest = [(body["low"], body["after"], name) for name, body in bodies.items() if name not in below]
+            texts = await contents.of_parts([name for _, _, name in sorted(highest)])
     view = views.begun(group.data, None, None)
     view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
     if texts is not None:
         view.own[ROWS_JSON] = array(texts)
     return RowReplay(views, view, own)
-
-
-async def _highest_parts(database: Database, group: int) -> list[str]:
-    """The parts of a large group that are parts of no other one, in the order of what they hold."""
-    bodies = {part.id: json.loads(part.data) for part in await parts_of(database, group)}
-    below = {name for body in bodies.values() for name in body["parts"]}
-    highest = [(body["low"], body["after"], str(name)) for name, body in bodies.items() if name not in below]
-    return [name for _, _, name in sorted(highest)]
 
 
 class RowReplay:
@@ -276,28 +264,21 @@ class RowReplay:
         return local_fingerprint(definition_hash(stage.operation.body()), self._view.function_input(stage))
 
 
-Results = Mapping[tuple[int, int], StageResult]
-"""What came of stages, by a row's key and a stage's position."""
-
-_NOTHING = StageResult(None, skipped=False)
-
-
 class FinalRows:
     """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
     fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
     not only where they failed."""
 
     def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
-        self._stages = recorded_stages(definition)
-        self._rows_of = {stage.name: stage.rows_of for stage in self._stages}
+        self._stages = stages = recorded_stages(definition)
+        self._rows_of = {stage.name: stage.rows_of for stage in stages}
         self._vars = definition["vars"]
-        self._ends = [self._stages[position] for position in ends_of(definition)]
-        position = written_of(definition)
-        self.path = descent(self._stages, None if position is None else self._stages[position])
-        first = self._ends[0]
+        self._ends = [stages[position] for position in ends_of(definition)]
+        position, first = written_of(definition), self._ends[0]
+        self._path = descent(stages, None if position is None else stages[position])
         self._last = first.name if first.changes_rows else first.rows_of
         self._made_again = any(not end.is_kept for end in self._ends)
-        own = levels_of(self._stages).by_origin[position].stages
+        own = levels_of(stages).by_origin[position].stages
         elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
         self._joins = len(self._ends) > 1 or self._made_again or elsewhere
         self._formed, self._inputs = formed and self._last is not None, inputs or formed
@@ -306,26 +287,26 @@ class FinalRows:
         """All rows that are written, in order, some hundred at a time, and those that failed before they came to be."""
         views = self._views(database)
         async for rows in self._written(database, run).rows():
-            yield await self._wholes(database, views, rows)
+            yield await self._with_results(database, views, rows)
 
     async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
         """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
-        views, levels = self._views(database), levels_of(self._stages)
-        met = self._written(database, run).met
+        views, met = self._views(database), self._written(database, run).met
         failed = {count.origin for count in await made_counts(database, run) if count.state == State.FAILED}
-        for level in levels.all:
-            if level.origin in met or not (level.origin is None or level.origin in failed):
-                continue
-            async for rows in failed_rows(database, run, level.origin):
-                yield await self._wholes(database, views, rows)
+        for level in levels_of(self._stages).all:
+            if level.origin not in met and (level.origin is None or level.origin in failed):
+                async for rows in failed_rows(database, run, level.origin):
+                    yield await self._with_results(database, views, rows)
 
     def _written(self, database: Database, run: int) -> WrittenRows:
-        return WrittenRows(database, run, self._stages, self.path, [end.name for end in self._ends])
+        return WrittenRows(database, run, self._stages, self._path, [end.name for end in self._ends])
 
     def _views(self, database: Database) -> RowViews:
         return RowViews(self._stages, self._vars, database, wanted=[end.name for end in self._ends])
 
-    async def _wholes(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:
+    async def _with_results(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:
+        """The rows with the results of their ends and, where that is wanted, their fields in the end. Results of
+        several stages are joined in one object; one that was skipped is null in it."""
         wanted = self._inputs or self._joins
         made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
         if not (self._joins or self._formed or made):
@@ -333,25 +314,23 @@ class FinalRows:
         keys = [row.key for row in rows]
         results = await results_of_rows(database, keys) if self._joins else {}
         row_views = await views.ended(keys if self._formed or self._made_again else made)
-        return [self._whole(row, results, row_views.get(row.key)) for row in rows]
+        found = []
+        for row in rows:
+            view, value, form, data = row_views.get(row.key), row.value, row.form, row.data
+            if self._joins and row.state == State.DONE:
+                texts = [self._text(end, results.get((row.key, end.index)), view) for end in self._ends]
+                named = (f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True))
+                value = texts[0] if len(texts) == 1 else f"{{{','.join(named)}}}"
+            if view is not None and (self._formed or row.made):
+                form = self._nearest(view, self._last)
+                if row.made and (self._inputs or row.state == State.FAILED):
+                    data = snapshot(form)
+            found.append(row._replace(value=value, form=form, data=data))
+        return found
 
-    def _whole(self, row: ExportRow, results: Results, view: RowView | None) -> ExportRow:
-        value = self._joined(row, results, view) if self._joins and row.state == State.DONE else row.value
-        if view is None or not (self._formed or row.made):
-            return row._replace(value=value)
-        form = self._nearest(view, self._last)
-        shown = row.made and (self._inputs or row.state == State.FAILED)
-        return row._replace(value=value, form=form, data=snapshot(form) if shown else row.data)
-
-    def _joined(self, row: ExportRow, results: Results, view: RowView | None) -> str:
-        """The result of one stage, or an object of those of several; one that was skipped is null in it."""
-        texts = [self._text(row, end, results, view) for end in self._ends]
-        if len(texts) == 1:
-            return texts[0]
-        return f"{{{','.join(f'{snapshot(end.name)}:{text}' for end, text in zip(self._ends, texts, strict=True))}}}"
-
-    def _text(self, row: ExportRow, end: RecordedStage, results: Results, view: RowView | None) -> str:
-        value, skipped = results.get((row.key, end.index), _NOTHING)
+    def _text(self, end: RecordedStage, result: StageResult | None, view: RowView | None) -> str:
+        """What a stage gave for a row, JSON."""
+        value, skipped = result or (None, False)
         if not (end.is_kept or skipped) and view is not None:
             return snapshot(self._nearest(view, end.name if end.changes_rows else end.rows_of))
         if value is None and not skipped and view is not None and end.name in view.results:
@@ -376,10 +355,6 @@ class At(NamedTuple):
     depth: int
 
 
-Wanted = dict[int, tuple[tuple[int, ...], int]]
-"""By the key of a row the positions of the stages that made those that stand in its place, and their depth."""
-
-
 class WrittenRows:
     """Goes from rows down to what was made of them, along the stages `path`. In the place of a row for which a function
     gave a list stand the rows of that, where the function leads to the stages `ends` (None: wherever it leads). `met`
@@ -396,32 +371,24 @@ class WrittenRows:
     ) -> None:
         self._db, self._run = database, run
         levels = levels_of(stages)
-        homes: list[RecordedStage | None] = [*path] if path and path[0].makes == "groups" else [None, *path]
-        every = frozenset(stage.name for stage in stages)
-        wanted = [*({maker.name} for maker in homes[1:] if maker), every if ends is None else frozenset(ends)]
-        self._functions = [
-            [
-                stage.index
-                for stage in levels.by_origin[home.index if home else None].stages
-                if stage.makes == "rows" and levels.leads_to(stage, names)
-            ]
-            for home, names in zip(homes, wanted, strict=True)
-        ]
-        self.met = {home.index if home else None for home in homes}
-        self.met |= {position for functions in self._functions for position in functions}
         self._groups = path[0] if path and path[0].makes == "groups" else None
         self._makers = path[1:] if self._groups else path
-        self._deepest = len(self._makers)
+        origins = [self._groups.index if self._groups else None, *(maker.index for maker in self._makers)]
+        every = frozenset(stage.name for stage in stages)
+        wanted = [*({maker.name} for maker in self._makers), every if ends is None else frozenset(ends)]
+        self._functions = [
+            [one.index for one in levels.by_origin[at].stages if one.makes == "rows" and levels.leads_to(one, names)]
+            for at, names in zip(origins, wanted, strict=True)
+        ]
+        self.met = {*origins, *(position for functions in self._functions for position in functions)}
 
     async def rows(self) -> AsyncIterator[list[ExportRow]]:
         """All of them, and those of which nothing was made since they failed, some hundred at a time."""
+        first = export_rows(self._db, self._run)
         if self._groups is not None:
-            async for groups in group_rows(self._db, self._run, self._groups.index):
-                async for found in self._below([At(row, 0) for row in groups]):
-                    yield found
-            return
-        async for rows in export_rows(self._db, self._run):
-            if not self._makers and not self._functions[0]:
+            first = group_rows(self._db, self._run, self._groups.index)
+        async for rows in first:
+            if not self._makers and not self._functions[0] and self._groups is None:
                 yield rows
                 continue
             async for found in self._below([At(row, 0) for row in rows]):
@@ -431,24 +398,33 @@ class WrittenRows:
         """What is written of these rows, in their order."""
         wanted = await self._wanted(rows)
         if not wanted:
-            yield [at.row for at in rows if at.depth == self._deepest or at.row.state == State.FAILED]
+            yield [at.row for at in rows if at.depth == len(self._makers) or at.row.state == State.FAILED]
             return
         counts = await child_counts(self._db, list(wanted))
-        many = (
-            sum(counts.get((key, origin), 0) for key, (origins, _) in wanted.items() for origin in origins) > MAX_KEYS
-        )
-        if many and len(rows) > 1:
+        pairs = [(key, origin) for key, (origins, _) in wanted.items() for origin in origins]
+        if sum(counts.get(pair, 0) for pair in pairs) <= MAX_KEYS:
+            children: dict[int, list[ExportRow]] = {}
+            for origin in sorted({origin for _, origin in pairs}):
+                keys = [key for key, one in pairs if one == origin]
+                for parent, _, child in await children_export(self._db, keys, origin=origin):
+                    children.setdefault(parent, []).append(child)
+            with_children: list[At] = []
+            for at in rows:
+                if at.row.key in wanted:
+                    made, depth = children.get(at.row.key, ()), wanted[at.row.key][1]
+                    with_children += [At(child._replace(ordinal=at.row.ordinal), depth) for child in made]
+                else:
+                    with_children.append(at)
+            async for found in self._below(with_children):
+                yield found
+        elif len(rows) > 1:
             for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
                 async for found in self._below(half):
                     yield found
-        elif many:
-            ((key, (origins, depth)),) = wanted.items()
-            for origin in origins:
-                async for found in self._paged(rows[0], key, origin, depth):
-                    yield found
         else:
-            async for found in self._below(await self._with_children(rows, wanted)):
-                yield found
+            for key, origin in pairs:
+                async for found in self._paged(rows[0], key, origin, wanted[key][1]):
+                    yield found
 
     async def _paged(self, at: At, key: int, origin: int, depth: int) -> AsyncIterator[list[ExportRow]]:
         """What is written of the many children of one row."""
@@ -459,43 +435,21 @@ class WrittenRows:
             async for found in self._below(children):
                 yield found
 
-    async def _with_children(self, rows: list[At], wanted: Wanted) -> list[At]:
-        """The rows with those that stages made of them in their place."""
-        children: dict[int, list[ExportRow]] = {}
-        for origin in sorted({origin for origins, _ in wanted.values() for origin in origins}):
-            keys = [key for key, (origins, _) in wanted.items() if origin in origins]
-            for parent, _, child in await children_export(self._db, keys, origin=origin):
-                children.setdefault(parent, []).append(child)
-        found = []
-        for at in rows:
-            if at.row.key in wanted:
-                depth = wanted[at.row.key][1]
-                made = children.get(at.row.key, ())
-                found += [At(child._replace(ordinal=at.row.ordinal), depth) for child in made]
-            else:
-                found.append(at)
-        return found
-
-    async def _wanted(self, rows: list[At]) -> Wanted:
-        """In the place of which rows others are written."""
-        found: Wanted = {}
+    async def _wanted(self, rows: list[At]) -> dict[int, tuple[tuple[int, ...], int]]:
+        """In the place of which rows others are written: by their keys, the positions of the stages that made those,
+        and their depth."""
         through = [at for at in rows if at.row.state in (State.DONE, State.SKIPPED)]
-        asked = {at.row.key for at in through if self._functions[at.depth]}
-        lists = await self._lists(through, asked) if asked else {}
+        asked = sorted({at.row.key for at in through if self._functions[at.depth]})
+        results = await results_of_rows(self._db, asked) if asked else {}
+        found: dict[int, tuple[tuple[int, ...], int]] = {}
         for at in through:
-            if at.row.key in lists:
-                found[at.row.key] = (lists[at.row.key], at.depth)
-            elif at.depth < self._deepest:
-                found[at.row.key] = ((self._makers[at.depth].index,), at.depth + 1)
-        return found
-
-    async def _lists(self, rows: list[At], asked: set[int]) -> dict[int, tuple[int, ...]]:
-        """The rows for which functions gave lists, with the positions of their stages."""
-        results = await results_of_rows(self._db, sorted(asked))
-        found: dict[int, tuple[int, ...]] = {}
-        for at in rows:
+            lists = []  # the positions of functions that gave lists
             for position in self._functions[at.depth]:
                 result = results.get((at.row.key, position))
                 if result is not None and result.value is not None and result.value.startswith("["):
-                    found[at.row.key] = (*found.get(at.row.key, ()), position)
+                    lists.append(position)
+            if lists:
+                found[at.row.key] = (tuple(lists), at.depth)
+            elif at.depth < len(self._makers):
+                found[at.row.key] = ((self._makers[at.depth].index,), at.depth + 1)
         return found

@@ -1,4 +1,6 @@
-"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row."""
+"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row.
+
+The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies."""
 
 from __future__ import annotations
 
@@ -13,8 +15,6 @@ from tenacity.wait import wait_exponential
 from agac.core.errors import ANSWER_FAILURES
 from agac.core.types import Fault, FaultKind
 from agac.store.rows import PriorTask
-
-# The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies.
 
 MAX_RETRIES = 5
 """Tries after the first for a fault that may pass: a server error, a time-out, a cut connection."""
@@ -78,26 +78,17 @@ def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float) -> Decisio
         case FaultKind.TASK:
             return FailTask()
         case FaultKind.PAUSE | FaultKind.RETRY:
-            most = fault.retries if fault.retries is not None else _most(fault)
-            if attempt > most or ambiguous > MAX_AMBIGUOUS:
+            most = MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else MAX_RETRIES
+            if attempt > (most if fault.retries is None else fault.retries) or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
-            delay = _delay(fault, attempt)
+            delay = fault.delay  # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
+            if delay is None:
+                state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+                state.attempt_number = attempt
+                delay = float(_backoff(state))
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE else FailTask()
             return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
-
-
-def _most(fault: Fault) -> int:
-    return MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else MAX_RETRIES
-
-
-def _delay(fault: Fault, attempt: int) -> float:
-    """What the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds."""
-    if fault.delay is not None:
-        return fault.delay
-    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
-    state.attempt_number = attempt
-    return float(_backoff(state))
 
 
 def is_left(task: PriorTask) -> bool:

@@ -14,7 +14,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply, Request
 from agac.engine.budget import NOTHING, Amount, RunBudgets, WorstCase
 from agac.engine.invocation import Work
-from agac.engine.rate_limiter import FifoSemaphore, Lane, LanePermit, UncommittedCallLimit
+from agac.engine.rate_limiter import CallLimit, Lane
 from agac.engine.retry_policy import RowDeadline
 from agac.engine.stop_rules import StopSignal
 from agac.engine.validate import Checker
@@ -22,7 +22,7 @@ from agac.plan.plan import Plan
 from agac.plan.render import seeded
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.dialects import DIALECTS, STREAMS
-from agac.providers.http import HttpReply, Sender, Sending
+from agac.providers.http import Sender, Sending
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.websocket import SocketSender
@@ -89,154 +89,143 @@ def request_for_model(model: PlannedModel, request: Request, replica: int) -> Re
     return replace(request, params=seeded(model.params, model.provider, replica))
 
 
-class EncodedRequest(NamedTuple):
-    """A request as it is sent, and the tokens that it is expected to use."""
-
-    body: bytes
-    tokens: int
-
-
 class CallResult(NamedTuple):
-    """What came of a call: when it was sent, in seconds since 1970, how many seconds it took, its turn in the lane.
+    """What came of a call: its answer, the status and the body of that, when it was sent, in seconds since 1970, and
+    how many seconds it took."""
 
-    `cut_by_us`: `row_timeout` ended it, which says nothing about the server.
-    """
-
-    answer: HttpReply | Fault
+    answer: Reply | Fault
+    status: int | None
+    body: bytes | None
     at: float
     duration: float
-    turn: LanePermit
-    cut_by_us: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `slots` is the stage's own bound where it has one.
+    `stage_limit` is the stage's own bound where it has one, `uncommitted` that on calls which are not durable yet.
     """
 
     sender: Sending
     timeout: Timeout
     lane: Lane
-    slots: FifoSemaphore | None
-    exposure: UncommittedCallLimit
+    stage_limit: CallLimit | None
+    uncommitted: CallLimit
     wall: Callable[[], float]
 
-    def write(self, request: Request) -> EncodedRequest:
-        """The request in the provider's words."""
-        body = self.body(request)
-        return EncodedRequest(body, len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-
-    async def send(self, wire: EncodedRequest, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
+    async def send(self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
-        The call counts against the exposure until its attempt is durable; when none comes of it, it is taken off here.
+        The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is called when the call was sent and its answer is no longer awaited. Raises RunStopped when the run
         stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
         """
-        if self.slots and not self.slots.take_now():
-            await deadline.wait(self.slots.take())
+        if self.stage_limit and not self.stage_limit.enter_now():
+            await deadline.wait(self.stage_limit.enter())
         try:
-            if not self.exposure.enter_now():
-                await deadline.wait(self.exposure.enter())
+            if not self.uncommitted.enter_now():
+                await deadline.wait(self.uncommitted.enter())
             try:
-                return await self._in_lane(wire, deadline, cut_off)
+                return await self._in_lane(body, deadline, cut_off)
             except BaseException:
-                self.exposure.leave(1)
+                self.uncommitted.leave()
                 raise
         finally:
-            if self.slots:
-                self.slots.give()
+            if self.stage_limit:
+                self.stage_limit.leave()
 
-    async def _in_lane(self, wire: EncodedRequest, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
-        turn = self.lane.enter_now(wire.tokens)
+    async def _in_lane(self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
+        """Sends when it is the call's turn, and tells the lane what became of it."""
+        tokens = len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0)
+        lane = self.lane
+        turn = lane.enter_now(tokens)
         if turn is None:
-            turn = await deadline.wait(self.lane.enter(wire.tokens))
+            turn = await deadline.wait(lane.enter(tokens))
         at = self.wall()
         try:
-            http = await self.sender.send(wire.body, self.timeout, within=deadline.left())
+            http = await self.sender.send(body, self.timeout, within=deadline.left())
         except asyncio.CancelledError:
             cut_off()
             raise
         finally:
-            self.lane.leave()
+            lane.leave()
         if isinstance(http, Fault):
-            cut = http.type is ErrorType.TIMEOUT and deadline.over
-            if cut:
+            if http.type is ErrorType.TIMEOUT and deadline.over:  # which says nothing about the server
                 http = replace(http, message=str(deadline))
-            return CallResult(http, at, self.wall() - at, turn, cut_by_us=cut)
+            else:
+                lane.heard(turn, http)
+            return CallResult(http, http.status, None, at, self.wall() - at)
         if (rates := self.dialect.rates(http.headers)) is not None:
-            self.lane.observe(turn, rates)
+            lane.observe(turn, rates)
         clean = self.redactor.clean_bytes(http.body)
-        answer = http if clean is http.body else replace(http, body=clean)
-        return CallResult(answer, at, http.ended - http.started, turn)
-
-    def read(self, sent: CallResult) -> Reply | Fault:
-        """What an answer means. The lane learns of it."""
-        http = sent.answer
-        answer: Reply | Fault
-        if isinstance(http, Fault):
-            answer = http
-        else:
-            answer = self.parse(http.status, http.headers, http.body)
-            if http.ttft is not None and isinstance(answer, Reply):
-                answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
-        if not sent.cut_by_us:
-            self.lane.heard(sent.turn, answer)
-        return answer
+        answer = self.parse(http.status, http.headers, clean)
+        if http.ttft is not None and isinstance(answer, Reply):
+            answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
+        lane.heard(turn, answer)
+        status = http.status if isinstance(answer, Reply) else answer.status
+        return CallResult(answer, status, clean, at, http.ended - http.started)
 
 
 @asynccontextmanager
 async def open_connections(
-    work: Work, exposure: UncommittedCallLimit, stop_signal: StopSignal
+    work: Work, uncommitted: CallLimit, stop_signal: StopSignal
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
     """Each stage's connections, its model's first, by the stage's index.
 
     Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender.
     """
+    plan = work.plan
     async with AsyncExitStack() as stack:
         senders: dict[tuple[str, str], Sending] = {}
         lanes: dict[str, Lane] = {}
         connections: dict[int, tuple[ModelConnection, ...]] = {}
-        run_budgets = RunBudgets.of(work.plan)
-        for stage in work.plan.asking:
+        budgets = RunBudgets.of(plan)
+        for stage in plan.asking:
+            # a stage's own bound, where it is tighter than the number of rows that walk at a time
+            own = CallLimit(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
+            checker, found = Checker(stage), []
             for model in stage.models:
-                if (carrier := _carrier(model, work.plan)) not in senders:
+                carrier = model.provider.name, _transport(model, plan)
+                if carrier not in senders:
                     senders[carrier] = _sender(model, carrier[1], work)
                     stack.push_async_callback(senders[carrier].close)
                 if model.lane not in lanes:
-                    lanes[model.lane] = _lane(model, work, stop_signal)
-            slots, checker = _own_slots(stage, work.plan), Checker(stage)
-            connections[stage.index] = tuple(
-                ModelConnection(
+                    limits, clock = model.provider.limits, work.clocks.monotonic
+                    most = limits.concurrency or plan.concurrency
+                    lanes[model.lane] = Lane(
+                        most, rpm=limits.rpm, tpm=limits.tpm, clock=clock, stop_signal=stop_signal
+                    )  # fmt: skip
+                timeout = model.timeout
+                if model.idle_timeout is not None:  # what its string says about silences
+                    first_byte = model.idle_timeout if isfinite(model.idle_timeout) else None
+                    timeout = replace(timeout, first_byte=first_byte)
+                connection = ModelConnection(
                     stage=stage,
                     model=model,
                     dialect=DIALECTS[model.provider.dialect],
-                    sender=senders[_carrier(model, work.plan)],
-                    timeout=_timeout(model),
+                    sender=senders[carrier],
+                    timeout=timeout,
                     lane=lanes[model.lane],
-                    slots=slots,
-                    most=WorstCase(model, in_dollars=run_budgets.in_dollars) if run_budgets else None,
-                    exposure=exposure,
+                    stage_limit=own,
+                    most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
+                    uncommitted=uncommitted,
                     checker=checker,
                     price=price_by_tier(model),
                     redactor=work.redactor,
                     base_url=work.redactor.clean(model.provider.base_url),
                     wall=work.clocks.wall,
                 )
-                for model in stage.models
-            )
+                found.append(connection)
+            connections[stage.index] = tuple(found)
         yield connections
 
 
-def _carrier(model: PlannedModel, plan: Plan) -> tuple[str, str]:
-    """Who shares connections: the provider's name and the transport, where `body` is one that does not stream.
-
-    Silences are bounded within a stream only, so whoever bounds them is streamed to.
-    """
+def _transport(model: PlannedModel, plan: Plan) -> str:
+    """How a model is sent to; `body` is the transport that does not stream. Silences are bounded within a stream only,
+    so whoever bounds them is streamed to."""
     watched = plan.rules.ttft or (model.idle_timeout is not None and isfinite(model.idle_timeout))
-    return model.provider.name, model.transport or ("sse" if watched else "body")
+    return model.transport or ("sse" if watched else "body")
 
 
 def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
@@ -245,26 +234,3 @@ def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
     if transport in ("ws", "auto") and streaming.socket_asks is not None:
         return SocketSender(sender, streaming, fallback=transport == "auto")
     return sender
-
-
-def _timeout(model: PlannedModel) -> Timeout:
-    """The model's time-outs, with what its string says about silences."""
-    if model.idle_timeout is None:
-        return model.timeout
-    return replace(model.timeout, first_byte=model.idle_timeout if isfinite(model.idle_timeout) else None)
-
-
-def _lane(model: PlannedModel, work: Work, stop_signal: StopSignal) -> Lane:
-    limits = model.provider.limits
-    return Lane(
-        limits.concurrency or work.plan.concurrency,
-        rpm=limits.rpm,
-        tpm=limits.tpm,
-        clock=work.clocks.monotonic,
-        stop_signal=stop_signal,
-    )
-
-
-def _own_slots(stage: PlannedStage, plan: Plan) -> FifoSemaphore | None:
-    """A stage's own bound, where it is tighter than the number of rows that walk at a time."""
-    return FifoSemaphore(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None

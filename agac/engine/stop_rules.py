@@ -113,9 +113,8 @@ class StopRules:
         self, stop_signal: StopSignal, done_before: Mapping[str, int], *, stop_loss: bool, max_errors: int | None
     ) -> None:
         """`done_before`: how many answers each stage has in this run so far, by name."""
-        self._stop_signal, self._max_errors = stop_signal, max_errors
+        self._stop_signal, self._max_errors, self._guards_all = stop_signal, max_errors, stop_loss
         self._errors = 0
-        self._guards_all = stop_loss
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[tuple[str, ErrorType]] = Counter()

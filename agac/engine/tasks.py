@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request
 from agac.engine.caller import Answer
-from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
+from agac.engine.invocation import InvocationContext, Work
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.settle import Settler
 from agac.engine.stop_rules import RunStopped
-from agac.plan.render import Prepared, VoteResult, outcome_of_vote
-from agac.plan.stage import AnyStage, PlannedStage
-from agac.store.db import Database
-from agac.store.records import Result
+from agac.plan.render import Prepared, outcome_of_vote
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.spec.operations import Python
+from agac.store.records import Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
+from agac.tools.processes import FunctionFailed, Runner
 
 MAX_KEYS = 512
 """Keys in one look-up."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -62,37 +65,45 @@ class LookupBatcher(Generic[K, V]):
                         found.set_result(fetched.get(key))
 
 
-class Lookup:
-    """Finds earlier results made at or after `since`, seconds since 1970. Its `run` must be going."""
-
-    def __init__(self, database: Database, since: float) -> None:
-        self._database, self._since = database, since
-        self._gathered: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
-
-    async def find(self, fingerprint: bytes, since: float = 0.0) -> EarlierResult | None:
-        """The newest earlier result, made at or after `since` too."""
-        return await self._gathered.get((max(since, self._since), fingerprint))
-
-    async def run(self) -> None:
-        """Answers until cancelled."""
-        await self._gathered.run()
-
-    async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
-        found = {}
-        for since in {since for since, _ in keys}:
-            prints = [fingerprint for one, fingerprint in keys if one == since]
-            for fingerprint, result in (await earlier_results(self._database, prints, since)).items():
-                found[since, fingerprint] = result
-        return found
+FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue]], Awaitable[Answer | RowError]]
+"""What a stage's function gives for a row; an exception of its is the row's failure, with its traceback."""
 
 
-T = TypeVar("T")
+@asynccontextmanager
+async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
+    """Calls the functions of a plan, which are imported: the one place in the engine that does. Raises UsageError when
+    one cannot be imported."""
+    runners: dict[int, Runner] = {}
+    clean = work.redactor.clean
 
-Ask = Callable[[], Awaitable["Answer | RowError | Parked"]]
-"""Brings a task's answer, which is not there yet, or enrols it in a batch."""
+    async def call(stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue]) -> Answer | RowError:
+        assert isinstance(stage.operation, Python)
+        name = str(stage.operation.function)
+        try:
+            came = await runners[stage.index].call(given)
+        except FunctionFailed as failed:
+            return RowError(ErrorType.PYTHON_ERROR, clean(failed.message), clean(failed.traceback_text))
+        if came.kind == "rows" and stage.makes != "rows":
+            message = f"{name} gave a list of rows; after explode let it give one row, or None"
+            return RowError(ErrorType.PYTHON_ERROR, message)
+        value = list(came.rows) if came.kind == "rows" else came.rows[0] if came.rows else None
+        endpoint = Endpoint("python", "", name, False)
+        return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
 
-Wait = Callable[[], None]
-"""Has a row wait for an equal task that is in a batch."""
+    async with AsyncExitStack() as stack:
+        for stage in work.plan.stages:
+            if isinstance(stage, LocalStage) and isinstance(does := stage.operation, Python):
+                runner = Runner(does.function, work.root, does.processes)
+                runners[stage.index] = await stack.enter_async_context(runner)
+        yield call
+
+
+class LocalCall(NamedTuple):
+    """A call of a function that is ready to be looked up or made."""
+
+    fingerprint: bytes
+    given: dict[str, JSONValue]
+
 
 REMEMBERED_FAILURES = 10_000
 """Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
@@ -106,49 +117,85 @@ class Parked(Enum):
     ENROLLED = "enrolled"
 
 
-PARKED = Parked.PARKED
+TaskReply = Answer | RowError | Parked
+
+
+class AnswerSource(Protocol):
+    """Brings the answers of tasks that have none yet: by calls, or by batches."""
+
+    async def ask(
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+    ) -> TaskReply:
+        """The answer, the error with which the task fails, or that it was enrolled in a batch.
+
+        Raises RunStopped when the run stops before any of these."""
 
 
 class Tasks:
     """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller.
 
-    `newest_before` is the id of the last result that this invocation found in the store.
+    Earlier results are taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the
+    last one that this invocation found in the store. Its `look_ups` must be running.
     """
 
-    def __init__(self, context: InvocationContext, lookup: Lookup, newest_before: int) -> None:
+    def __init__(
+        self,
+        context: InvocationContext,
+        source: AnswerSource,
+        call_function: FunctionCall,
+        *,
+        newest_before: int,
+        since: float,
+    ) -> None:
+        self._source, self._call_function = source, call_function
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
-        self._scope, self._wall = context.scope, context.work.clocks.wall
+        self._scope, self._wall, self._database = context.work.scope, context.work.clocks.wall, context.places.database
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
-        self.lookup, self._newest_before = lookup, newest_before
-        self._asking: dict[bytes, asyncio.Future[Answer | RowError | Parked | None]] = {}
+        self._newest_before, self._since = newest_before, since
+        self._asking: dict[bytes, asyncio.Future[TaskReply | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
+        self._voted: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
+        self.look_ups: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
 
-    async def answer(
+    async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
+        found = {}
+        for since in {since for since, _ in keys}:
+            prints = [fingerprint for one, fingerprint in keys if one == since]
+            for fingerprint, result in (await earlier_results(self._database, prints, since)).items():
+                found[since, fingerprint] = result
+        return found
+
+    async def answer(self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall) -> TaskReply:
+        """A task's answer: an earlier one, that of an equal task, or the one that is asked for."""
+        if isinstance(task, Prepared) and task.replicas:
+            assert isinstance(stage, PlannedStage)
+            left = self._left(active, stage, task.fingerprint)
+            return left if left is not None else await self._replicated(active, stage, task)
+        return await self._one(active, stage, task, task.fingerprint)
+
+    async def _one(
         self,
         active: ActiveRow,
         stage: AnyStage,
+        task: Prepared | LocalCall,
         fingerprint: bytes,
-        ask: Ask,
-        *,
         replica: int = 0,
-        wait: Wait | None = None,
-    ) -> Answer | RowError | Parked:
-        """A task's answer: an earlier one, that of an equal task, or the one that `ask` brings. `replica`, from 1: it
-        is one of several of which the task's answer will be made. `wait`: called when an equal task has just been
-        enrolled in a batch."""
-        left = self.left(active, stage, fingerprint)
-        if left is not None:
-            return left
-        while (leader := self._asking.get(fingerprint)) is not None:
-            answer = await self._follow(active, stage, leader, replica)
-            if answer is Parked.ENROLLED and wait is not None:
-                wait()
-            if answer is not None:
-                return answer
-        known = self._failed.get(fingerprint)
-        return known if known is not None else await self._lead(active, stage, fingerprint, ask, replica)
+        asked: set[int] | None = None,
+    ) -> TaskReply:
+        """The answer of a task, or (`replica`, from 1) one of several of which the task's answer will be made; the
+        numbers of those that had to be asked are added to `asked`."""
+        answer: TaskReply | None = self._left(active, stage, fingerprint)
+        while answer is None and (leader := self._asking.get(fingerprint)) is not None:
+            answer = await self._follow(active, stage, leader, fingerprint, replica)
+        if answer is None:
+            answer = self._failed.get(fingerprint)
+        if answer is None:
+            answer = await self._lead(active, stage, task, fingerprint, replica, asked)
+        if replica and isinstance(answer, RowError):
+            self._settler.failed(active, stage, fingerprint, answer, replica=replica)
+        return answer
 
-    def left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
+    def _left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
         prior = active.prior.get(stage.index)
         if prior is None or prior.error is None or prior.fingerprint != fingerprint or active.forced:
@@ -164,9 +211,10 @@ class Tasks:
         self,
         active: ActiveRow,
         stage: AnyStage,
-        leader: asyncio.Future[Answer | RowError | Parked | None],
+        leader: asyncio.Future[TaskReply | None],
+        fingerprint: bytes,
         replica: int,
-    ) -> Answer | RowError | Parked | None:
+    ) -> TaskReply | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
             answer = await active.deadline.wait(asyncio.shield(leader))
@@ -176,7 +224,9 @@ class Tasks:
             raise RunStopped
         if isinstance(answer, Answer):
             self._collapsed(active, stage, answer.result.id, replica)
-            self._settled(active, stage, answer.result, Outcome.REUSED, replica)
+            self._settler.task_done(active, stage, answer.result, Outcome.REUSED, replica)
+        elif answer is Parked.ENROLLED:
+            self._ledger.batch.waiting.append(WaitingTask(active.new, stage.index, replica, fingerprint))
         elif isinstance(answer, RowError) and self._is_of_its_row(answer):
             return None
         return answer
@@ -187,85 +237,133 @@ class Tasks:
         had = prior is not None and bool(result) and prior.result_id == result
         self._totals.collapsed += replica <= 1 and not had
 
-    def _settled(self, active: ActiveRow, stage: AnyStage, result: Result, outcome: Outcome, replica: int) -> None:
-        if replica:
-            self._settler.replica_done(active, stage, replica, result, outcome)
-        else:
-            self._settler.task_done(active, stage, result, outcome)
-
     async def _lead(
-        self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, ask: Ask, replica: int
-    ) -> Answer | RowError | Parked:
-        mine: asyncio.Future[Answer | RowError | Parked | None] = asyncio.get_running_loop().create_future()
+        self,
+        active: ActiveRow,
+        stage: AnyStage,
+        task: Prepared | LocalCall,
+        fingerprint: bytes,
+        replica: int,
+        asked: set[int] | None,
+    ) -> TaskReply:
+        """The first of equal tasks: its answer is looked up, or asked for; the others wait for it."""
+        mine: asyncio.Future[TaskReply | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
-        answer: Answer | RowError | Parked | None = None
+        answer: TaskReply | None = None
         try:
-            earlier = await self.lookup.find(fingerprint, self.since(active, stage))
+            earlier = await self.look_ups.get((self._takes_since(active, stage), fingerprint))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
-                # another row of this invocation asked it
                 own = active.asked_in_batch(stage.index, replica, fingerprint)
-                if earlier.id > self._newest_before and not own:
+                if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
                     self._collapsed(active, stage, earlier.id, replica)
-                self._settled(active, stage, answer.result, Outcome.DONE if own else Outcome.REUSED, replica)
+                outcome = Outcome.DONE if own else Outcome.REUSED
+                self._settler.task_done(active, stage, answer.result, outcome, replica)
             elif not self._scope.may_ask(stage.name):
-                answer = PARKED
+                answer = Parked.PARKED
             else:
-                answer = await (ask() if replica else self.counted(stage, ask))
+                if asked is not None:
+                    asked.add(replica)
+                own_totals = self._totals.stages[stage.name]
+                own_totals.in_flight += not replica
+                try:
+                    if isinstance(task, LocalCall):
+                        assert isinstance(stage, LocalStage)
+                        answer = await self._call_function(stage, fingerprint, task.given)
+                    else:
+                        assert isinstance(stage, PlannedStage)
+                        answer = await self._source.ask(active, stage, fingerprint, task.request, replica)
+                finally:
+                    own_totals.in_flight -= not replica
+                durable = isinstance(answer, Answer) or answer is Parked.ENROLLED
                 if isinstance(answer, Answer):
-                    durable = True
-                    self._settled(active, stage, answer.result, Outcome.DONE, replica)
-                elif isinstance(answer, Parked):
-                    durable = answer is Parked.ENROLLED
-                else:
-                    self._remember(fingerprint, answer)
+                    self._settler.task_done(active, stage, answer.result, Outcome.DONE, replica)
+                elif isinstance(answer, RowError) and not self._is_of_its_row(answer):
+                    self._failed[fingerprint] = answer
+                    if len(self._failed) > REMEMBERED_FAILURES:
+                        self._failed.popitem(last=False)
         finally:
             mine.set_result(answer)
             if durable:  # until the commit a look-up would find neither it nor its place in a batch
-                self._ledger.batch.on_durable.append(lambda: self._forget(fingerprint))
+                self._ledger.batch.on_durable.append(partial(self._forget, self._asking, fingerprint, mine))
             else:
                 del self._asking[fingerprint]
         return answer
 
-    async def counted(self, stage: AnyStage, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` brings, shown as a task in flight meanwhile."""
-        own = self._totals.stage(stage.name)
-        own.in_flight += 1
-        try:
-            return await ask()
-        finally:
-            own.in_flight -= 1
-
-    def since(self, active: ActiveRow, stage: AnyStage) -> float:
+    def _takes_since(self, active: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
-        max_age = stage.max_age if isinstance(stage, PlannedStage) and not _has_had(active, stage) else None
-        if max_age is None and active.again_from is None:
-            return 0.0
-        oldest = 0.0 if max_age is None else self._wall() - max_age
-        return max(oldest, active.takes_since(stage.index))
-
-    def _forget(self, fingerprint: bytes) -> None:
-        self._asking.pop(fingerprint, None)
+        since = self._since
+        if isinstance(stage, PlannedStage) and stage.max_age is not None:
+            prior = active.prior.get(stage.index)
+            had = stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
+            if not ((active.resumed or active.ready) and had):  # else it grew old while the row waited for a batch
+                since = max(since, self._wall() - stage.max_age)
+        if active.again_from is not None and stage.index >= active.again_from:
+            since = max(since, active.since)
+        return since
 
     def _is_of_its_row(self, error: RowError) -> bool:
         """The row took too long, or spent too much, before it came here: another one may have its turn."""
         return error.type is ErrorType.BUDGET_EXCEEDED or (error.type is ErrorType.TIMEOUT and self._timed)
 
-    def _remember(self, fingerprint: bytes, error: RowError) -> None:
-        if self._is_of_its_row(error):
-            return
-        self._failed[fingerprint] = error
-        if len(self._failed) > REMEMBERED_FAILURES:
-            self._failed.popitem(last=False)
+    async def _replicated(self, active: ActiveRow, stage: PlannedStage, task: Prepared) -> TaskReply:
+        """The answer of a task with replicas; the error of the first of them that failed; parked where one may not be
+        asked. All are asked at the same time, as far as lanes and budgets let them, and each is settled by itself: what
+        one has is never asked again, whatever becomes of the others.
 
+        Raises RunStopped when the run stops before all of them have ended.
+        """
+        own, asked = self._totals.stages[stage.name], set[int]()
+        own.in_flight += 1
+        works = [
+            asyncio.ensure_future(self._one(active, stage, task, fingerprint, number, asked))
+            for number, fingerprint in enumerate(task.replicas, 1)
+        ]
+        try:
+            await asyncio.wait(works)
+        finally:
+            own.in_flight -= 1
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)
+        if any(isinstance(work.exception(), RunStopped) for work in works):
+            raise RunStopped
+        replied = [work.result() for work in works]
+        answers = [one for one in replied if isinstance(one, Answer)]
+        if len(answers) == len(replied):
+            brought = any(active.asked_in_batch(stage.index, k, one) for k, one in enumerate(task.replicas, 1))
+            return await self._vote(active, stage, task.fingerprint, answers, anew=bool(asked) or brought)
+        parked = next((one for one in replied if isinstance(one, Parked)), None)
+        if parked is not None:
+            return parked
+        number, error = next((k, one) for k, one in enumerate(replied, 1) if isinstance(one, RowError))
+        return RowError(error.type, f"replica {number}: {error.message}", error.detail)
 
-def _has_had(active: ActiveRow, stage: AnyStage) -> bool:
-    """Whether the row goes on after a batch with what the stage gave it before: that grew old while the row waited."""
-    if not (active.resumed or active.ready):
-        return False
-    prior = active.prior.get(stage.index)
-    return stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
+    async def _vote(
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
+    ) -> Answer:
+        """Makes the task's result of its replicas' and settles it."""
+        voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
+        earlier = None
+        if not anew:
+            earlier = await self.look_ups.get((self._takes_since(active, stage), fingerprint))
+        if earlier is not None and earlier.value == voted.text:  # made of the same answers before
+            result: Result | None = Result(fingerprint, earlier.value, id=earlier.id)
+        else:
+            result = self._voted.get(fingerprint)  # after the look-up: an equal task may have made it meanwhile
+        if result is None or result.value != voted.text:  # it has the endpoint of the answer that was taken
+            result = Result(fingerprint, voted.text, None, self._wall(), like=answers[max(voted.replica, 1) - 1].result)
+            self._voted[fingerprint] = result
+            self._ledger.batch.results.append(result)
+            self._ledger.batch.on_durable.append(partial(self._forget, self._voted, fingerprint, result))
+        self._settler.task_done(active, stage, result, Outcome.DONE if anew else Outcome.REUSED, voted=voted)
+        return Answer(result, UNPARSED)
+
+    def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
+        """The store has it now."""
+        if known.get(fingerprint) is value:
+            del known[fingerprint]
 
 
 def value_of(answer: Answer) -> JSONValue:
@@ -278,109 +376,3 @@ class _Unparsed:
 
 
 UNPARSED: Any = _Unparsed()
-
-
-class AnswerSource(Protocol):
-    """Brings the answers of tasks that have none yet: by calls, or by batches."""
-
-    async def ask(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
-    ) -> Answer | RowError | Parked:
-        """The answer, the error with which the task fails, or that it was enrolled in a batch.
-
-        Raises RunStopped when the run stops before any of these."""
-
-    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
-        """An equal task has just been enrolled: this one waits for it."""
-
-
-ReplicaReply = Answer | RowError | Parked
-
-
-class Replicas:
-    """Asks all replicas of a row at the same time, as far as lanes and budgets let them, and settles each of them by
-    itself: what one has is never asked again, whatever becomes of the others."""
-
-    def __init__(self, tasks: Tasks, asker: AnswerSource, settler: Settler) -> None:
-        self._tasks, self._asker, self._settler = tasks, asker, settler
-        self._made: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
-
-    async def answer(self, active: ActiveRow, stage: PlannedStage, prepared: Prepared) -> ReplicaReply:
-        """The task's answer; the error of its first replica that failed; parked where one may not be asked.
-
-        Raises RunStopped when the run stops before all of them have ended.
-        """
-        left = self._tasks.left(active, stage, prepared.fingerprint)
-        if left is not None:
-            return left
-        asked: set[int] = set()
-        replied = await self._tasks.counted(stage, partial(self._all, active, stage, prepared, asked))
-        answers = [one for one in replied if isinstance(one, Answer)]
-        if len(answers) == len(replied):
-            brought = any(active.asked_in_batch(stage.index, k, one) for k, one in enumerate(prepared.replicas, 1))
-            return await self._settled(active, stage, prepared.fingerprint, answers, anew=bool(asked) or brought)
-        parked = next((one for one in replied if isinstance(one, Parked)), None)
-        if parked is not None:
-            return parked
-        replica, error = next((k, one) for k, one in enumerate(replied, 1) if isinstance(one, RowError))
-        return RowError(error.type, f"replica {replica}: {error.message}", error.detail)
-
-    async def _all(
-        self, active: ActiveRow, stage: PlannedStage, prepared: Prepared, asked: set[int]
-    ) -> list[ReplicaReply]:
-        """What every replica came to; the numbers of those that had to be asked are added to `asked`."""
-        numbers = range(1, stage.replicas + 1)
-        works = [asyncio.ensure_future(self._one(active, stage, prepared, k, asked)) for k in numbers]
-        try:
-            await asyncio.wait(works)
-        finally:
-            for work in works:
-                work.cancel()
-            await asyncio.wait(works)
-        if any(isinstance(work.exception(), RunStopped) for work in works):
-            raise RunStopped
-        return [work.result() for work in works]
-
-    async def _one(
-        self, active: ActiveRow, stage: PlannedStage, prepared: Prepared, replica: int, asked: set[int]
-    ) -> ReplicaReply:
-        fingerprint = prepared.replicas[replica - 1]
-
-        async def ask() -> ReplicaReply:
-            asked.add(replica)
-            return await self._asker.ask(active, stage, fingerprint, prepared.request, replica)
-
-        def wait() -> None:
-            self._asker.wait(active, stage, fingerprint, replica)
-
-        replied = await self._tasks.answer(active, stage, fingerprint, ask, replica=replica, wait=wait)
-        if isinstance(replied, RowError):
-            self._settler.replica_failed(active, stage, replica, fingerprint, replied)
-        return replied
-
-    async def _settled(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
-    ) -> Answer:
-        """Makes the task's result of its replicas' and settles it."""
-        voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
-        earlier = None if anew else await self._tasks.lookup.find(fingerprint, self._tasks.since(active, stage))
-        if earlier is not None and earlier.value == voted.text:  # made of the same answers before
-            result: Result | None = Result(fingerprint, earlier.value, id=earlier.id)
-        else:
-            result = self._made.get(fingerprint)  # after the look-up: an equal task may have made it meanwhile
-        if result is None or result.value != voted.text:
-            result = self._keep(fingerprint, voted, answers)
-        outcome = Outcome.DONE if anew else Outcome.REUSED
-        self._settler.task_done(active, stage, result, outcome, voted)
-        return Answer(result, UNPARSED)
-
-    def _keep(self, fingerprint: bytes, voted: VoteResult, answers: list[Answer]) -> Result:
-        """A new result, which has the endpoint of the answer that was taken, or of the first one."""
-        taken = answers[max(voted.replica, 1) - 1].result
-        result = self._made[fingerprint] = Result(fingerprint, voted.text, like=taken)
-        self._settler.keep_result(result, lambda: self._forget(result))
-        return result
-
-    def _forget(self, result: Result) -> None:
-        if self._made.get(result.fingerprint) is result:
-            del self._made[result.fingerprint]

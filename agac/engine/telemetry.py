@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -19,7 +19,7 @@ from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, HOW
-from agac.store.rows import WALKED, ErrorExample, MadeCount, State, error_examples, made_counts, made_examples, present
+from agac.store.rows import WALKED, ErrorExample, State, error_examples, made_counts, made_examples, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
 
 # telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many tokens and by whom.
@@ -36,14 +36,7 @@ _MOST_PIECES = 4096
 
 
 async def write_telemetry(database: Database, run: int, sink: Sink) -> None:
-    """Writes the whole of telemetry.jsonl."""
-    async for lines in telemetry_lines(database, run):
-        sink.write_texts(lines)
-
-
-async def telemetry_lines(database: Database, run: int) -> AsyncIterator[list[str]]:
-    """The lines of telemetry.jsonl, without line ends, in input order, then those of rows that stages made: those of
-    some hundred rows at a time.
+    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made.
 
     A row that left the input, or is no longer made, has none, and none has a row whose results were all there already.
     """
@@ -51,7 +44,8 @@ async def telemetry_lines(database: Database, run: int) -> AsyncIterator[list[st
     writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
     votes = any(stage.get("vote") for stage in definition["stages"])
     async for calls in calls_by_row(database, run):
-        yield writer.lines(calls, await agreements(database, {call.row_key for call in calls}) if votes else {})
+        agreed = await agreements(database, {call.row_key for call in calls}) if votes else {}
+        sink.write_texts([writer.line(list(own), agreed.get(key)) for key, own in groupby(calls, itemgetter(0))])
 
 
 class LineWriter:
@@ -62,25 +56,19 @@ class LineWriter:
         self._heads: dict[tuple[object, ...], str] = {}
         self._seconds: dict[int, str] = {}
 
-    def lines(self, calls: Iterable[CallRecord], agreed: Mapping[int, Mapping[int, str]]) -> list[str]:
-        """A line for each row; its calls stand one after the other, stage by stage. `agreed`: by the row's key and the
-        stage's position, how many replicas agreed of how many, as `2/3`."""
-        return [self._line(list(own), agreed.get(key)) for key, own in groupby(calls, itemgetter(0))]
-
-    def _line(self, calls: list[CallRecord], agreed: Mapping[int, str] | None) -> str:
-        row = calls[0]
+    def line(self, calls: list[CallRecord], agreed: Mapping[int, str] | None) -> str:
+        """The line of a row; its calls stand one after the other, stage by stage. `agreed`: by the stage's position,
+        how many replicas said what the vote decided, of how many, as `2/3`."""
+        row, agreement = calls[0], ""
         attempts = ",".join(map(self._attempt, calls))
-        number = NULL if row.ordinal is None else row.ordinal
+        if agreed:
+            shares = {self._stages[stage]: round(share(votes), 4) for stage, votes in sorted(agreed.items())}
+            agreement = f',"agreement":{encode(shares)}'
         return (
-            f'{{"id":{encode(row.row_id)},"row_number":{number},"ok":{_OK.get(row.state, NULL)},'
+            f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},"ok":{_OK.get(row.state, NULL)},'
             f'"timing":{self._timing(calls)},"usage":{{"schema":"{SCHEMA}","turn":{_turn(calls)},'
-            f'"provider_attempts":[{attempts}]}}{self._agreement(agreed) if agreed else ""}}}'
+            f'"provider_attempts":[{attempts}]}}{agreement}}}'
         )
-
-    def _agreement(self, agreed: Mapping[int, str]) -> str:
-        """The share of replicas that said what the vote decided, by stage."""
-        shares = {self._stages[stage]: round(share(votes), 4) for stage, votes in sorted(agreed.items())}
-        return f',"agreement":{encode(shares)}'
 
     def _timing(self, calls: list[CallRecord]) -> str:
         """Of the newest invocation that asked for the row, waits between its calls included."""
@@ -106,10 +94,8 @@ class LineWriter:
         return (
             f'{self._head(call)}"start":"{self._iso(call.started_at)}","duration_ms":{call.duration * 1000:.1f},'
             f'"ttft_ms":{_ms(call.ttft)},"time_to_response_ms":{_ms(call.time_to_response)},'
-            f'"prompt":{{"total":{NULL if given is None else given},"uncached":{NULL if fresh is None else fresh},'
-            f'"cache_read":{NULL if cached is None else cached}}},'
-            f'"completion":{{"total":{NULL if made is None else made},'
-            f'"reasoning":{NULL if thought is None else thought}}},'
+            f'"prompt":{{"total":{_or_null(given)},"uncached":{_or_null(fresh)},"cache_read":{_or_null(cached)}}},'
+            f'"completion":{{"total":{_or_null(made)},"reasoning":{_or_null(thought)}}},'
             f'"cost_usd":{NULL if cost is None else round(cost, 9)}}}'
         )
 
@@ -153,19 +139,19 @@ def _turn(calls: list[CallRecord]) -> str:
     """All that the row took in this run: every stage, attempt and invocation. null: not reported."""
     took = calls[0].took
     if len(calls) > 1:
-        took = tuple(map(_sum, zip(*(call.took for call in calls), strict=True)))
+        known = (
+            [value for value in values if value is not None] for values in zip(*(c.took for c in calls), strict=True)
+        )
+        took = tuple(sum(values) if values else None for values in known)
     given, cached, made, thought, cost = took
     return (
-        f'{{"input_tokens":{NULL if given is None else given},"output_tokens":{NULL if made is None else made},'
-        f'"cached_tokens":{NULL if cached is None else cached},'
-        f'"reasoning_tokens":{NULL if thought is None else thought},'
-        f'"cost_usd":{NULL if cost is None else round(cost, 9)}}}'
+        f'{{"input_tokens":{_or_null(given)},"output_tokens":{_or_null(made)},"cached_tokens":{_or_null(cached)},'
+        f'"reasoning_tokens":{_or_null(thought)},"cost_usd":{NULL if cost is None else round(cost, 9)}}}'
     )
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _or_null(number: float | None) -> float | str:
+    return NULL if number is None else number
 
 
 def _ms(seconds: float | None) -> str:
@@ -192,13 +178,9 @@ Histogram = Mapping[int, int]
 _LOG_RATIO = math.log(RATIO)
 
 
-def _number(seconds: float) -> int:
-    return math.ceil(math.log(seconds) / _LOG_RATIO)
-
-
 def bucket_of(seconds: float) -> int:
     """The number of the bucket into which a duration falls."""
-    return _number(min(max(seconds, SHORTEST), LONGEST))
+    return math.ceil(math.log(min(max(seconds, SHORTEST), LONGEST)) / _LOG_RATIO)
 
 
 def quantile(histogram: Histogram, share: float) -> float | None:
@@ -227,11 +209,24 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
     rows, made = row_counts(counts), await made_counts(database, run.id)
-    levels = _levels(definition, made)
+    levels: list[
+        dict[str, Any]
+    ] = []  # the rows that stages made: of each that made any, or may make children or groups
+    for stage in recorded_stages(definition):
+        of_stage = present(made, stage.index)
+        if stage.makes is not None and (of_stage["present"] or stage.makes != "rows"):
+            levels.append({"stage": stage.name, "makes": stage.makes, "rows": _by_outcome(of_stage)})
     examples = await error_examples(database, run.id) if rows["failed"] else []
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
         examples += [e for e in await made_examples(database, run.id) if (e.error_type, e.stage) not in known]
+
+    def failed(example: ErrorExample) -> int:
+        """Rows that failed so; without a stage it was the input itself, else all that did at the stage."""
+        own = (c for c in counts if c.stage == example.stage and c.outcome == "failed")
+        alike = sum(c.tasks for c in own if c.error_type == example.error_type)
+        return example.rows if example.stage is None else alike
+
     return {
         "workflow": run.workflow,
         "run": run.id,
@@ -250,28 +245,12 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
             {
                 "type": example.error_type,
                 "stage": example.stage,
-                "rows": _failed(counts, example),
+                "rows": failed(example),
                 "example": {"id": example.row_id, "row_number": example.ordinal, "message": example.message},
             }
-            for example in sorted(examples, key=lambda e: -_failed(counts, e))
+            for example in sorted(examples, key=failed, reverse=True)
         ],
     }
-
-
-def _outcomes(counts: Iterable[Count]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for count in counts:
-        if count.outcome not in ("call", HOW, AGREEMENT):
-            found[count.outcome] += count.tasks
-    return found
-
-
-def _failed(counts: list[Count], example: ErrorExample) -> int:
-    """Rows that failed so; without a stage it was the input itself, else all that did at the stage."""
-    if example.stage is None:
-        return example.rows
-    failed = (c for c in counts if c.stage == example.stage and c.outcome == "failed")
-    return sum(c.tasks for c in failed if c.error_type == example.error_type)
 
 
 def _by_outcome(rows: dict[str, int]) -> dict[str, int]:
@@ -279,39 +258,32 @@ def _by_outcome(rows: dict[str, int]) -> dict[str, int]:
     return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
 
 
-def _levels(definition: dict[str, Any], counts: list[MadeCount]) -> list[dict[str, Any]]:
-    """The rows that stages made, by outcome: of each stage that made any, or may make children or groups."""
-    found = []
-    for stage in recorded_stages(definition):
-        rows = present(counts, stage.index)
-        if stage.makes is not None and (rows["present"] or stage.makes != "rows"):
-            found.append({"stage": stage.name, "makes": stage.makes, "rows": _by_outcome(rows)})
-    return found
-
-
 def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[str, Any]:
     own = [c for c in counts if c.stage == stage["name"]]
-    tasks = _outcomes(own)
-    answered = {c.model for c in own if c.outcome == "call" and not c.error_type}
+    tasks, ways = Counter[str](), Counter[str]()
+    for count in own:
+        tasks[count.outcome] += count.tasks
+        for way in count.error_type.split(",") if count.outcome == HOW else ():
+            ways[way] += count.tasks
     return {
         "name": stage["name"],
         "model": model_of(stage),
         "alias": stage.get("alias"),
-        "answered_by": sorted(answered),
+        "answered_by": sorted({c.model for c in own if c.outcome == "call" and not c.error_type}),
         "done": tasks[Outcome.DONE],
         "reused": tasks[Outcome.REUSED],
         "failed": tasks[Outcome.FAILED],
         "skipped": tasks[Outcome.SKIPPED],
         "dropped": tasks[Outcome.DROPPED],
-        "repaired": _how(own, "repair"),
-        "json_repaired": _how(own, "json_repair"),
-        "by_fallback": _how(own, "fallback"),
+        "repaired": ways["repair"],
+        "json_repaired": ways["json_repair"],
+        "by_fallback": ways["fallback"],
         "timing_ms": _timing_ms(times, stage["name"]),
-        **({"agreement": agreement_of(own)} if stage.get("vote") else {}),
+        **({"agreement": _agreement(own)} if stage.get("vote") else {}),
     }
 
 
-def agreement_of(counts: Iterable[Count]) -> dict[str, Any]:
+def _agreement(counts: Iterable[Count]) -> dict[str, Any]:
     """How far the replicas of a stage's rows agreed, in the mean and with all of them; null while no row has voted."""
     votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
     rows = sum(tasks for _, tasks in votes)
@@ -325,21 +297,16 @@ def agreement_of(counts: Iterable[Count]) -> dict[str, Any]:
 
 def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
     """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 % than p95."""
-    return {
-        measure: _quantiles(merged(h for (s, m), h in times.items() if m == measure and stage in (None, s)))
-        for measure in ("duration", "ttft", "time_to_response")
-    }
-
-
-def _quantiles(histogram: Histogram) -> dict[str, Any]:
-    shares = {"p50": quantile(histogram, 0.5), "p95": quantile(histogram, 0.95)}
-    found = {name: None if value is None else round(value * 1000, 1) for name, value in shares.items()}
-    return {"count": sum(histogram.values()), **found}
-
-
-def _how(counts: list[Count], way: str) -> int:
-    """Answers that came about in this way, among others."""
-    return sum(c.tasks for c in counts if c.outcome == HOW and way in c.error_type.split(","))
+    found = {}
+    for measure in ("duration", "ttft", "time_to_response"):
+        histogram = merged(h for (s, m), h in times.items() if m == measure and stage in (None, s))
+        p50, p95 = (quantile(histogram, share) for share in (0.5, 0.95))
+        found[measure] = {
+            "count": sum(histogram.values()),
+            "p50": None if p50 is None else round(p50 * 1000, 1),
+            "p95": None if p95 is None else round(p95 * 1000, 1),
+        }
+    return found
 
 
 def cost_of(known: float, unpriced: int) -> float | None:

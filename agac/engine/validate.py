@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
@@ -31,42 +30,32 @@ def mended_json(text: str) -> str | None:
     None when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it:
     nothing is made out of prose, and nothing is filled in. Wants the extra `agac[json-repair]`.
     """
-    bare = _bare(text)
+    bare = text.strip()
+    if not bare.startswith(("{", "[")):
+        blocks: list[str] = _BLOCK.findall(bare) or [_OPEN_FENCE.sub("", bare)]
+        bare = blocks[0].strip() if len(blocks) == 1 else ""
     if not bare.startswith(("{", "[")):
         return None
     try:
-        _, end = _decode(bare)
-    except json.JSONDecodeError:
-        return _repaired(bare)
+        try:
+            _, end = _decode(bare)
+        except json.JSONDecodeError:
+            from json_repair import loads
+
+            value = loads(bare, skip_json_loads=True, strict=True)
+            meant = isinstance(value, dict if bare[0] == "{" else list) and value
+            return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
     except (ValueError, RecursionError):
         return None
     another = any(mark in bare[end:] for mark in "{[")  # nobody knows which of the two is meant
     return None if another else bare[:end]
 
 
-def _bare(text: str) -> str:
-    stripped = text.strip()
-    if stripped.startswith(("{", "[")):
-        return stripped
-    blocks: list[str] = _BLOCK.findall(stripped)
-    if not blocks:
-        return _OPEN_FENCE.sub("", stripped).strip()
-    return blocks[0].strip() if len(blocks) == 1 else ""
-
-
-def _repaired(bare: str) -> str | None:
-    from json_repair import loads
-
-    try:
-        value = loads(bare, skip_json_loads=True, strict=True)
-        meant = isinstance(value, dict if bare[0] == "{" else list) and value
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
-    except (ValueError, RecursionError):
-        return None
-
-
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
+
+MOST_CHARACTERS = 300
+"""Of each error."""
 
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -86,9 +75,14 @@ class Checker:
 
     def __init__(self, stage: PlannedStage) -> None:
         self._extra: ExtraCheck | None = stage.extra_check
-        self._mends = stage.json_repair
-        self._field = stage.output_field
-        self._validator = None if stage.schema is None else _validator(stage.name, stage.schema.body)
+        self._mends, self._field = stage.json_repair, stage.output_field
+        try:
+            self._validator = None if stage.schema is None else compiled(stage.schema.body)
+        except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
+            reason = getattr(error, "message", error)
+            remedy = "Correct output_schema, then start a new run with agac run."
+            message = f"the output_schema of stage {stage.name!r} cannot be compiled: {reason}"
+            raise UsageError(message, remedy=remedy) from error
 
     def check(self, reply: Reply) -> ValidReply | RowError:
         """The result, or why the reply is none."""
@@ -101,10 +95,16 @@ class Checker:
         return (self._mended(reply.text) if isinstance(checked, RowError) else None) or checked
 
     def _one(self, text: str) -> ValidReply | RowError:
-        if self._validator is None:
-            return _text_result(text, self._field)
+        if self._validator is None:  # the text as it came, or trimmed in an object with one field
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                error = "the reply holds a lone surrogate, which is no character"
+                return RowError(ErrorType.SCHEMA_MISMATCH, error)
+            plain: JSONValue = text if self._field is None else {self._field: text.strip()}
+            return ValidReply(_encode(plain), plain)
         try:
-            encoded, value = _parsed(text)
+            encoded, value = parsed(text)
         except ValueError as problem:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
         problems = self._problems(self._validator, value)
@@ -123,10 +123,8 @@ class Checker:
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
         if len({canonical(one.value) for one in found}) > 1:
-            message = (
-                f"the reply holds {len(found)} messages that are valid and differ; nobody knows which one is meant"
-            )
-            return RowError(ErrorType.SCHEMA_MISMATCH, message)
+            many = f"the reply holds {len(found)} messages that are valid and differ"
+            return RowError(ErrorType.SCHEMA_MISMATCH, f"{many}; nobody knows which one is meant")
         if found:
             return found[0]
         problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
@@ -137,7 +135,7 @@ class Checker:
         if not self._mends or self._validator is None or (mended := mended_json(text)) is None:
             return None
         try:
-            encoded, value = _parsed(mended)
+            encoded, value = parsed(mended)
         except ValueError:
             return None
         return None if self._problems(self._validator, value) else ValidReply(encoded, value, mended=True)
@@ -151,37 +149,15 @@ class Checker:
         return self._extra(value)[:MAX_ERRORS] if self._extra else []
 
 
-def _validator(stage: str, body: dict[str, Any]) -> Draft202012Validator:
-    """What loading has refused may still be in a run that an older agac recorded."""
-    try:
-        return compiled(body)
-    except ValueError as error:
-        reason = getattr(error, "message", error)
-        remedy = "Correct output_schema, then start a new run with agac run."
-        raise UsageError(f"the output_schema of stage {stage!r} cannot be compiled: {reason}", remedy=remedy) from error
-
-
-def _text_result(text: str, field: str | None) -> ValidReply | RowError:
-    """The text as it came, or trimmed in an object with one field."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return RowError(ErrorType.SCHEMA_MISMATCH, "the reply holds a lone surrogate, which is no character")
-    value: JSONValue = text if field is None else {field: text.strip()}
-    return ValidReply(_encode(value), value)
-
-
 def _unusable(reply: Reply) -> RowError | None:
     """A reply that was cut, refused, filtered or is empty never becomes a result."""
     match reply.finish:
         case Finish.LENGTH:
-            return RowError(
-                ErrorType.TRUNCATED, "the reply was cut at the limit of tokens; raise max_tokens or ask for less"
-            )
+            message = "the reply was cut at the limit of tokens; raise max_tokens or ask for less"
+            return RowError(ErrorType.TRUNCATED, message)
         case Finish.REFUSAL:
-            return RowError(
-                ErrorType.REFUSED, f"the model refused: {reply.refusal or reply.text or 'without a reason'}"
-            )
+            said = reply.refusal or reply.text or "without a reason"
+            return RowError(ErrorType.REFUSED, f"the model refused: {said}")
         case Finish.FILTER:
             return RowError(ErrorType.FILTERED, "the provider's content filter stopped the reply")
         case Finish.STOP if reply.refusal:
@@ -192,16 +168,9 @@ def _unusable(reply: Reply) -> RowError | None:
             return None if reply.text.strip() else RowError(ErrorType.EMPTY_RESPONSE, "the reply is empty")
 
 
-def parse_json(text: str) -> JSONValue:
-    """Bare JSON, or one fenced block around it, and nothing else: nothing is invented out of prose.
-
-    Raises ValueError for anything else, also for NaN, repeated keys and lone surrogates.
-    """
-    return _parsed(text)[1]
-
-
-def _parsed(text: str) -> tuple[str, JSONValue]:
-    """The value and its compact JSON text; see `parse_json`."""
+def parsed(text: str) -> tuple[str, JSONValue]:
+    """The compact text and the value of bare JSON, or of one fenced block around it, and nothing else: nothing is
+    invented out of prose. Raises ValueError for anything else, also for NaN, repeated keys and lone surrogates."""
     fenced = _FENCE.match(text)
     bare = fenced.group(1) if fenced else text
     try:
@@ -230,33 +199,22 @@ _validate_decode = json.JSONDecoder(parse_constant=_refuse_constant, object_pair
 
 
 def _described(error: ValidationError) -> str:
-    """An error, with the place in the reply where it is."""
-    return f"{_place(error.instance_path) or 'the reply'}: {_short(_words(error))}"
-
-
-def _place(path: Iterable[str | int]) -> str:
-    """As it is written in JSONPath: `tags[1].name`, `['two words']`."""
-    steps = (
-        f"[{part}]" if isinstance(part, int) else f".{part}" if _PLAIN_KEY.match(part) else f"[{_quoted(part)}]"
-        for part in path
-    )
-    return "".join(steps).removeprefix(".")
-
-
-def _quoted(key: str) -> str:
-    escaped = key.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _words(error: ValidationError) -> str:
-    """The validator's own words, but for an enum, of which it names two values only: a model needs them all."""
-    if error.kind.name != "enum":
-        return error.message
-    return f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
-
-
-def _short(message: str, most: int = 300) -> str:
-    return message if len(message) <= most else f"{message[:most]}…"
+    """An error, with the place in the reply where it is, as in JSONPath: `tags[1].name`, `['two words']`. The
+    validator's own words, but for an enum, of which it names two values only: a model needs them all."""
+    place = ""
+    for part in error.instance_path:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif _PLAIN_KEY.match(part):
+            place += f".{part}"
+        else:
+            escaped = part.replace("\\", "\\\\").replace("'", "\\'")
+            place += f"['{escaped}']"
+    words = error.message
+    if error.kind.name == "enum":
+        words = f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
+    short = words if len(words) <= MOST_CHARACTERS else f"{words[:MOST_CHARACTERS]}…"
+    return f"{place.removeprefix('.') or 'the reply'}: {short}"
 
 
 def repair_request(request: Request, reply: Reply, error: RowError) -> Request:

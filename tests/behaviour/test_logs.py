@@ -9,7 +9,7 @@ from behaviour.scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder, Ran
 
 from agac.core.redact import Redactor
-from agac.engine import caller, settle
+from agac.engine import caller
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
@@ -111,7 +111,7 @@ def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolde
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFolder) -> None:
-    length = settle.MOST_CHARACTERS
+    length = caller.MOST_CHARACTERS
     project.rows([{"id": "r-1", "text": "a" * (length + 1234)}])
     project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
     with scripted(Step("b" * length)) as server:
@@ -147,5 +147,5 @@ def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monke
 
 def test_a_secret_is_taken_out_before_a_text_is_cut() -> None:
     secret = "s3cret-value-0123456789"
-    text = "a" * (settle.MOST_CHARACTERS - 5) + secret
-    assert "s3cre" not in settle._cut(Redactor([secret]).clean(text))
+    text = "a" * (caller.MOST_CHARACTERS - 5) + secret
+    assert "s3cre" not in caller._cut(text, Redactor([secret]).clean)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
-from agac.engine.validate import MAX_ERRORS, Checker, parse_json, repair_request
+from agac.engine.validate import MAX_ERRORS, Checker, parsed, repair_request
 from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.templates import compile_template
@@ -81,9 +81,9 @@ def error_of(text: str, body: dict[str, Any] | None = None, finish: Finish = Fin
 def test_what_is_json(text: str, value: Any) -> None:
     if value is ValueError:
         with pytest.raises(ValueError):
-            parse_json(text)
+            parsed(text)
     else:
-        assert parse_json(text) == value
+        assert parsed(text)[1] == value
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -97,13 +97,13 @@ values = st.recursive(
 @given(values, st.booleans(), st.booleans())
 def test_every_value_comes_back(value: Any, fenced: bool, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
-    assert parse_json(f"```json\n{text}\n```" if fenced else text) == value
+    assert parsed(f"```json\n{text}\n```" if fenced else text)[1] == value
 
 
 @given(st.text())
 def test_no_text_is_more_than_refused(text: str) -> None:
     try:
-        value = parse_json(text)
+        _, value = parsed(text)
     except ValueError:
         return
     json.dumps(value, allow_nan=False).encode()

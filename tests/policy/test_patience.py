@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.rate_limiter import FifoSemaphore
+from agac.engine.rate_limiter import CallLimit
 from agac.engine.retry_policy import RowDeadline, RowDeadlineExceeded
 
 
@@ -43,13 +43,13 @@ def test_waiting_for_a_turn_is_unbounded_before_the_first_call_and_bounded_after
 
 def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
     async def rows() -> None:
-        slots, deadline = FifoSemaphore(1), RowDeadline(10.0, loop_time)
+        slots, deadline = CallLimit(1), RowDeadline(10.0, loop_time)
         deadline.left()
-        await slots.take()
+        await slots.enter()
         with pytest.raises(RowDeadlineExceeded):
-            await deadline.wait(slots.take())
-        slots.give()
-        await asyncio.wait_for(slots.take(), 1)
+            await deadline.wait(slots.enter())
+        slots.leave()
+        await asyncio.wait_for(slots.enter(), 1)
 
     run_virtually(rows())
 

@@ -16,8 +16,8 @@ from agac.engine.batch.poll import BatchPoller
 from agac.engine.batch.submit import CAP_KEPT, Submitter
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
 from agac.engine.caller import Caller
-from agac.engine.context import InvocationContext
-from agac.engine.settle import CallRecorder
+from agac.engine.invocation import InvocationContext
+from agac.engine.settle import Totals
 from agac.engine.stop_rules import RunStopped
 from agac.plan.plan import Plan
 from agac.store.batches import (
@@ -79,7 +79,7 @@ class Batches:
         self,
         context: BatchContext,
         budget: BudgetLimiter | None,
-        recorder: CallRecorder,
+        totals: Totals,
         *,
         confirm_stale: Callable[[Stale], Awaitable[bool]],
         only_batch: int | None,
@@ -88,7 +88,7 @@ class Batches:
     ) -> None:
         self._context, self._journal, self._budget = context, context.journal, budget
         self._submitter = Submitter(context)
-        self._collector = BatchPoller(context, self._submitter, Ingester(context, budget, recorder))
+        self._collector = BatchPoller(context, self._submitter, Ingester(context, budget, totals))
         self._confirm_stale, self._only_batch, self._poll = confirm_stale, only_batch, poll
         self._takes_over = takes_over
         self._closed: asyncio.Queue[OpenBatch] = asyncio.Queue()
@@ -407,7 +407,7 @@ async def has_batches(database: Database, plan: Plan) -> bool:
 @asynccontextmanager
 async def batches_of(invocation: InvocationContext) -> AsyncIterator[Batches | None]:
     """The batches of an invocation's workflow; None where rows cannot wait for any."""
-    if not invocation.batch_waits.active:
+    if not invocation.batched:
         yield None
         return
     work, plan, batching, (database, run, event) = (
@@ -425,7 +425,7 @@ async def batches_of(invocation: InvocationContext) -> AsyncIterator[Batches | N
         batches = Batches(
             context,
             invocation.budgets,
-            invocation.settler.book,
+            invocation.totals,
             confirm_stale=batching.confirm_stale,
             only_batch=batching.only_batch,
             poll=min(polls, default=None),

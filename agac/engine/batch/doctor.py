@@ -16,8 +16,8 @@ from agac.engine.batch.ingest import Ingester
 from agac.engine.batch.lifecycle import BatchContext, batch_context
 from agac.engine.batch.poll import NOT_CANCELLED, BatchPoller
 from agac.engine.batch.submit import CLOCKS_APART, UNSURE, Submitter, order_of
-from agac.engine.invocation import Batching, Clocks, Totals
-from agac.engine.settle import CallRecorder
+from agac.engine.invocation import Batching, Clocks
+from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
@@ -53,7 +53,7 @@ async def batch_maintenance(
         )  # fmt: skip
         async with opened as context:
             submitter = Submitter(context)
-            ingester = Ingester(context, None, CallRecorder(ledger, Totals(), "all"))
+            ingester = Ingester(context, None, Totals())
             beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
             try:
                 yield BatchMaintenance(context, submitter, BatchPoller(context, submitter, ingester), ingester)

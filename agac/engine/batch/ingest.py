@@ -20,7 +20,7 @@ from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.budget import NOTHING, Amount, BudgetLimiter
-from agac.engine.settle import CallRecorder, how_answered, record_call
+from agac.engine.settle import Totals, how_answered, record_call
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine
 from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
@@ -131,10 +131,10 @@ class ResultReader:
 
 
 class Ingester:
-    """Reads results. `budget` and `recorder` are the invocation's: what belongs to another run is not counted there."""
+    """Reads results. `budget` and `totals` are the invocation's: what belongs to another run is not counted there."""
 
-    def __init__(self, context: BatchContext, budget: BudgetLimiter | None, recorder: CallRecorder) -> None:
-        self._context, self._budget, self._recorder = context, budget, recorder
+    def __init__(self, context: BatchContext, budget: BudgetLimiter | None, totals: Totals) -> None:
+        self._context, self._budget, self._totals = context, budget, totals
 
     async def ingest(self, record: BatchRecord, form: BatchFormat, files: Sequence[Path]) -> BatchRecord:
         """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
@@ -295,7 +295,7 @@ class Ingester:
         reading.real = reading.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
         reading.unpriced += spent is None
         if reading.record.run_id == self._context.run:
-            self._recorder.count(call, spent, stage)
+            self._totals.count_call(call, spent, stage)
 
 
 _NO_ROW = Row(0, 0, None)
