@@ -59,7 +59,6 @@ Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
 
 
-@dataclass(frozen=True, slots=True)
 class Outputs:
     """The outputs of a run as its last invocation wanted them. A preview keeps its table in a database of its own.
 
@@ -67,33 +66,17 @@ class Outputs:
     of its schema, as far as that says them: stored definitions are sorted.
     """
 
-    root: Path
-    folder: Path
-    formats: tuple[OutputFormat, ...]
-    to: dict[str, str] | None
-    merge: Merge | None
-    csv_safe: bool
-    fields: tuple[str, ...]
-    preview: bool
-    telemetry: bool
-    filtered: bool
-
-    @staticmethod
-    def of(run: RunRecord, root: Path, rows: int) -> Outputs:
-        """What the run's record says; `rows` are those of its input that are stored."""
+    def __init__(self, run: RunRecord, root: Path, rows: int) -> None:
+        """`rows` are those of the run's input that are stored."""
         body = run.outputs
-        return Outputs(
-            root,
-            root / run.output_dir,
-            tuple(body.get("formats", ())),
-            body.get("to"),
-            body.get("merge"),
-            body.get("csv_safe", False),
-            tuple(body.get("fields", ())),
-            bool(run.selection),
-            body.get("telemetry", rows <= TELEMETRY_ROWS),
-            body.get("filtered", False),
-        )
+        self.root, self.folder, self.preview = root, root / run.output_dir, bool(run.selection)
+        self.formats: tuple[OutputFormat, ...] = tuple(body.get("formats", ()))
+        self.to: dict[str, str] | None = body.get("to")
+        self.merge: Merge | None = body.get("merge")
+        self.csv_safe: bool = body.get("csv_safe", False)
+        self.fields = tuple(body.get("fields", ()))
+        self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
+        self.filtered: bool = body.get("filtered", False)
 
     @property
     def names(self) -> list[str]:
@@ -238,7 +221,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
     again. A table of a database that cannot be written keeps nothing else from being replaced.
     """
-    outputs = Outputs.of(run, root, summary["rows"]["total"])
+    outputs = Outputs(run, root, summary["rows"]["total"])
     layout = None
     if outputs.formats or outputs.to is not None or outputs.merge not in PLAIN_MERGES:
         layout = await _observe_layout(database, run, outputs)
@@ -405,9 +388,9 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
 
 def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:
     """The files that a finished run's users expect. `rows` of its input are stored."""
-    return Outputs.of(run, root, rows).files()
+    return Outputs(run, root, rows).files()
 
 
 def is_shown(run: RunRecord, root: Path, rows: int) -> bool:
     """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
-    return run.exported_revision == run.revision and run.exported_files == Outputs.of(run, root, rows).stamps()
+    return run.exported_revision == run.revision and run.exported_files == Outputs(run, root, rows).stamps()

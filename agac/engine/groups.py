@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, snapshot
@@ -101,12 +101,8 @@ class GroupCut:
             self._last = node
 
 
-class GroupReady(NamedTuple):
-    """A group that can be asked; `top` is its node where it was cut."""
-
-    row: MadeRow
-    size: GroupSize
-    top: TreeNode | None
+ReadyGroup = tuple[MadeRow, GroupSize, TreeNode | None]
+"""A group that can be asked, with its node where it was cut."""
 
 
 class Groups:
@@ -130,14 +126,14 @@ class Groups:
 
     async def _walk_some(self, rows: Sequence[MadeRow]) -> None:
         database, ledger, keys = self._context.places.database, self._context.ledger, [row.key for row in rows]
-        sizes, ready = await group_sizes(database, keys), []
+        sizes, ready = await group_sizes(database, keys), list[ReadyGroup]()
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
                 ledger.batch.gone.append(row.key)
             elif (one := await self._ready(row, size)) is not None:
                 ready.append(one)
-        for height in range(1, max((one.top.id.height for one in ready if one.top), default=1)):
+        for height in range(1, max((top.id.height for _, _, top in ready if top), default=1)):
             await self._run(self._open_parts(height), self._ask_part)
         await self._run(self._active_rows(ready), self._executor.walk)
 
@@ -146,7 +142,7 @@ class Groups:
         if self._context.stop_signal.stop is None:
             await run_workers([RowSource(rows, walk)], self._context.stop_signal, self._context.workers)
 
-    async def _ready(self, row: MadeRow, size: GroupSize) -> GroupReady | None:
+    async def _ready(self, row: MadeRow, size: GroupSize) -> ReadyGroup | None:
         """The group as it is asked; None where it cannot be."""
         view, message = self._view(row, size), None
         match unusable(self._group, size.rows, size.failed):
@@ -165,8 +161,8 @@ class Groups:
             self._context.ledger.batch.cut.append(row.key)
         may_ask = self._context.work.scope.may_ask(self._stage.name)
         if fits or not may_ask or not self._executor.does.lets_in(view, self._stage):
-            return GroupReady(row, size, None)
-        return GroupReady(row, size, await self._cut(row))
+            return row, size, None
+        return row, size, await self._cut(row)
 
     def _view(self, row: MadeRow, size: GroupSize) -> RowView:
         """What a group sees, but for its rows."""
@@ -174,9 +170,9 @@ class Groups:
         view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
         return view
 
-    async def _active_rows(self, ready: Sequence[GroupReady]) -> AsyncGenerator[list[ActiveRow], None]:
+    async def _active_rows(self, ready: Sequence[ReadyGroup]) -> AsyncGenerator[list[ActiveRow], None]:
         """The groups at work, with all that their members show."""
-        prior, brought = await self._context.tasks_of([one.row.key for one in ready])
+        prior, brought = await self._context.tasks_of([made.key for made, _, _ in ready])
         for made, size, top in ready:
             row = self._pass.active_row(made, prior.get(made.key, {}), self._view(made, size))
             row.ready = brought.get(made.key, {})

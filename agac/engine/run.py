@@ -109,7 +109,7 @@ class RowWalk:
     tasks: Tasks
     group: asyncio.TaskGroup
 
-    async def all_rows(self, intake: InputRows, batches: Batches | None) -> None:
+    async def all_rows(self, input_rows: InputRows, batches: Batches | None) -> None:
         """The rows of the input, or those of the store that a retry chose or for which a batch brought something, and
         then those that stages made of them."""
         context = self.context
@@ -127,9 +127,9 @@ class RowWalk:
             if context.plan.input.on_duplicate_id == "last" and context.plan.input.id_field:
                 await scan_ids(places.database, work.rows())
             await runs.note_reading(places.database, places.run, None)
-            await self._from(intake.active_rows(work.rows()))
+            await self._from(input_rows.active_rows(work.rows()))
             if not stop_signal.stopped.is_set():
-                await intake.finish()
+                await input_rows.finish()
                 await runs.note_reading(places.database, places.run, work.clocks.wall())
         await self._derived_rows()
 
