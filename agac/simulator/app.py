@@ -285,7 +285,7 @@ class Simulator:
         app.router.add_get("/health", health)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
-        app.on_cleanup.append(self.close)
+        app.on_cleanup.append(lambda _: asyncio.to_thread(self.batches.close))  # once there are no more requests
         return app
 
     async def stop(self, app: web.Application) -> None:
@@ -294,10 +294,6 @@ class Simulator:
         for ws in list(self.sockets):
             await ws.close(code=WSCloseCode.GOING_AWAY)
         self.batches.stop()
-
-    async def close(self, app: web.Application) -> None:
-        """Closes the store of batches, once there are no more requests."""
-        await asyncio.to_thread(self.batches.close)
 
     async def batch_call(
         self, batches: BatchRoutes, operation: str, effect: Effect, http: web.Request

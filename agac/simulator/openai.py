@@ -130,17 +130,18 @@ def read_messages(data: Mapping[str, Any], name: str, what: str, kinds: tuple[st
         ):
             problem = f"Invalid '{param}': expected {what} whose role is one of {', '.join(ROLES)}."
             raise ApiError(400, problem, param=param)
-        role, parts = message["role"], message.get("content")
-        if isinstance(parts, str):
-            parts = [{"type": kinds[0], "text": parts}]
-        elif parts is None and role == "assistant" and name == "messages":
-            parts = []
-        if not isinstance(parts, list) or not all(
-            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
+        role, content = message["role"], message.get("content")
+        if content is None and role == "assistant" and name == "messages":
+            content = ""
+        elif isinstance(content, list) and all(
+            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
+            for part in content
         ):
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str):
             problem = f"Invalid '{param}.content': expected a string or an array of text parts."
             raise ApiError(400, problem, param=param)
-        messages.append((role, "".join(part["text"] for part in parts)))
+        messages.append((role, content))
     return messages
 
 

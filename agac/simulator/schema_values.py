@@ -9,8 +9,9 @@ import math
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain
 from random import Random
 from typing import Any
@@ -44,7 +45,7 @@ SHADES = {
 """Names under which an enum offers a mood."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Draft:
     """One reply being written: its source of chance, the text it answers, and how much may still be written.
 
@@ -54,8 +55,6 @@ class Draft:
     random: Random
     text: str
     left: int = 300
-    _words: list[str] | None = field(default=None, init=False)
-    _mood: int | None = field(default=None, init=False)
 
     def below(self, count: int) -> int:
         """A number from 0 to count - 1."""
@@ -65,21 +64,17 @@ class Draft:
         """Any of the choices."""
         return choices[self.below(len(choices))]
 
-    @property
+    @cached_property
     def words(self) -> Sequence[str]:
         """The words of the text, some of our own when it has none."""
-        if self._words is None:
-            self._words = WORD.findall(self.text[:READ_CHARACTERS])
-        return self._words or FALLBACK
+        return WORD.findall(self.text[:READ_CHARACTERS]) or FALLBACK
 
-    @property
+    @cached_property
     def mood(self) -> int:
         """1 for a glad text, -1 for a cross one, 0 for neither."""
-        if self._mood is None:
-            lowered = "\n".join(self.words).lower().replace("’", "'").split("\n")
-            score = sum(map(GLAD.__contains__, lowered)) - sum(map(CROSS.__contains__, lowered))
-            self._mood = (score > 0) - (score < 0)
-        return self._mood
+        lowered = "\n".join(self.words).lower().replace("’", "'").split("\n")
+        score = sum(map(GLAD.__contains__, lowered)) - sum(map(CROSS.__contains__, lowered))
+        return (score > 0) - (score < 0)
 
     def phrase(self, least: int, most: int) -> str:
         """So many words of the text in a row."""
@@ -195,14 +190,13 @@ def clock(draft: Draft) -> str:
 
 
 def uuid_text(draft: Draft) -> str:
-    """A UUID of version 4."""
-    tail = f"{draft.one_of('89ab')}{hexadecimal(draft, 3)}-{hexadecimal(draft, 12)}"
-    return f"{hexadecimal(draft, 8)}-{hexadecimal(draft, 4)}-4{hexadecimal(draft, 3)}-{tail}"
-
-
-def hexadecimal(draft: Draft, count: int) -> str:
-    """So many hexadecimal digits."""
-    return "".join(draft.one_of("0123456789abcdef") for _ in range(count))
+    """A UUID of version 4, whose end is drawn first."""
+    digits = {"x": "0123456789abcdef", "y": "89ab"}
+    end, start = (
+        "".join(draft.one_of(digits[letter]) if letter in digits else letter for letter in form)
+        for form in ("-yxxx-xxxxxxxxxxxx", "xxxxxxxx-xxxx-4xxx")
+    )
+    return start + end
 
 
 FORMATS: dict[str, Callable[[Draft], str]] = {

@@ -7,6 +7,7 @@ end of its standard input: when we end, even by kill -9, the pipe closes and the
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -43,10 +44,12 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_w
 
 async def serve(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
     """`run_simulator` within a running loop, from the main thread."""
+    gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
     from agac.simulator.app import Simulator
 
+    gc.enable()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
