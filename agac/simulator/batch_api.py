@@ -114,6 +114,9 @@ class BatchRoutes:
     page_limit: int
     """How many batches a page of the list holds at most."""
 
+    cancels_hidden: bool
+    """Whether a batch can be cancelled that a fault hides."""
+
     def __init__(self, family: str, threads: BatchThreads) -> None:
         self.family, self.threads, self.store = family, threads, threads.store
         self.format = FAMILIES[family]
@@ -157,7 +160,7 @@ class BatchRoutes:
         """POST …/batches/ID/cancel: requests that are done by now stay done."""
 
         def cancelled() -> tuple[Batch, float]:
-            batch, now = self.found(call.id, hidden=self.family != "anthropic"), self.store.now()
+            batch, now = self.found(call.id, hidden=self.cancels_hidden), self.store.now()
             if batch.ended:
                 raise self.format.not_open(batch)
             self.store.cancel(batch, now)
@@ -194,6 +197,7 @@ class OpenAiBatchRoutes(BatchRoutes):
 
     api = CHAT
     page_limit = 100
+    cancels_hidden = True
 
     def routes(self) -> list[tuple[str, str, str, Effect]]:
         return [
@@ -300,6 +304,7 @@ class MessageBatchRoutes(BatchRoutes):
 
     api = MESSAGES
     page_limit = 1000
+    cancels_hidden = False
 
     def routes(self) -> list[tuple[str, str, str, Effect]]:
         return [

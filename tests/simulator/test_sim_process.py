@@ -96,9 +96,7 @@ def test_without_the_flag_standard_input_is_left_alone() -> None:
 
 
 PARENT = """
-import asyncio, sys
-from agac.simulator import server
-from agac.simulator import server
+import asyncio
 from agac.simulator.server import embedded_simulator
 
 async def main():
