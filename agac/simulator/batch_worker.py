@@ -187,8 +187,10 @@ class BatchWorker:
         about = chunk.batch, number, custom_id
         rules = chunk.line_faults.of_line(number, raw, custom_id) if chunk.line_faults.rules else []
         kinds = [rule.kind for rule in rules]
-        chunk.faults.update(kinds)
-        instead = next((rule for rule in rules if rule.phase == "result"), None)
+        instead = None
+        if rules:
+            chunk.faults.update(kinds)
+            instead = next((rule for rule in rules if rule.phase == "result"), None)
         try:
             if instead is None:
                 reply = encoded(self.reply(line[chunk.format.body_key], chunk))

@@ -368,8 +368,10 @@ class AnswerWriter:
 
     def text(self, call: ModelCall) -> str:
         """An answer in prose."""
+        if call.model == ECHO:
+            return call.user_text
         draft = draft_for(call, 0)
-        return call.user_text if call.model == ECHO else " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
+        return " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
 
     def value(self, call: ModelCall) -> Any:
         """A value that satisfies the call's schema."""
