@@ -1,6 +1,7 @@
 """What no test may do, and what all may use."""
 
 import asyncio
+import gc
 import inspect
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.commands import ForkedPython
 from support.project import ProjectFolder
@@ -30,6 +32,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "providers/certificates/nobody.pem")
 for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
     os.environ.pop(name, None)
+
+
+# Every test writes YAML: by the C library in a tenth of the time.
+yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[misc]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that is imported stay to the end: the collector need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
@@ -280,6 +281,9 @@ def _plain(value: Any, root: Path) -> Any:
     return _NO_BOUND if value == inf else value
 
 
+_hints = cache(get_type_hints)
+
+
 def _read(hint: Any, body: Any, root: Path) -> Any:
     """The value of this type that `_plain` wrote; what was not known when it was stored is at its default."""
     if get_origin(hint) in (Union, UnionType):
@@ -289,7 +293,7 @@ def _read(hint: Any, body: Any, root: Path) -> Any:
         hint = next((kind for kind in kinds if is_dataclass(kind) == isinstance(body, Mapping)), kinds[0])
     origin = get_origin(hint)
     if is_dataclass(hint):
-        hints = get_type_hints(hint)
+        hints = _hints(cast("Any", hint))
         read = {one.name: _read(hints[one.name], body[one.name], root) for one in fields(hint) if one.name in body}
         place = {"where": STORED} if hint is InputSpec else {}
         return cast("Any", hint)(**read, **place)
@@ -345,7 +349,7 @@ def restored_plan(
 def _restored_stage(
     recorded: RecordedStage, how: Mapping[str, Any], providers: Mapping[str, Provider], root: Path, *, functions: bool
 ) -> AnyStage:
-    hints = get_type_hints(Stage)
+    hints = _hints(Stage)
     beside = (one.name for one, _ in stored_fields(decides=False))
     own = {name: _read(hints[name], how[name], root) for name in beside if name in how}
     stage = replace(recorded, **own, guard=_guard(recorded.guard.text) if recorded.guard else None)
@@ -395,6 +399,6 @@ def _restored_model(body: Mapping[str, Any], stage: str, providers: Mapping[str,
     ref: ModelRef | None = _read(ModelRef | None, body["ref"], root)
     if ref is not None and ref.schema_mode is not None:
         provider = replace(provider, structured=ref.schema_mode)
-    hints = get_type_hints(PlannedModel)
+    hints = _hints(PlannedModel)
     how = {key: _read(hints[key], body[key], root) for key in ("params", "transport", "idle_timeout", "timeout")}
     return PlannedModel(provider, body["model"], **how, ref=ref)

@@ -9,6 +9,9 @@ from scripted_server import Step, answering
 from support.made import asked, errors, made, outcomes, ran, settled, values
 from support.project import ProjectFolder
 from support.server import Faulty
+from support.soak import SOAK
+
+from agac.engine import groups
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"
@@ -491,14 +494,18 @@ def test_failed_groups_are_tried_again_and_left_as_rows_are(project: ProjectFold
     assert (error["id"], error["error"]["type"]) == ("tea", "Refused")
 
 
-def test_a_group_without_a_bound_takes_no_more_rows_than_are_held(project: ProjectFolder) -> None:
-    most = 100_000
+def test_a_group_without_a_bound_takes_no_more_rows_than_are_held(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert groups.MAX_ROWS == 100_000
+    most = groups.MAX_ROWS if SOAK else 1000
+    monkeypatch.setattr(groups, "MAX_ROWS", most)
     project.rows([{"id": str(n), "topic": "x"} for n in range(most + 1)], PATH)
     workflow(project, {**SUM, "prompt": "${rows_count}"})
     report = project.run()
     assert (report.exit_code, report.invocation["calls"]) == (3, 0)
     assert errors(project, "sum")["x"][1] == (
-        "stage 'sum': this group has 100,001 rows; add `reduce: {max_rows: 50}` to ask them in parts"
+        f"stage 'sum': this group has {most + 1:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
     )
 
 

@@ -22,18 +22,34 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def mermaid_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return npm_folder(HERE / "package.json", request, tmp_path_factory)
+KINDS = ["input", "ask", "python", "filter", "select", "rename", "dedupe", "output", "some other"]
+DRAWINGS = {
+    "odd": (
+        [DrawnNode(name, "ask", [*ODD], {"done": 1200, "odd <i>": 2}, 1) for name in ODD],
+        [DrawnEdge(a, b, label) for a, b, label in zip(ODD, ODD[1:], ODD, strict=False)],
+    ),
+    "kinds": (
+        [DrawnNode(kind, kind, level=i // 4) for i, kind in enumerate(KINDS)],
+        [DrawnEdge(a, b) for a, b in pairwise(KINDS)],
+    ),
+    "large": (
+        [DrawnNode(f"stage_{i}", "ask", ["openai/gpt-5.4-mini"], {"done": i}) for i in range(400)],
+        [DrawnEdge(f"stage_{i // 2}", f"stage_{i}") for i in range(1, 400)],
+    ),
+    "empty": ([], []),
+}
+Read = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-def read(folder: Path, *texts: str) -> list[dict[str, list[dict[str, Any]]]]:
-    """What Mermaid makes of each; it fails at the first that is not Mermaid."""
+@pytest.fixture(scope="module")
+def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Read:
+    """What Mermaid makes of each drawing; it fails at the first that is not Mermaid."""
+    folder = npm_folder(HERE / "package.json", request, tmp_path_factory)
     command = ["node", str(HERE / "read.mjs"), str(folder)]
-    ran = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, encoding="utf-8", timeout=60)
+    texts = json.dumps([mermaid(*drawing) for drawing in DRAWINGS.values()])
+    ran = subprocess.run(command, input=texts, capture_output=True, text=True, encoding="utf-8", timeout=120)
     assert ran.returncode == 0, ran.stderr
-    found: list[dict[str, list[dict[str, Any]]]] = json.loads(ran.stdout)
-    return found
+    return dict(zip(DRAWINGS, json.loads(ran.stdout), strict=True))
 
 
 def shown(text: str) -> list[str]:
@@ -48,10 +64,8 @@ def cut(text: str) -> str:
     return (line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…") or "\u00a0"
 
 
-def test_every_text_comes_back_as_it_was(mermaid_folder: Path) -> None:
-    nodes = [DrawnNode(name, "ask", [*ODD], {"done": 1200, "odd <i>": 2}, 1) for name in ODD]
-    edges = [DrawnEdge(a, b, label) for a, b, label in zip(ODD, ODD[1:], ODD, strict=False)]
-    (found,) = read(mermaid_folder, mermaid(nodes, edges))
+def test_every_text_comes_back_as_it_was(read: Read) -> None:
+    found, (_, edges) = read["odd"], DRAWINGS["odd"]
     assert [box["id"] for box in found["boxes"]] == [f"n{i}" for i in range(len(ODD))]
     for box, name in zip(found["boxes"], ODD, strict=True):
         assert shown(box["text"]) == [cut(name), "ask · level 1", *map(cut, ODD), "1,200 done · 2 odd <i>"]
@@ -62,24 +76,18 @@ def test_every_text_comes_back_as_it_was(mermaid_folder: Path) -> None:
     assert said == [[cut(edge.label) if edge.label.strip() else ""] for edge in edges]
 
 
-def test_kinds_and_levels_look_different(mermaid_folder: Path) -> None:
-    kinds = ["input", "ask", "python", "filter", "select", "rename", "dedupe", "output", "some other"]
-    nodes = [DrawnNode(kind, kind, level=i // 4) for i, kind in enumerate(kinds)]
-    edges = [DrawnEdge(a, b) for a, b in pairwise(kinds)]
-    (found,) = read(mermaid_folder, mermaid(nodes, edges))
-    shapes = {kind: box["shape"] for kind, box in zip(kinds, found["boxes"], strict=True)}
+def test_kinds_and_levels_look_different(read: Read) -> None:
+    found = read["kinds"]
+    shapes = {kind: box["shape"] for kind, box in zip(KINDS, found["boxes"], strict=True)}
     assert shapes == {
         "input": "cylinder", "ask": "square", "python": "subroutine", "filter": "hexagon", "select": "square",
         "rename": "square", "dedupe": "hexagon", "output": "stadium", "some other": "square",
     }  # fmt: skip
-    assert {box["classes"][0] for box in found["boxes"] if box["classes"]} == {*kinds[1:7]}
+    assert {box["classes"][0] for box in found["boxes"] if box["classes"]} == {*KINDS[1:7]}
     dotted = [line["to"] for line in found["lines"] if line["stroke"] == "dotted"]
     assert dotted == ["n4", "n8"], "where the level changes"
 
 
-def test_as_many_stages_as_mermaid_draws_and_none_at_all(mermaid_folder: Path) -> None:
-    nodes = [DrawnNode(f"stage_{i}", "ask", ["openai/gpt-5.4-mini"], {"done": i}) for i in range(400)]
-    edges = [DrawnEdge(f"stage_{i // 2}", f"stage_{i}") for i in range(1, 400)]
-    large, empty = read(mermaid_folder, mermaid(nodes, edges), mermaid([], []))
-    assert (len(large["boxes"]), len(large["lines"])) == (400, 399)
-    assert empty == {"boxes": [], "lines": []}
+def test_as_many_stages_as_mermaid_draws_and_none_at_all(read: Read) -> None:
+    assert (len(read["large"]["boxes"]), len(read["large"]["lines"])) == (400, 399)
+    assert read["empty"] == {"boxes": [], "lines": []}
