@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from support.batchclient import BatchClient, as_jsonl, rows, statuses
+from support.batchclient import BatchClient, as_jsonl, question, rows, statuses
 
+from agac.simulator.batch_store import BatchStore
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings
 
@@ -52,16 +54,14 @@ def ask(root: str, scenario: Scenario) -> Any:
     return asyncio.run(asked())
 
 
-def test_a_batch_goes_on_while_no_process_runs(tmp_path: Path) -> None:
-    flags = ["--state", str(tmp_path / "state" / "sim.db"), "--batch-seconds", "1000"]
-
-    async def begin(api: BatchClient) -> Any:
-        batch = await api.create(10, metadata={"agac_intent": "key"})
-        await api.advance(300)
-        assert (await api.look(batch))["request_counts"]["completed"] == 3
-        return batch
-
-    async def go_on(api: BatchClient) -> None:
+async def test_a_batch_goes_on_while_no_simulator_runs(served: Any, tmp_path: Path) -> None:
+    settings = {"state": tmp_path / "state" / "sim.db", "batch_seconds": 1000}
+    async with served(**settings) as client:
+        batch = await client.batches.create(10, metadata={"agac_intent": "key"})
+        await client.batches.advance(300)
+        assert (await client.batches.look(batch))["request_counts"]["completed"] == 3
+    async with served(**settings) as client:
+        api: BatchClient = client.batches
         assert (await api.ok("GET", "/batches"))["data"][0]["id"] == batch["id"]
         await api.advance(800)
         ended = await api.look(batch)
@@ -70,11 +70,6 @@ def test_a_batch_goes_on_while_no_process_runs(tmp_path: Path) -> None:
         counted = await api.counted()
         assert (counted["created"], counted["charged"], counted["duplicates"], counted["posts"]) == (1, 10, 0, 1)
         assert counted["requests"] == 10
-
-    with process(*flags) as (_, root):
-        batch = ask(root, begin)
-    with process(*flags) as (_, root):
-        ask(root, go_on)
 
 
 def test_a_kill_in_the_middle_charges_nothing_twice(tmp_path: Path) -> None:
@@ -133,51 +128,41 @@ def test_two_processes_share_a_state_file(tmp_path: Path) -> None:
         asyncio.run(both(first, second))
 
 
-def test_single_requests_are_answered_while_a_batch_is_worked_at(tmp_path: Path) -> None:
-    asked = {"model": "small", "messages": [{"role": "user", "content": "Are you there?"}]}
-
-    async def scenario(api: BatchClient) -> None:
+async def test_single_requests_are_answered_while_a_batch_is_worked_at(served: Any) -> None:
+    async with served() as client:
+        api: BatchClient = client.batches
         batch = await api.create(as_jsonl(rows(8000)))
         look = asyncio.create_task(api.look(batch))
         answered = 0
         while not look.done():
-            await api.ok("POST", "/chat/completions", asked)
+            await api.ok("POST", "/chat/completions", question("Are you there?"))
             answered += 1
         assert (await look)["status"] in ("completed", "in_progress")
         assert answered >= 5
 
-    with process() as (_, root):
-        ask(root, scenario)
 
-
-def test_what_is_temporary_is_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-    async def scenario(api: BatchClient) -> None:
-        await api.ok("GET", "/batches")
+async def test_what_is_temporary_is_gone_at_the_end(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with served() as client:
+        await client.batches.ok("GET", "/batches")
         assert list(tmp_path.iterdir()) == []
-        await api.run(2)
+        await client.batches.run(2)
         assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["agac"]
-
-    with process() as (_, root):
-        ask(root, scenario)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_looking_creates_no_state_file(tmp_path: Path) -> None:
-    path = tmp_path / "sim.db"
-
-    async def scenario(api: BatchClient) -> None:
+async def test_looking_creates_no_state_file(served: Any, tmp_path: Path) -> None:
+    async with served(state=tmp_path / "sim.db") as client:
+        api: BatchClient = client.batches
         assert (await api.ok("GET", "/batches"))["data"] == []
         assert (await api.ok("GET", "/files"))["data"] == []
         assert (await api.call("GET", "/batches/batch_x"))[0] == 404
         assert (await api.call("GET", "/files/file-x"))[0] == 404
         counted = await api.counted()
         assert (counted["created"], counted["calls"]) == (0, {"files": 2, "list": 1, "poll": 1})
-        await api.ok("POST", "/chat/completions", {"model": "small", "messages": [{"role": "user", "content": "x"}]})
-
-    with process("--state", str(path)) as (_, root):
-        ask(root, scenario)
+        await api.ok("POST", "/chat/completions", question("x"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,8 +187,9 @@ def other_program(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    with process("--state", str(path)) as (_, root):
-        ask(root, lambda api: api.upload(rows(1)))
+    store = BatchStore(path)
+    store.db()
+    store.close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -244,8 +230,9 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_the_start(tmp_path: Path)
     assert "cannot be created in" in ended.stderr
 
 
-def test_azure_is_served_at_its_own_address(tmp_path: Path) -> None:
-    async def scenario(api: BatchClient) -> None:
+async def test_azure_is_served_at_its_own_address(served: Any) -> None:
+    async with served() as client:
+        api: BatchClient = client.batches
         azure = BatchClient(api.session, api.root, "/openai/v1")
         lines = [one | {"url": "/chat/completions"} for one in rows(3)]
         batch = await azure.run(lines, endpoint="/chat/completions")
@@ -257,45 +244,36 @@ def test_azure_is_served_at_its_own_address(tmp_path: Path) -> None:
         assert failed["request_counts"] == {"total": None, "completed": None, "failed": None}
         assert failed["status"] == "failed"
         assert [len((await one.ok("GET", "/batches"))["data"]) for one in (api, azure)] == [0, 3]
-        asked = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
-        await azure.ok("POST", "/chat/completions", asked)
+        await azure.ok("POST", "/chat/completions", question("x"))
         classic = BatchClient(api.session, api.root, "/openai")
         assert len((await classic.ok("GET", "/batches?api-version=2024-10-21"))["data"]) == 3
 
-    with process() as (_, root):
-        ask(root, scenario)
 
-
-def test_azures_own_client_is_understood(tmp_path: Path) -> None:
+async def test_azures_own_client_is_understood(served: Any, tmp_path: Path) -> None:
     path = tmp_path / "agac-key.jsonl"
     path.write_bytes(as_jsonl(rows(2)))
-
-    async def scenario(api: BatchClient) -> None:
-        async with openai.AsyncAzureOpenAI(
-            azure_endpoint=api.root, api_version="2024-10-21", api_key="k", max_retries=0
-        ) as sdk:
-            with path.open("rb") as file:
-                made = await sdk.files.create(file=(path.name, file), purpose="batch")
-            batch = await sdk.batches.create(
-                input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
-            batch = await sdk.batches.retrieve(batch.id)
-            assert (batch.status, batch.error_file_id is None) == ("completed", False)
-            assert len((await sdk.files.content(batch.output_file_id or "")).text.splitlines()) == 2
-            assert [one.id async for one in sdk.batches.list()] == [batch.id]
-
-    with process() as (_, root):
-        ask(root, scenario)
+    async with (
+        served() as client,
+        openai.AsyncAzureOpenAI(
+            azure_endpoint=client.root, api_version="2024-10-21", api_key="k", max_retries=0
+        ) as sdk,
+    ):
+        with path.open("rb") as file:
+            made = await sdk.files.create(file=(path.name, file), purpose="batch")
+        batch = await sdk.batches.create(
+            input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        batch = await sdk.batches.retrieve(batch.id)
+        assert (batch.status, batch.error_file_id is None) == ("completed", False)
+        assert len((await sdk.files.content(batch.output_file_id or "")).text.splitlines()) == 2
+        assert [one.id async for one in sdk.batches.list()] == [batch.id]
 
 
-def test_azure_gives_no_batch_up(tmp_path: Path) -> None:
-    async def scenario(api: BatchClient) -> None:
-        azure = BatchClient(api.session, api.root, "/openai/v1")
+async def test_azure_gives_no_batch_up(served: Any) -> None:
+    async with served(batch_seconds=2 * 86_400) as client:
+        azure = BatchClient(client.session, client.root, "/openai/v1")
         batch = await azure.create(10)
         await azure.advance(86_400 * 1.5)
         assert (await azure.look(batch))["request_counts"]["completed"] == 7
         await azure.advance(86_400)
         assert (await azure.look(batch))["status"] == "completed"
-
-    with process("--batch-seconds", str(2 * 86_400)) as (_, root):
-        ask(root, scenario)

@@ -122,13 +122,6 @@ class ProjectFolder:
         """Starts the command in a session of its own, to be signalled or killed."""
         return start_forked(arguments, self.root, clean_environment(env))
 
-    def fresh_start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """The same in an interpreter of its own: for tests of what happens while it starts."""
-        return subprocess.Popen(
-            fresh_command(arguments), cwd=self.root, env=clean_environment(env), stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-
     def envelopes(self, name: str = "reviews", file: str = "results.jsonl") -> list[dict[str, Any]]:
         """The lines of an output file."""
         text = (self.root / "output" / name / file).read_text("utf-8")
