@@ -15,6 +15,7 @@ from support.batchrun import BatchProject, advance
 from support.processes import ended, interrupt, listening, wait_until
 from support.project import Ran
 from support.server import Faulty, Server
+from support.soak import SOAK
 
 from agac.core.errors import AgacError, StoreError
 from agac.engine.batch.enrol import BUFFER, Spool
@@ -60,7 +61,7 @@ def is_explained(ran: Ran, *words: str) -> None:
 
 
 @needs_full
-@pytest.mark.parametrize("rows", [10, 9000])
+@pytest.mark.parametrize("rows", [10, 9000 if SOAK else 300])
 def test_a_disk_that_is_full_while_a_batch_is_written(
     make: Make, server: Server, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_disk_that_is_full_while_a_batch_is_written(
     def full(spool: Spool, path: Path) -> None:
         begin(spool, path)
         spool._file.close()
-        spool._file = FULL.open("wb", buffering=BUFFER)
+        spool._file = FULL.open("wb", buffering=BUFFER if SOAK else BUFFER // 64)
 
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "__init__", full)

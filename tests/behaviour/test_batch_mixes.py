@@ -135,7 +135,7 @@ def test_every_shape_ends_as_call_by_call(project: BatchProject, server: Server,
     assert charged == server.account()["charged"]
 
 
-@pytest.mark.parametrize("name", few(list(WORKFLOWS), 3))
+@pytest.mark.parametrize("name", few(list(WORKFLOWS), 4))
 def test_in_small_batches_that_are_taken_one_by_one(project: BatchProject, server: Server, name: str) -> None:
     written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 5}})
     project.run()
@@ -153,7 +153,7 @@ def test_in_small_batches_that_are_taken_one_by_one(project: BatchProject, serve
     assert charged == server.account()["charged"]
 
 
-@pytest.mark.parametrize("name", ["branches", "explode", "a tree of parts", "a vote", "functions"])
+@pytest.mark.parametrize("name", few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2))
 def test_waiting_for_all_of_it(project: BatchProject, server: Server, name: str) -> None:
     written(project, WORKFLOWS[name])
     report = project.run(wait=True)
@@ -170,7 +170,7 @@ FAILING: list[dict[str, Any]] = [
 """What is refused or answered badly whenever it is asked, by call or in a batch."""
 
 
-@pytest.mark.parametrize("name", few(list(WORKFLOWS), 3, first=1))
+@pytest.mark.parametrize("name", few(list(WORKFLOWS), 4, first=1))
 def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Faulty, name: str) -> None:
     """Errors, what follows from them, and what is asked no more."""
     project = BatchProject(tmp_path / "project", faulty(FAILING))
@@ -185,7 +185,7 @@ def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Faulty, name: str) ->
     project.assert_sound()
 
 
-@pytest.mark.parametrize("name", ["branches", "guards", "a tree of parts", "a vote", "functions"])
+@pytest.mark.parametrize("name", few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2))
 def test_batches_of_anthropic_end_as_calls_do(tmp_path: Path, faulty: Faulty, server: Server, name: str) -> None:
     row = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
     project = BatchProject(tmp_path / "project", faulty([]), **row)

@@ -45,9 +45,14 @@ def apart(moments: list[str], api: str, shift: int) -> list[Any]:
     """Each moment with one of the two commands that go on, the other one with the other API."""
     chosen = []
     for number, moment in enumerate(moments, shift):
-        command = "run" if number % 2 or moment in UNREAD else "retrieve"
+        command = "run" if number // 2 % 2 or moment in UNREAD else "retrieve"
         chosen.append(pytest.param(api, moment, command, id=f"{api}-{moment}-{command}"))
     return chosen
+
+
+def of_both(moments: list[str]) -> list[Any]:
+    """Each moment with one of the APIs; with both in `make soak`."""
+    return few(apart(moments, "openai", 0), 2) + few(apart(moments, "anthropic", 2), 2, first=1)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +80,11 @@ def case(api: str, server: Server, tmp_path: Path) -> BatchCase:
     return BatchCase(tmp_path / "project", server, api, rows=rows)
 
 
-OF_FILES = ("provider.upload.before", "provider.upload.after", "journal.uploaded.after")
+OF_FILES = ["provider.upload.before", "provider.upload.after", "journal.uploaded.after"]
 INLINE = [moment for moment in SUBMITTING if moment not in OF_FILES]
 
 
-@pytest.mark.parametrize(("api", "moment", "command"), apart(SUBMITTING, "openai", 0) + apart(INLINE, "anthropic", 1))
+@pytest.mark.parametrize(("api", "moment", "command"), of_both(INLINE) + apart(OF_FILES, "openai", 0))
 def test_a_command_that_is_killed_while_it_submits_a_batch_has_submitted_it_once(
     api: str, moment: str, command: str, case: BatchCase, undisturbed: dict[str, list[Any]]
 ) -> None:
@@ -91,9 +96,7 @@ def test_a_command_that_is_killed_while_it_submits_a_batch_has_submitted_it_once
 
 @pytest.mark.parametrize(
     ("api", "moment", "command"),
-    few(apart(COLLECTING, "openai", 0), 2)
-    + apart(CLEANING, "openai", len(COLLECTING))
-    + few(apart(COLLECTING, "anthropic", 1), 2, first=1),
+    of_both(COLLECTING) + apart(CLEANING, "openai", 0),
 )
 def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
     api: str, moment: str, command: str, case: BatchCase, undisturbed: dict[str, list[Any]]

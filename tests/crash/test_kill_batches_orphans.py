@@ -17,6 +17,7 @@ import pytest
 from support.batchcase import APIS, ROWS, STAGE, BatchCase, assert_ended
 from support.processes import asleep, asleep_at, ended, killed
 from support.server import Faulty, simulator
+from support.soak import few
 
 DAY_LONG = 80_000.0
 RUN = ("run", "-a", "reviews")
@@ -24,7 +25,7 @@ CREATED, NOT_CREATED = "provider.create.after", "provider.create.before"
 Start = Callable[..., BatchCase]
 by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
 everywhere = pytest.mark.parametrize("api", APIS)
-by_key = pytest.mark.parametrize("api", ["openai", "azure"])
+by_key = pytest.mark.parametrize("api", few(["openai", "azure"], 2))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.limited import Crowd, Limited, crowd, per_second
+from support.soak import few
 from support.virtual import loop_time, run_virtually
 
 from agac.engine.adaptive import CUT, Adaptive, CubicLimit, Phase, SpuriousRefusals
@@ -58,7 +59,7 @@ def test_the_same_when_replies_and_refusals_take_now_longer_now_shorter(latency:
     assert refused_share(server) < 0.02
 
 
-@pytest.mark.parametrize(("rate", "share"), [(2, 0.08), (8, 0.04), (50, 0.02), (100, 0.02)])
+@pytest.mark.parametrize(("rate", "share"), few([(2, 0.08), (8, 0.04), (50, 0.02), (100, 0.02)], 2))
 def test_the_same_at_other_rates(rate: int, share: float) -> None:
     server, _, _ = asked(Limited(rate=rate, burst=rate, latency=0.5), calls=100 * rate, most=64)
     assert settled(server) == pytest.approx(rate, rel=0.1)
@@ -80,15 +81,17 @@ def test_headers_of_a_large_bucket_are_followed_and_not_waited_out(headers: str,
     assert seconds < 45  # 800 calls at 20 a second, and what the first 1,200 took
 
 
-@pytest.mark.parametrize("headers", ["none", "early", "late"])
+@pytest.mark.parametrize("headers", few(["none", "early", "late"], 2))
 def test_windows_are_used_up_and_waited_out(headers: str) -> None:
     server, _, seconds = asked(Limited(rate=20, burst=1200, window=60, headers=headers), calls=6000)
     assert refused_share(server) < 0.02
     assert seconds < 300
 
 
-@pytest.mark.parametrize("headers", ["none", "late"])
-@pytest.mark.parametrize(("latency", "most"), [(0.001, 64), (0.5, 64), (5.0, 1000)])
+GROWING = [(*each, headers) for each in [(0.001, 64), (0.5, 64), (5.0, 1000)] for headers in ("none", "late")]
+
+
+@pytest.mark.parametrize(("latency", "most", "headers"), few(GROWING, 3))
 def test_a_run_grows_again_when_the_limit_is_lifted(latency: float, most: int, headers: str) -> None:
     server, _, _ = asked(Limited(rate=20, latency=latency, headers=headers), 8000, most, lift=(40, 2000, 2000))
     assert per_second(server.accepted, 1025, 1040) == pytest.approx(20, rel=0.1)
@@ -103,7 +106,9 @@ def test_a_run_slows_down_when_the_limit_is_lowered() -> None:
     assert refused_share(server) < 0.02
 
 
-@pytest.mark.parametrize(("room", "latency", "most"), [(10, 0.5, 64), (10, 0.05, 64), (30, 5.0, 64), (50, 0.5, 200)])
+@pytest.mark.parametrize(
+    ("room", "latency", "most"), few([(10, 0.5, 64), (10, 0.05, 64), (30, 5.0, 64), (50, 0.5, 200)], 2)
+)
 def test_a_server_that_takes_so_many_at_once_gets_about_so_many(room: int, latency: float, most: int) -> None:
     ideal = room / latency
     server, asking, seconds = asked(Limited(room=room, latency=latency), calls=int(60 * ideal), most=most)

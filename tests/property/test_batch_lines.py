@@ -158,7 +158,7 @@ def provider() -> Iterator[Provider]:
         yield found
 
 
-@campaign(test=8, soak=1500)
+@campaign(test=6, soak=1500)
 @given(texts=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6), plans=PLANS, size=st.sampled_from([2, 100]))
 def test_whatever_results_hold_no_task_is_lost_and_none_is_answered_wrongly(
     provider: Provider, texts: list[str], plans: list[Any], size: int

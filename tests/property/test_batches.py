@@ -163,7 +163,7 @@ def whatever(loop: Loop, case: Case, folder: Path) -> None:
         assert user.results() == expected
 
 
-@campaign(test=8, soak=1500)
+@campaign(test=5, soak=1500)
 @given(case=cases())
 def test_whatever_happens_batches_end_as_calls_would(loop: Loop, case: Case) -> None:
     with TemporaryDirectory(prefix="agac-batches-") as folder:

@@ -187,7 +187,7 @@ class PlanMachine(GraphMachine):
 
 
 PlanMachine.TestCase.settings = settings(
-    max_examples=300 if SOAK else 10,
+    max_examples=300 if SOAK else 6,
     stateful_step_count=8 if SOAK else 4,
     deadline=None,
     derandomize=not SOAK,
