@@ -383,7 +383,8 @@ class AnswerWriter:
                 continue
             if call.model == ECHO and ECHO in compiled.root.named:
                 changed = {**value, ECHO: call.user_text}
-                value = changed if compiled.valid(changed) else value
+                with suppress(SchemaError):  # a part of it that no value needs is wrong
+                    value = changed if compiled.valid(changed) else value
             if not compiled.unsure or compiled.valid(value):
                 return value
         raise schema_refused("the simulator found no value that satisfies it")

@@ -135,6 +135,8 @@ async def test_echo_says_the_users_text_again(served: Any, with_schema: WithSche
             assert "Row 7" not in str(value)
         form = {"type": "json_object"}
         assert json.loads(await client.content("Row 7", model="echo", response_format=form)) == {"echo": "Row 7"}
+        broken = {"type": "object", "required": ["echo"], "properties": {"echo": {}, "beside": {"type": []}}}
+        assert "echo" in json.loads(await client.content("Row 7", model="echo", response_format=with_schema(broken)))
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
