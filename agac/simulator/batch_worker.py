@@ -432,11 +432,28 @@ class BatchThreads:
         return self._early[operation] + await self.change(self.store.count, f"calls.{operation}")
 
     async def account(self) -> dict[str, Any]:
-        """The requests and charges of batches."""
+        """The requests and charges of batches. `behind`: work is due that is not done yet."""
         behind = not await self.caught_up()
-        account = await self.do(batch_account, self.store, behind)
-        calls = self._early + Counter(account["calls"])
-        return account | {"calls": dict(sorted(calls.items()))}
+        rows = await self.do(self.store.rows, "SELECT name, n FROM counter")
+        kept, waiting = await self.do(self.store.files, "batch"), await self.do(self.store.open_batches)
+        counters: dict[str, int] = dict(rows)
+        calls, faults = self._early.copy(), {}
+        for name, n in counters.items():
+            kind, _, what = name.partition(".")
+            if kind == "calls":
+                calls[what] += n
+            elif kind == "fault":
+                faults[what] = n
+        names = ("created", "cancelled", "rejected", "requests", "charged", "duplicates", "prompt_tokens")
+        return {
+            "posts": counters.get("calls.create", 0),
+            **{name: counters.get(name, 0) for name in (*names, "completion_tokens", "files")},
+            "kept": len(kept),
+            "open": len(waiting),
+            "calls": dict(sorted(calls.items())),
+            "faults": dict(sorted(faults.items())),
+            "behind": behind,
+        }
 
     async def reset(self) -> None:
         """Empties the account, once the work that was due is in it."""
@@ -454,20 +471,3 @@ class BatchThreads:
         self._store_thread.shutdown()
         self._work_thread.shutdown()
         self.store.close()
-
-
-def batch_account(store: BatchStore, behind: bool) -> dict[str, Any]:
-    """The account of batches. `behind`: work is due that is not done yet."""
-    counters: dict[str, int] = dict(store.rows("SELECT name, n FROM counter"))
-    calls = {name.removeprefix("calls."): n for name, n in counters.items() if name.startswith("calls.")}
-    faults = {name.removeprefix("fault."): n for name, n in counters.items() if name.startswith("fault.")}
-    names = ("created", "cancelled", "rejected", "requests", "charged", "duplicates", "prompt_tokens")
-    return {
-        "posts": calls.get("create", 0),
-        **{name: counters.get(name, 0) for name in (*names, "completion_tokens", "files")},
-        "kept": len(store.files("batch")),
-        "open": len(store.open_batches()),
-        "calls": calls,
-        "faults": dict(sorted(faults.items())),
-        "behind": behind,
-    }

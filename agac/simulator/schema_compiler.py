@@ -307,8 +307,18 @@ class SchemaCompiler:
             self.fixed(shape, self.listed_values(schema))
         elif len(types := read_types(schema)) != 1:
             self.alternatives(shape, ({**schema, "type": name} for name in types), depth)
+        elif types[0] == "object":
+            self.properties(shape, schema, depth)
+        elif types[0] == "array":
+            self.items(shape, schema, depth)
+        elif types[0] == "string":
+            self.text(shape, schema)
+        elif types[0] == "boolean":
+            shape.draw = lambda draft, depth, name: draft.random.random() < 0.5
+        elif types[0] == "null":
+            self.fixed(shape, [None])
         else:
-            self.typed(shape, schema, types[0], depth)
+            self.number(shape, schema, whole=types[0] == "integer")
 
     def alternatives(self, shape: Shape, schemas: Iterable[Any], depth: int) -> None:
         """One of some schemas; null is taken seldom when there is anything else."""
@@ -342,29 +352,15 @@ class SchemaCompiler:
         shape.measure = lambda: 0 if values else ENDLESS
         shape.only_null = values == [None]
 
-    def typed(self, shape: Shape, schema: dict[str, Any], kind: str, depth: int) -> None:
-        """A schema of one type."""
-        match kind:
-            case "object":
-                self.properties(shape, schema, depth)
-            case "array":
-                self.items(shape, schema, depth)
-            case "string":
-                self.text(shape, schema)
-            case "boolean":
-                shape.draw = lambda draft, depth, name: draft.random.random() < 0.5
-            case "null":
-                self.fixed(shape, [None])
-            case _:
-                low, high = (
-                    [number_of(schema, keyword) for keyword in pair]
-                    for pair in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
-                )
-                step = number_of(schema, "multipleOf")
-                if step is not None and step <= 0:
-                    raise SchemaError("multipleOf must be more than 0")
-                draw = number_writer(kind == "integer", low, high, step)
-                shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
+    def number(self, shape: Shape, schema: dict[str, Any], *, whole: bool) -> None:
+        """A number, or an integer when `whole`."""
+        low = [number_of(schema, keyword) for keyword in ("minimum", "exclusiveMinimum")]
+        high = [number_of(schema, keyword) for keyword in ("maximum", "exclusiveMaximum")]
+        step = number_of(schema, "multipleOf")
+        if step is not None and step <= 0:
+            raise SchemaError("multipleOf must be more than 0")
+        draw = number_writer(whole, low, high, step)
+        shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
     def properties(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
         """An object: its named properties, and `others` for every further key. A map is to have some keys."""
