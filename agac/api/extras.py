@@ -445,10 +445,9 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
             failure.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
         raise failure
-    info, means = card.info, None
-    params = dict(info.params)
-    if info.model is not None:
-        ref, messages = parse_model(info.model, opened.providers, opened.spec.aliases)
+    params, means = dict(card.params), None
+    if card.model is not None:
+        ref, messages = parse_model(card.model, opened.providers, opened.spec.aliases)
         where = card.where.get("model", card.where[""])
         problems += [Problem(where, text, "model") for text in messages]
         if ref is None:
@@ -456,7 +455,7 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         problems += [Problem(where, text, "model", "warning") for text in ref.warnings]
         params |= ref.params
         means = ref.meaning if ref.written is not None else None
-    examples = [{"role": one.role, "text": one.content.render({})} for one in info.messages]
+    examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]
     return CardReport(
-        info.name, info.file, info.description, info.model, params, info.instruction, problems, examples, means
+        card.name, card.file, card.description, card.model, params, card.instruction, problems, examples, means
     )

@@ -17,7 +17,7 @@ from agac.core.report import Report
 from agac.data.files import AtomicFile
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
-from agac.spec.levels import StageNode
+from agac.spec.graph import StageNode
 from agac.spec.loader import in_order, load_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs

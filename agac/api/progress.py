@@ -14,7 +14,7 @@ from agac.core.types import RowId
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
 from agac.plan.plan import Selection
-from agac.spec.levels import StageNode, homes
+from agac.spec.graph import StageNode, homes
 from agac.store.batches import batches_alike
 from agac.store.db import Database
 

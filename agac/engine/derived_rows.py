@@ -11,7 +11,7 @@ from agac.engine.effects import plain
 from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.levels import Level, Levels, seen_after
+from agac.spec.graph import Level, Levels, seen_after
 from agac.spec.operations import Dedupe
 from agac.spec.templates import INDEX, ITEM, SKIPPED
 from agac.spec.workflow import Stage

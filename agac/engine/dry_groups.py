@@ -22,7 +22,7 @@ from agac.plan import diff as why
 from agac.plan.reduce_tree import NodeId, TreeNode, tree
 from agac.plan.render import Prepared, RowView
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.spec.levels import Levels
+from agac.spec.graph import Levels
 from agac.spec.templates import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.records import Child, DerivedRows, Membership, NewRow
 from agac.store.rows import State

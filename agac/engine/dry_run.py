@@ -27,7 +27,7 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.spec.levels import levels_of
+from agac.spec.graph import levels_of
 from agac.spec.workflow import InputSpec
 from agac.store.batches import open_batches
 from agac.store.db import Database

@@ -13,6 +13,7 @@ from agac.engine.budget import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
+from agac.spec.operations import changed_row
 from agac.spec.templates import SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
@@ -109,7 +110,7 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
     elif stage.asks:
         if result.value is not None and stage.name in followed:
             view.results[stage.name] = json.loads(result.value)
-    elif stage.changes_rows and (form := stage.form(view.data(stage), result.value)) is not None:
+    elif stage.changes_rows and (form := changed_row(stage.operation, view.data(stage), result.value)) is not None:
         view.set_fields(stage, form)
 
 

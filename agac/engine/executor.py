@@ -22,8 +22,8 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, filters, followed, guards
 from agac.plan.stage import AnyStage, LocalStage
+from agac.spec.graph import Level
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.levels import Level
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
 from agac.store.records import DerivedRows
 from agac.store.rows import State

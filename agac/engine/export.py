@@ -33,7 +33,7 @@ from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayo
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages
-from agac.spec.levels import descent
+from agac.spec.graph import descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.db import Database, write
 from agac.store.rows import ExportRow, State, why_filtered

@@ -20,7 +20,7 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, outcome_of_vote
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.levels import Level, Makes
+from agac.spec.graph import Level, Makes
 from agac.spec.templates import ROWS_JSON
 from agac.store.batches import live_tasks
 from agac.store.db import Database

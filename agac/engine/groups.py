@@ -23,7 +23,7 @@ from agac.engine.tasks import Parked, Tasks
 from agac.plan.reduce_tree import CallSize, NodeId, Tree, TreeNode
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.levels import Level
+from agac.spec.graph import Level
 from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.records import Child, Children, NewRow, Part

@@ -23,7 +23,7 @@ from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage
 from agac.providers.batch import BatchApi
 from agac.providers.provider import Provider
-from agac.spec.levels import Levels, levels_of
+from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
 from agac.store.rows import PriorTask, prior_tasks

@@ -14,7 +14,7 @@ from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.plan.render import RowView, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
-from agac.spec.levels import descent, levels_of
+from agac.spec.graph import descent, levels_of
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
 from agac.store.batches import RowTask

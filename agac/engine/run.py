@@ -33,7 +33,7 @@ from agac.engine.tasks import AnswerSource, Tasks, open_functions
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import run_settings
 from agac.plan.stage import AnyStage, PlannedStage
-from agac.spec.levels import Level
+from agac.spec.graph import Level
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database

@@ -17,7 +17,7 @@ from agac.engine.invocation import InvocationContext, Retry
 from agac.engine.retry_policy import is_left
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
-from agac.spec.levels import Level
+from agac.spec.graph import Level
 from agac.store.batches import OpenRow, rows_idle, rows_in_batches, rows_to_walk
 from agac.store.records import DerivedRows, NewRow, RowChange
 from agac.store.rows import (

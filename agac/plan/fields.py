@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
-from agac.spec.guard_checks import check_guard
-from agac.spec.guards import Guard
+from agac.spec.graph import seen_after
+from agac.spec.guards import Guard, GuardScope
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
-from agac.spec.levels import seen_after
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
 from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Template
 from agac.spec.workflow import Workflow, WrittenStage
@@ -260,17 +259,16 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         message = f"`{of_members[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
         return [Problem(guard.where, message, path)]
     stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
-    return check_guard(
-        guard,
-        columns=None if fields.open and not fields.shapes else tuple(fields.shapes),
-        open_columns=fields.open,
+    return GuardScope(
+        guard=guard,
+        columns=tuple(fields.shapes),
+        closed=not fields.open,
         stages={name: other.shape for name, other in scope.earlier.items()},
         variables=list(workflow.vars),
-        path=path,
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
         extra=_OF_GROUPS if stage.group is not None else (),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
-    )
+    ).problems(path)
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:

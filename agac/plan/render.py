@@ -15,10 +15,10 @@ from agac.core.types import JSONValue, Message, Params, Request, RowId
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage, rendered, task_prints
 from agac.providers.dialects import unsendable
 from agac.providers.provider import Provider
+from agac.spec.graph import StageNode
 from agac.spec.guards import ROW, Evaluator
-from agac.spec.levels import StageNode
 from agac.spec.operations import Filter
-from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, visible_row
+from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow
 from agac.spec.workflow import Stage
 
 
@@ -96,7 +96,7 @@ class RowView:
         self.own: dict[str, JSONValue] = {}
         self.unknown: dict[str, str] = {}
         self._vars, self._sees_all = variables, sees_all
-        self._all = visible_row(data, self.results, variables)
+        self._all = VisibleRow(data, self.results, variables)
 
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
         """A row made of this one: it sees what this one does, has further fields, and one of its fields less."""
@@ -142,10 +142,10 @@ class RowView:
         if limits is None:
             if stage.name in self._sees_all:
                 return self._all
-            return visible_row(self.data(stage), {**self.known(stage), **self.own}, self._vars)
+            return VisibleRow(self.data(stage), {**self.known(stage), **self.own}, self._vars)
         data = {name: value for name, value in self.data(stage).items() if not limits.hides(name)}
         results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
-        return visible_row(data, {**results, **self.own}, self._vars)
+        return VisibleRow(data, {**results, **self.own}, self._vars)
 
     def guard_values(self, stage: Stage) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""

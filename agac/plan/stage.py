@@ -16,7 +16,7 @@ from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
 from agac.core.types import JSONValue, Message, Params, RowId, Visible
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.levels import seen_after
+from agac.spec.graph import seen_after
 from agac.spec.operations import Operation
 from agac.spec.workflow import Example, PythonSchema, ReusePolicy, Stage, StoredModel, Timeout, Workflow
 

@@ -1,46 +1,54 @@
-"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping. Type `agent` works; a card that asks
-for more is refused by naming the field.
+"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping; and examples before a prompt.
+
+Type `agent` works; a card that asks for more is refused by naming the field.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, nearest
+from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path, nearest
+from agac.core.keys import snapshot
 from agac.core.types import JSONValue
-from agac.spec.instructions import InstructionValues, card_examples, fill
-from agac.spec.models import CardFile
-from agac.spec.paths import OutsideProject, files_called, read_text
+from agac.spec.models import CardFile, MessageFile
+from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
+from agac.spec.templates import ReadText, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import described, validate
 from agac.spec.value_checks import FIELDS_LATER, TYPES_LATER, hints, param_hints
-from agac.spec.workflow import CardInfo, Example, ProjectSpec
+from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
 SUFFIXES = (".md", ".markdown", ".yaml", ".yml")
 _FENCE = "---"
-_HISTORY = re.compile(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$")
 _SYSTEM = "---SYSTEM"
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card and where its keys stand: `where` by key, `""` for the card itself."""
+    """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it. `where` says where its
+    keys stand, `""` the card itself."""
 
-    info: CardInfo
+    name: str
+    file: str
+    description: str | None
+    instruction: str | None
+    model: str | None
+    params: Mapping[str, Any]
+    messages: tuple[Example, ...]
     where: Mapping[str, Where]
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """A card's file taken apart: its front matter, and the instruction below with the line where that starts."""
 
     document: Document
-    body: str
-    body_line: int
+    body: str = ""
+    body_line: int = 1
 
 
 def card_names(project: ProjectSpec) -> list[str]:
@@ -70,63 +78,64 @@ def load_card(
     """The card in `path`, its instruction filled with `variables`, or None and every problem. Warnings may come with
     a card."""
     shown = project.shown(path)
-    text, problem = read_text(path, shown)
-    if problem is not None:
-        return None, [problem]
-    source, problem = _taken_apart(text, shown, yaml_only=path.suffix in (".yaml", ".yml"))
-    if source is None:
-        return None, [problem] if problem else []
+    try:
+        source = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in (".yaml", ".yml"))
+    except Unusable as error:
+        return None, [error.problem]
     document, problems = _expanded(source.document, project.env)
     problems += _type_problems(document)
     model, found = validate(CardFile, document, hints={"": hints(), "request_params": param_hints()})
-    taken = {problem.path for problem in problems}
-    problems += [problem for problem in found if problem.path not in taken]
-    instruction, found = _instruction(model, document, source, path, variables)
+    known = {problem.path for problem in problems}
+    problems += [problem for problem in found if problem.path not in known]
+    name = ((model.name if model else None) or path.stem).replace(" ", "_")
+    instruction, found = _instruction(source._replace(document=document), name, variables)
     problems += found
     names = model.messages or [] if model else []
-    messages, found = card_examples(names, path, project, document.where(("messages",)))
+    messages, found = _card_examples(names, path, project, document.where(("messages",)))
     problems += found
     if model is None or any_error(problems):
         return None, problems
     if model.use_history:
         where = document.where(("use_history",), key=True)
         problems.append(Problem(where, "rows share no history; this has no effect", "use_history", "warning"))
-    return _card(model, document, shown, path, instruction, messages), problems
+    params = {key: value for key, value in model.request_params.model_dump().items() if value is not None}
+    if (stops := params.pop("stop_sequences", None)) is not None:
+        params["stop"] = tuple(stops)
+    if params.get("service_tier") == "fast":
+        params["service_tier"] = "priority"
+    places = {"": Where(shown, 1, 1), "model": document.where(("model",))}
+    for key in model.request_params.model_fields_set:
+        places["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
+    return Card(name, shown, model.description, instruction, model.model, params, messages, places), problems
 
 
-def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[_Source | None, Problem | None]:
+def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> _Source:
+    """Raises Unusable."""
+    what = "a card is a mapping with name, instruction, model"
     if yaml_only:
-        document = parse_yaml(text, shown)
-        return _mapping(_Source(document, "", 1), shown, "a card is a mapping with name, instruction, model")
-    lines = text.split("\n")
-    start = next((index for index, line in enumerate(lines) if line.strip()), 0)
-    if lines[start].rstrip() != _FENCE:
-        message = "no front matter; a card starts with a line ---, its keys (model: …), and another line ---"
-        return None, Problem(Where(shown, start + 1, 1), message)
-    end = next((index for index in range(start + 1, len(lines)) if lines[index].rstrip() == _FENCE), None)
-    if end is None:
-        return None, Problem(Where(shown, start + 1, 1), "the front matter is never closed; write a line --- below it")
-    document = parse_yaml("\n".join(lines[start + 1 : end]), shown, first_line=start + 2)
-    source = _Source(document, *_body(lines, end + 1))
-    return _mapping(source, shown, "the front matter is a mapping with name, model and the like")
-
-
-def _mapping(source: _Source, shown: str, what: str) -> tuple[_Source | None, Problem | None]:
+        source = _Source(parse_yaml(text, shown))
+    else:
+        lines = text.split("\n")
+        fences = [index for index, line in enumerate(lines) if line.rstrip() == _FENCE]
+        start = next((index for index, line in enumerate(lines) if line.strip()), 0)
+        if start not in fences:
+            message = "no front matter; a card starts with a line ---, its keys (model: …), and another line ---"
+            raise Unusable(Problem(Where(shown, start + 1, 1), message))
+        if len(fences) < 2:
+            message = "the front matter is never closed; write a line --- below it"
+            raise Unusable(Problem(Where(shown, start + 1, 1), message))
+        document = parse_yaml("\n".join(lines[start + 1 : fences[1]]), shown, first_line=start + 2)
+        body = fences[1] + 1
+        while body < len(lines) and lines[body].rstrip() in ("", _SYSTEM):
+            body += 1
+        source = _Source(document, "\n".join(lines[body:]).rstrip(), body + 1)
+        what = "the front matter is a mapping with name, model and the like"
     document = source.document
-    if isinstance(document.data, dict) or document.problems:
-        return source, None
     if document.empty:
-        return _Source(Document(shown, {}, []), source.body, source.body_line), None
-    return None, document.problem((), f"expected a mapping, got {described(document.data)}; {what}")
-
-
-def _body(lines: list[str], start: int) -> tuple[str, int]:
-    """The instruction below the front matter, without blank lines around it, and the line where it starts."""
-    while start < len(lines) and not lines[start].strip():
-        start += 1
-    if start < len(lines) and lines[start].rstrip() == _SYSTEM:
-        return _body(lines, start + 1)
-    return "\n".join(lines[start:]).rstrip(), start + 1
+        return source._replace(document=Document(shown, {}, []))
+    if isinstance(document.data, dict) or document.problems:
+        return source
+    raise Unusable(document.problem((), f"expected a mapping, got {described(document.data)}; {what}"))
 
 
 def _type_problems(document: Document) -> list[Problem]:
@@ -142,6 +151,8 @@ def _type_problems(document: Document) -> list[Problem]:
 def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, list[Problem]]:
     """The document with `${NAME}` replaced in every text of it."""
     problems = list(document.problems)
+    # so that what a variable holds is never read as a placeholder of the instruction
+    escaped = {name: literal_text(value).replace("{{", "\\{{") for name, value in env.items()}
 
     def walk(value: Any, path: Path_) -> Any:
         if isinstance(value, dict):
@@ -150,12 +161,10 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
             return [walk(inner, (*path, index)) for index, inner in enumerate(value)]
         if not isinstance(value, str):
             return value
-        text, missing = expand(value, _escaped(env) if path == ("instruction",) else env)
+        text, missing = expand(value, escaped if path == ("instruction",) else env)
         for name in dict.fromkeys(missing):
-            message = (
-                f"the environment variable {name} is not set; set it, add it to .env, or write ${{{name}:default}}"
-            )
-            problems.append(document.problem(path, message))
+            remedy = f"set it, add it to .env, or write ${{{name}:default}}"
+            problems.append(document.problem(path, f"the environment variable {name} is not set; {remedy}"))
         return text
 
     data = walk(document.data, ())
@@ -164,54 +173,148 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
     return Document(document.shown, data, problems, document.root), problems
 
 
-def _escaped(env: Mapping[str, str]) -> Mapping[str, str]:
-    """So that what a variable holds is never read as a placeholder of the instruction."""
-    return {name: value.replace("${", "$${").replace("{{", "\\{{") for name, value in env.items()}
-
-
-def _instruction(
-    model: CardFile | None, document: Document, source: _Source, path: Path, variables: Mapping[str, JSONValue]
-) -> tuple[str | None, list[Problem]]:
+def _instruction(source: _Source, name: str, variables: Mapping[str, JSONValue]) -> tuple[str | None, list[Problem]]:
+    document, text = source.document, source.body
+    where, key = Where(document.shown, source.body_line, 1), ""
     written = document.data.get("instruction") if isinstance(document.data, dict) else None
-    if written is not None and source.body:
+    if written is not None and text:
         message = "the instruction is given twice: here and below the front matter; keep one of them"
         return None, [document.problem(("instruction",), message, key=True)]
-    text, where = source.body, Where(document.shown, source.body_line, 1)
     if isinstance(written, str):
-        text, where = written, document.where(("instruction",))
+        text, where, key = written, document.where(("instruction",)), "instruction"
     if not text:
         return None, []
-    if (history := _HISTORY.search(text)) is not None:
+    if (history := re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)) is not None:
         line = (where.line or 1) + text.count("\n", 0, history.start())
         message = (
             f"---{history[1]} blocks in the instruction are not supported; put the messages into a file of their own "
             "and name it as `messages`"
         )
         return None, [Problem(Where(document.shown, line, 1), message)]
-    names = {"agentName": _name(model, path), "agentType": "agent"}
-    filling = InstructionValues(variables, not isinstance(written, str), names)
-    return fill(text, where, filling, "instruction" if isinstance(written, str) else "")
+    return fill(ReadText(text, where, not key), variables, key, {"agentName": name, "agentType": "agent"})
 
 
-def _name(model: CardFile | None, path: Path) -> str:
-    return ((model.name if model else None) or path.stem).replace(" ", "_")
+# Messages that stand before a prompt as examples: those of a stage, and those of the files that a card names.
 
 
-def _card(
-    model: CardFile,
-    document: Document,
-    shown: str,
-    path: Path,
-    instruction: str | None,
-    messages: tuple[Example, ...],
-) -> Card:
-    params = {key: value for key, value in model.request_params.model_dump().items() if value is not None}
-    if (stops := params.pop("stop_sequences", None)) is not None:
-        params["stop"] = tuple(stops)
-    if params.get("service_tier") == "fast":
-        params["service_tier"] = "priority"
-    where = {"": Where(shown, 1, 1), "model": document.where(("model",))}
-    for key in model.request_params.model_fields_set:
-        where["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
-    info = CardInfo(_name(model, path), shown, model.description, instruction, model.model, params, messages)
-    return Card(info, where)
+class _Turn(NamedTuple):
+    """Who speaks, where that stands, and what is said."""
+
+    role: str
+    where: Where
+    path: str
+    text: str
+
+
+def stage_examples(
+    written: Sequence[MessageFile], document: Document, path: Path_
+) -> tuple[tuple[Example, ...], list[Problem]]:
+    """The messages of a stage, and what is wrong with them. A mapping or a list is the JSON of a result, in which
+    nothing is a placeholder."""
+    found: list[Example] = []
+    problems: list[Problem] = []
+    turns: list[_Turn] = []
+    for index, message in enumerate(written):
+        at, content = (*path, index, "content"), message.content
+        text = content if isinstance(content, str) else literal_text(snapshot(content))
+        template, more = compile_template(text, document.where(at), path=key_path(at))
+        problems += more
+        turns.append(_Turn(message.role, document.where((*path, index)), key_path((*path, index)), text))
+        if template is not None:
+            found.append(Example(message.role, template, key_path(at)))
+    return tuple(found), [*problems, *_order_problems(turns)]
+
+
+def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
+    """Why these messages cannot stand before a prompt, which is the user's turn."""
+    for number, one in enumerate(turns):
+        due = "assistant" if number % 2 else "user"
+        if one.role != due:  # from here on every message would be out of turn
+            before = "begins with what a user says" if not number else f"goes on with the {due} here"
+            return [Problem(one.where, f"a dialogue {before}, but this is the {one.role}'s message", one.path)]
+    if turns and turns[-1].role == "user":
+        message = "the last message is the user's, and so is the prompt; end with the assistant's answer"
+        return [Problem(turns[-1].where, message, turns[-1].path)]
+    return []
+
+
+def _card_examples(
+    names: Sequence[str], card: Path, project: ProjectSpec, where: Where
+) -> tuple[tuple[Example, ...], list[Problem]]:
+    """The messages of the files that a card names, one file after the other; paths are relative to the card.
+
+    A file is JSON as `{"messages": [{"role": …, "content": …}]}`, or text with lines `---USER` and `---ASSISTANT`
+    between the messages. They are sent as they stand: nothing in them is a placeholder.
+    """
+    turns: list[_Turn] = []
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            path = existing_file(name, project.root, where, "messages", base=card.parent)
+            shown = project.shown(path)
+            text = read_text(path, shown)
+        except Unusable as error:
+            problems.append(error.problem)
+            continue
+        read, found = _json_turns(text, shown) if path.suffix == ".json" else _text_turns(text, shown)
+        turns += read
+        problems += found
+    return tuple(
+        Example(cast("Speaker", one.role), sound_template(literal_text(one.text), one.where), one.path) for one in turns
+    ), problems or _order_problems(turns)
+
+
+def _text_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
+    marks = list(re.finditer(r"(?m)^---(USER|ASSISTANT|RESOURCE)[ \t]*$", text))
+    parts = [("user", 0, text[: marks[0].start()] if marks else text)]
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    parts += [(mark[1].lower(), mark.start(), text[mark.end() : end]) for mark, end in zip(marks, ends, strict=False)]
+    read: list[_Turn] = []
+    problems: list[Problem] = []
+    for number, (role, start, body) in enumerate(parts):
+        where = Where(shown, text.count("\n", 0, start) + 1, 1)
+        if role == "resource":
+            problems.append(Problem(where, "---RESOURCE blocks are not supported; write their text into a message"))
+        elif body.strip():
+            read.append(_Turn(role, where, "", body.strip("\n")))
+        elif number:
+            problems.append(Problem(where, f"this ---{role.upper()} message is empty; write its text below the line"))
+    if not read and not problems:
+        problems.append(Problem(Where(shown), "is empty; write messages under lines ---USER and ---ASSISTANT"))
+    return read, problems
+
+
+def _json_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+        return [], [Problem(Where(shown, line, column), f"is not JSON: {getattr(error, 'msg', error)}")]
+    messages = data.get("messages") if isinstance(data, dict) else None
+    if not isinstance(messages, list) or not messages:
+        form = '{"messages": [{"role": "user", "content": "…"}, …]}'
+        return [], [Problem(Where(shown), f"holds no messages; write {form}")]
+    read: list[_Turn] = []
+    problems: list[Problem] = []
+    for index, one in enumerate(messages):
+        path, role = f"messages[{index}]", one.get("role") if isinstance(one, dict) else None
+        if role not in ("user", "assistant"):
+            message = "role is user or assistant; what a system message says is the card's instruction"
+        elif any(one.get(key) for key in ("tool_calls", "tool_results")):
+            message = "holds calls of tools, which are not supported; write what was said"
+        elif (said := _said(one.get("content"))).strip():
+            read.append(_Turn(role, Where(shown), path, said))
+            continue
+        else:
+            message = "content is text, or a list of parts of type text, and not empty"
+        problems.append(Problem(Where(shown), message, path))
+    return read, problems
+
+
+def _said(content: Any) -> str:
+    """The text of a message's content, empty where it holds anything else."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text" and "text" in part]
+    return "".join(texts) if len(texts) == len(parts) and all(isinstance(text, str) for text in texts) else ""

@@ -47,13 +47,11 @@ def file_schema(kind: FileKind) -> dict[str, Any]:
     """The JSON Schema of files of this kind."""
     model, title = _MODELS[kind]
     made = model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
-    definitions = {_plain(name): _untitled(body) for name, body in made.pop("$defs", {}).items()}
+    definitions = dict(sorted((_plain(name), body) for name, body in made.pop("$defs", {}).items()))
     if kind == "card":
         _add_other_spellings(made, definitions)
     head = {"$schema": DRAFT, "title": title, "description": made.pop("description", "")}
-    whole = {**head, **_untitled(made), "definitions": dict(sorted(definitions.items()))}
-    renamed: dict[str, Any] = _renamed(whole)
-    return renamed
+    return {**head, **_renamed(made), "definitions": _renamed(definitions)}
 
 
 def _plain(name: str) -> str:
@@ -61,12 +59,9 @@ def _plain(name: str) -> str:
     return name.removesuffix("File").removesuffix("Spec")
 
 
-def _untitled(body: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key != "title"}
-
-
 def _renamed(value: Any) -> Any:
-    """The same in JSON Schema's words alone, with references that name the definitions as they are called now."""
+    """The same in JSON Schema's words alone, with references that name the definitions as they are called now, and
+    without the titles that pydantic makes of the names of models."""
     if isinstance(value, list):
         return [_renamed(inner) for inner in value]
     if not isinstance(value, dict):
@@ -74,6 +69,7 @@ def _renamed(value: Any) -> Any:
     found = {
         _BOUNDS.get(key, key) if isinstance(inner, (int, float)) else key: _renamed(inner)
         for key, inner in value.items()
+        if key != "title" or not isinstance(inner, str)
     }
     if isinstance(reference := found.get("$ref"), str):
         found["$ref"] = _REFERENCE + _plain(reference.removeprefix(_REFERENCE))

@@ -1,252 +1,325 @@
-"""The order of stages: `needs` makes a graph without circles, and each stage has the rows of one before it."""
+"""The graph of stages: their order by `needs`, and the levels of rows that walk through them.
+
+A level is a set of rows that walk alike. The input's rows are one; stages make others of rows that are there: `explode`
+makes children of the items of a list, a function that gives a list children of its rows, `group_by` groups, and
+`dedupe` a child of each row that it keeps. A row of any level walks through the stages of its level.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
-from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from agac.core.errors import Path_, Problem, did_you_mean, key_path
-from agac.spec.guards import compile_guard
-from agac.spec.levels import Makes, StageNode, apart, beside_dedupe, homes
-from agac.spec.models import DefaultsFile, StageFile
-from agac.spec.operations import CHANGING, OPERATIONS, Dedupe, Filter, Group, Operation, Python, Rename, Select, made_by
-from agac.spec.python_code import parse_reference
-from agac.spec.yaml import Document
+from agac.core.errors import Problem, did_you_mean
 
-_ASKING = DefaultsFile.model_fields.keys() | {
-    "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "visible", "budget",
-    "group_by", "reduce", "incomplete", "replicas", "vote",
-}  # fmt: skip
-"""Keys that only mean something where a model is asked."""
+if TYPE_CHECKING:
+    from agac.spec.models import StageFile
+    from agac.spec.yaml import Document
+
+Makes = Literal["items", "rows", "groups", "kept"]
+"""What a stage makes of rows: a child of each item (`explode`), children of the rows that a function gives in a list,
+groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 
-def operations_of(written: StageFile) -> list[str]:
-    """The keys of a stage that say what it does in the place of asking a model."""
-    return [key for key in OPERATIONS if getattr(written, key) is not None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageNode:
+    """A stage as a part of the graph, which is all that levels and orders are made of.
+
+    `index` counts stages from 0: in their file, once they are in order as a row meets them. `needs` are the stages that
+    it follows, `ancestors` all those upstream whose results it sees: none beyond a group. Both are names in the order
+    in which a row meets them. `rows_of` is the ancestor after which the row has the fields that this stage sees, None:
+    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on.
+    """
+
+    name: str
+    index: int
+    needs: tuple[str, ...]
+    ancestors: tuple[str, ...] = ()
+    rows_of: str | None = None
+    makes: Makes | None = None
+    changes_rows: bool = False
+
+    @property
+    def rows_after(self) -> str | None:
+        """The stage that changed the row's fields last, this one included."""
+        return self.name if self.changes_rows else self.rows_of
 
 
-def makes_of(written: StageFile) -> Makes | None:
-    """What a stage makes of rows."""
-    return made_by(written.explode, written.group_by, next(iter(operations_of(written)), None))
+S = TypeVar("S", bound=StageNode)
 
 
-def misplaced(written: StageFile, document: Document, path: Path_) -> list[Problem]:
-    """Keys that do not go with what the stage does."""
-    does = operations_of(written)
-    found: list[tuple[str, str]] = []
-    if len(does) > 1:
-        found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
-    if does:
-        message = f"a stage with {does[0]} asks no model; remove {{0}}, or make a stage of its own of it"
-        found += [(key, message.format(key)) for key in sorted(_ASKING & written.model_fields_set)]
-    if written.explode is not None and written.dedupe is not None:
-        found.append(("explode", "explode makes rows and dedupe drops some of them; make a stage of each"))
-    if written.when is not None and written.dedupe is not None:
-        found.append(("when", "dedupe looks at all rows that come to it; put the condition into a filter before it"))
-    if written.processes is not None and written.python is None:
-        found.append(("processes", "processes says where a function runs; add python, or remove processes"))
-    return [document.problem((*path, key), message, key=True) for key, message in found]
+def seen_after(needs: Sequence[StageNode], stages: Mapping[str, StageNode]) -> tuple[tuple[str, ...], str | None]:
+    """What is seen after the stages `needs` of one level, by a group of its members too: the stages upstream, in the
+    order of `stages` (those that a row meets before, by name), and the one of them that changed the row's fields last.
+    """
+    upstream = {name for need in needs for name in (*need.ancestors, need.name)}
+    forms = {need.rows_after for need in needs}
+    last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
+    return tuple(name for name in stages if name in upstream), last
 
 
-def ways(fields: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Fields as they are written, each by its parts."""
-    return tuple(tuple(field.split(".")) for field in fields)
+@dataclass(frozen=True)
+class Level(Generic[S]):
+    """Rows that walk alike. `maker` made them; None: they are the input's. `stages` are those they walk through;
+    `makers` those that make further rows of them, once they have come to their end.
+
+    Rows that a function gave in a list walk through what follows the function; a row for which it gave a single one
+    stays where it is, and walks through the same stages there.
+    """
+
+    maker: S | None
+    stages: tuple[S, ...]
+    makers: tuple[S, ...]
+
+    @property
+    def origin(self) -> int | None:
+        """The position of the stage that made the rows, as the store has it."""
+        return None if self.maker is None else self.maker.index
 
 
-def exploded(written: StageFile) -> tuple[str, ...] | None:
-    """The way to the list of whose items a stage makes rows, by its parts; None: it makes none."""
-    return None if written.explode is None else tuple(written.explode.split("."))
+@dataclass(frozen=True)
+class Levels(Generic[S]):
+    """All levels of a workflow, each after those of whose rows it is made."""
+
+    stages: tuple[S, ...]
+    all: tuple[Level[S], ...]
+
+    @cached_property
+    def by_origin(self) -> dict[int | None, Level[S]]:
+        """The levels by the position of the stage that made their rows."""
+        return {level.origin: level for level in self.all}
+
+    def leads_to(self, function: S, names: Collection[str]) -> bool:
+        """Whether the rows that a function gives in a list, or the results of the function itself, come to one of these
+        stages: one that they walk through, or that makes further rows of them."""
+        level = self.by_origin[function.index]
+        return function.name in names or any(stage.name in names for stage in (*level.stages, *level.makers))
 
 
-def grouping(written: StageFile) -> Group | None:
-    """How a stage makes groups; None: it makes none."""
-    if written.group_by is None:
-        return None
-    fields, bounds = ways(written.group_by), written.reduce
-    max_rows, max_tokens = (bounds.max_rows, bounds.max_tokens) if bounds else (None, None)
-    return Group(fields, max_rows, max_tokens, written.incomplete)
+def levels_of(stages: Sequence[S]) -> Levels[S]:
+    """The levels of stages in the order in which rows meet them; of a workflow without problems."""
+    places = _Places(stages)
+    made = [stage for stage in stages if stage.makes is not None]
+    found = []
+    for maker in (None, *made):
+        walked = tuple(stage for stage in stages if places.on(places.home, stage, maker))
+        makers = tuple(stage for stage in made if stage.makes != "rows" and places.on(places.base, stage, maker))
+        found.append(Level(maker, walked, makers))
+    return Levels(tuple(stages), tuple(found))
 
 
-def operation(
-    written: StageFile, document: Document, path: Path_, root: Path
-) -> tuple[Operation | None, list[Problem]]:
-    """What a stage does in the place of asking a model; None for one that asks, or when something is wrong with it."""
-    if written.python is not None:
-        at = (*path, "python")
-        function, problems = parse_reference(written.python, document.where(at), key_path(at), root)
-        return (Python(function, written.processes) if function else None), problems
-    if written.filter is not None:
-        at = (*path, "filter")
-        guard, problems = compile_guard(written.filter, document.where(at), key_path(at))
-        return (Filter(guard) if guard else None), problems
-    if written.select is not None:
-        return Select(tuple(written.select)), []
-    if written.rename is not None:
-        return Rename(written.rename), []
-    if written.dedupe is not None:
-        return Dedupe(ways(written.dedupe)), []
-    return None, []
+def homes(stages: Sequence[StageNode]) -> dict[str, str | None]:
+    """What made the rows that each stage gives results to, by the stage's name; None: they are the input's, or come of
+    a function that stands in the place of the row it was given."""
+    return _Places(stages).home
+
+
+def descent(stages: Sequence[S], maker: S | None) -> tuple[S, ...]:
+    """The stages that made the rows of this maker, one after the other: of the input's, or of nothing (groups)."""
+    by_name = {stage.name: stage for stage in stages}
+    return tuple(by_name[name] for name in _Places(stages).lines[maker.name if maker else None] if name is not None)
+
+
+class _Places:
+    """On which rows each stage works, as far as it is known before a function is called.
+
+    `home` is what made the rows that a stage gives results to, `_after` what made those that stages after it see,
+    `base` what made those that the stage begins with. `lines` is the descent of the rows that something made, the
+    nearest last; `_functions` are those upstream of a stage. `apart` are stages that cannot meet their needs in one
+    row, each with two needs of it on different lines of descent.
+    """
+
+    def __init__(self, stages: Sequence[StageNode]) -> None:
+        self.home: dict[str, str | None] = {}
+        self.base: dict[str, str | None] = {}
+        self.lines: dict[str | None, tuple[str | None, ...]] = {None: (None,)}
+        self.apart: list[tuple[str, str, str]] = []
+        self._after: dict[str, str | None] = {}
+        self._functions: dict[str, frozenset[str]] = {}
+        self._makes = {stage.name: stage.makes for stage in stages}
+        for stage in stages:
+            name, makes = stage.name, stage.makes
+            base = self.base[name] = self._deepest(stage)
+            self.home[name] = name if makes in ("items", "groups") else base
+            self._after[name] = name if makes in ("items", "groups", "kept") else base
+            if self._after[name] == name:
+                self.lines[name] = (name,) if makes == "groups" else (*self.lines[base], name)
+            called = {need for need in stage.needs if self._makes[need] == "rows"}
+            self._functions[name] = frozenset(called).union(*(self._functions[need] for need in stage.needs))
+
+    def _deepest(self, stage: StageNode) -> str | None:
+        """What made the rows on which all that the stage needs is known."""
+        if not stage.needs:
+            return None
+        deepest = max(stage.needs, key=lambda need: len(self.lines[self._after[need]]))
+        line = self.lines[self._after[deepest]]
+        outside = next((need for need in stage.needs if self._after[need] not in line), None)
+        if outside is not None:
+            self.apart.append((stage.name, outside, deepest))
+        return self._after[deepest]
+
+    def on(self, rows: Mapping[str, str | None], stage: StageNode, maker: StageNode | None) -> bool:
+        """Whether the stage is on rows of this maker, where `rows` says what made those of each stage."""
+        if maker is not None and maker.makes == "rows":
+            return rows[stage.name] == self.home[maker.name] and maker.name in self._functions[stage.name]
+        return rows[stage.name] == (maker.name if maker else None)
+
+    def beside_dedupe(self) -> list[tuple[str, str]]:
+        """The makers that begin with the same rows as a stage that keeps some of them, and are not upstream of it, each
+        with that stage."""
+        return [
+            (maker, one)
+            for one, kept in self._makes.items()
+            for maker, makes in self._makes.items()
+            if kept == "kept"
+            and makes is not None
+            and maker != one
+            and self.base[maker] == self.base[one]
+            and maker not in self._functions[one]
+            and not (makes == "kept" and maker < one)
+        ]
 
 
 def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:
     """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
-    problems = _repeated(stages, document)
-    needs: list[list[str]] = []
-    for index in range(len(stages)):
-        wanted, found = _needs(index, stages, document)
-        needs.append(wanted)
-        problems += found
-    _follow_what_they_explode(stages, needs)
-    if not problems:
-        problems = _circles(stages, needs, document)
-    if problems:
-        links = [
-            StageNode(name=stages[index].name, index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)
-        ]
-        return links, problems
-    links = _in_order(stages, needs)
-    problems = _apart(links, document)
-    return (links, problems) if problems else _with_rows(links, document)
-
-
-def _repeated(stages: Sequence[StageFile], document: Document) -> list[Problem]:
-    first: dict[str, int] = {}
-    problems: list[Problem] = []
-    for index, stage in enumerate(stages):
-        if stage.name in first:
-            message = f"stages[{first[stage.name]}] is called {stage.name!r} already; names are unique"
-            problems.append(_problem(document, index, message, "name"))
-        first.setdefault(stage.name, index)
-    return problems
-
-
-def _needs(index: int, stages: Sequence[StageFile], document: Document) -> tuple[list[str], list[Problem]]:
-    """What a stage needs as its author wrote it; the stage before it where nothing is written."""
-    stage = stages[index]
-    if stage.needs is None:
-        return ([stages[index - 1].name] if index else []), []
-    names = [other.name for other in stages]
-    problems = [
-        _problem(
-            document,
-            index,
-            f"stage {stage.name!r} needs {need!r}, which does not exist; {did_you_mean(need, names, 'stages')}",
-        )
-        for need in stage.needs
-        if need not in names
+    names = [stage.name for stage in stages]
+    place = {name: index for index, name in reversed([*enumerate(names)])}
+    needs = [
+        list(stage.needs) if stage.needs is not None else names[index - 1 : index] if index else []
+        for index, stage in enumerate(stages)
     ]
-    if stage.name in stage.needs:
-        problems.append(_problem(document, index, f"stage {stage.name!r} needs itself; name the stage before it"))
-    if len(set(stage.needs)) < len(stage.needs):
-        twice = next(need for place, need in enumerate(stage.needs) if need in stage.needs[:place])
-        problems.append(_problem(document, index, f"stage {stage.name!r} needs {twice!r} twice; name it once"))
-    return list(stage.needs), problems
+    taken = "stages[{}] is called {!r} already; names are unique"
+    problems = [
+        document.problem(("stages", index, "name"), taken.format(place[name], name))
+        for index, name in enumerate(names)
+        if place[name] < index
+    ]
+    problems += [
+        document.problem(("stages", index, "needs"), f"stage {stage.name!r} needs {message}")
+        for index, stage in enumerate(stages)
+        for message in _wrong_needs(stage, names)
+    ]
+    _follow_what_they_explode(stages, needs, place)
+    found = [] if problems else _circles(dict(zip(names, needs, strict=True)), place)
+    nodes: list[StageNode] = []
+    if not (problems or found):
+        nodes = _in_order(stages, needs, place)
+        found = _apart(nodes)
+        if not found:
+            nodes, found = _with_rows(nodes)
+    problems += [document.problem(("stages", place[name], "needs"), message) for name, message in found]
+    if problems and not nodes:
+        nodes = [StageNode(name=names[index], index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)]
+    return nodes, problems
 
 
-def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]]) -> None:
+def _wrong_needs(stage: StageFile, names: Sequence[str]) -> list[str]:
+    """What a stage cannot need."""
+    needs = stage.needs or []
+    unknown = [need for need in needs if need not in names]
+    found = [f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown]
+    if stage.name in needs:
+        found.append("itself; name the stage before it")
+    twice = next((need for place, need in enumerate(needs) if need in needs[:place]), None)
+    return [*found, f"{twice!r} twice; name it once"] if twice is not None else found
+
+
+def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]], places: Mapping[str, int]) -> None:
     """A stage without `needs` that explodes the result of a stage follows the stage before it, as all do, where this
     works on the rows that have the result; else it follows the stage whose result it explodes."""
-    places = {stage.name: index for index, stage in enumerate(stages)}
     for index, stage in enumerate(stages):
-        source = exploded(stage)
-        if source is None or stage.needs is not None or (place := places.get(source[0])) in (None, index):
+        source = (stage.explode or "").partition(".")[0]
+        if stage.needs is not None or (place := places.get(source)) in (None, index):
             continue
         left, seen = [index - 1] if index else [], set[int]()
         while left and place not in seen:
             at = left.pop()
             if at not in seen:
                 seen.add(at)
-                if at == place or makes_of(stages[at]) in (None, "rows", "kept") or not stages[at].enabled:
+                if at == place or stages[at].makes in (None, "rows", "kept") or not stages[at].enabled:
                     left += [places[need] for need in needs[at] if need in places]
         if place not in seen:
-            needs[index] = [source[0]]
+            needs[index] = [source]
 
 
-def _circles(stages: Sequence[StageFile], needs: Sequence[Sequence[str]], document: Document) -> list[Problem]:
+_Finding = tuple[str, str]
+"""A stage, and what is wrong with what it needs."""
+
+
+def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_Finding]:
     """One problem for each circle of stages that need each other, with the way around it."""
-    follows = {stage.name: list(wanted) for stage, wanted in zip(stages, needs, strict=True)}
-    place = {stage.name: index for index, stage in enumerate(stages)}
-    problems = []
-    while circle := _circle(follows):
+    found: list[_Finding] = []
+    while True:
+        try:
+            TopologicalSorter(follows).prepare()
+        except CycleError as error:
+            circle: list[str] = error.args[1][:-1]
+        else:
+            return sorted(found, key=lambda one: place[one[0]])
         first = min(circle, key=place.__getitem__)
         at = circle.index(first)
         shown = " → ".join([*circle[at:], *circle[:at], first])
-        message = f"these stages need each other in a circle: {shown}; let one of them start"
-        problems.append((place[first], message))
+        found.append((first, f"these stages need each other in a circle: {shown}; let one of them start"))
         for name in circle:
             del follows[name]
-    return [_problem(document, index, message) for index, message in sorted(problems)]
 
 
-def _circle(follows: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Stages that need each other, each of them followed by one that needs it; None where none do."""
-    try:
-        TopologicalSorter(follows).prepare()
-    except CycleError as error:
-        return list(error.args[1][:-1])
-    return None
-
-
-def _in_order(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> list[StageNode]:
+def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mapping[str, int]) -> list[StageNode]:
     """Each stage after what it needs; among those that could be next the one that stands first in the file."""
-    place = {stage.name: index for index, stage in enumerate(stages)}
-    real = _without_disabled(stages, needs)
+    real = {index: _enabled(needs[index], stages, needs, place) for index, one in enumerate(stages) if one.enabled}
     sorter = TopologicalSorter({index: [place[need] for need in wanted] for index, wanted in real.items()})
     sorter.prepare()
     ready: list[int] = []
-    order: list[int] = []
-    upstream: dict[int, int] = {}  # the stages upstream of each, as bits by their places in `order`
-    position: dict[str, int] = {}
+    found: dict[str, StageNode] = {}
+    upstream: dict[str, frozenset[int]] = {}  # the positions in `found` of the stages upstream of each, and its own
     while sorter.is_active():
         for index in sorter.get_ready():
             heappush(ready, index)
         index = heappop(ready)
-        bits = 0
-        for need in real[index] if stages[index].group_by is None else ():
-            bits |= upstream[place[need]] | 1 << position[need]
-        upstream[index], position[stages[index].name] = bits, len(order)
-        order.append(index)
-        sorter.done(index)
-    names = [stages[index].name for index in order]
-    return [
-        StageNode(
-            name=stages[index].name,
+        stage, names = stages[index], list(found)
+        above = frozenset[int]().union(*(upstream[need] for need in real[index] if stage.group_by is None))
+        upstream[stage.name] = above | {len(found)}
+        found[stage.name] = StageNode(
+            name=stage.name,
             index=index,
-            needs=tuple(sorted(real[index], key=position.__getitem__)),
-            ancestors=_named(upstream[index], names),
-            makes=makes_of(stages[index]),
-            changes_rows=any(getattr(stages[index], key) is not None for key in CHANGING),
+            needs=tuple(sorted(real[index], key=names.index)),
+            ancestors=tuple(names[position] for position in sorted(above)),
+            makes=stage.makes,
+            changes_rows=stage.changes_rows,
         )
-        for index in order
-    ]
+        sorter.done(index)
+    return list(found.values())
 
 
-def _apart(links: Sequence[StageNode], document: Document) -> list[Problem]:
+def _enabled(
+    wanted: Sequence[str], stages: Sequence[StageFile], needs: Sequence[Sequence[str]], place: Mapping[str, int]
+) -> list[str]:
+    """What a stage needs: in the place of a disabled one what that needs."""
+    found: dict[str, None] = {}
+    left, seen = list(reversed(wanted)), set[str]()
+    while left:
+        need = left.pop()
+        if stages[place[need]].enabled:
+            found[need] = None
+        elif need not in seen:
+            seen.add(need)
+            left += reversed(needs[place[need]])
+    return list(found)
+
+
+def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:
     """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
-    index = {link.name: link.index for link in links}
-    if found := apart(links):
-        makes, home = {link.name: link.makes for link in links}, homes(links)
-        rows = {name: rows_in_words(name if makes[name] == "kept" else home[name], makes) for name in makes}
-        return [
-            _problem(
-                document,
-                index[one.stage],
-                f"stage {one.stage!r} follows {one.one!r}, on {rows[one.one]}, and {one.other!r}, on "
-                f"{rows[one.other]}; no row has both: let it follow one of them",
-            )
-            for one in found
-        ]
-    return [
-        _problem(
-            document,
-            index[maker],
-            f"stage {maker!r} makes rows of those that {kept!r} may drop beside it; let one of them follow the other",
-        )
-        for maker, kept in beside_dedupe(links)
-    ]
+    places, makes = _Places(nodes), {node.name: node.makes for node in nodes}
+    rows = {name: rows_in_words(name if makes[name] == "kept" else home, makes) for name, home in places.home.items()}
+    if places.apart:
+        apart = "stage {!r} follows {!r}, on {}, and {!r}, on {}; no row has both: let it follow one of them"
+        return [(name, apart.format(name, one, rows[one], other, rows[other])) for name, one, other in places.apart]
+    beside = "stage {!r} makes rows of those that {!r} may drop beside it; let one of them follow the other"
+    return [(maker, beside.format(maker, kept)) for maker, kept in places.beside_dedupe()]
 
 
 def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
@@ -257,54 +330,19 @@ def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
     return words.get(str(makes[maker]), "the rows that {!r} keeps").format(maker)
 
 
-def _with_rows(links: Sequence[StageNode], document: Document) -> tuple[list[StageNode], list[Problem]]:
-    """The links with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
+def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Finding]]:
+    """The nodes with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
     found: dict[str, StageNode] = {}
-    problems = []
-    for link in links:
-        forms = dict.fromkeys(_changed_by(found[need]) for need in link.needs)
+    wrong: list[_Finding] = []
+    for node in nodes:
+        forms = dict.fromkeys(found[need].rows_after for need in node.needs)
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
-        others = [name for name in others if name and last and name not in found[last].ancestors]
-        if others:
+        other = next((name for name in others if name and last and name not in found[last].ancestors), None)
+        if other is not None:
             message = (
-                f"stage {link.name!r} follows {others[0]!r} and {last!r}, which both change the row, each in its own "
-                "way; let one of them follow the other"
+                f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row, each in its own way; "
+                "let one of them follow the other"
             )
-            problems.append(_problem(document, link.index, message))
-        found[link.name] = replace(link, rows_of=None if link.makes == "groups" else last)
-    return list(found.values()), problems
-
-
-def _changed_by(link: StageNode) -> str | None:
-    return link.name if link.changes_rows else link.rows_of
-
-
-def _named(bits: int, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name, bit in zip(names, reversed(f"{bits:b}"), strict=False) if bit == "1")
-
-
-def _without_disabled(stages: Sequence[StageFile], needs: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """What each enabled stage needs: in the place of a disabled one what that needs."""
-    place = {stage.name: index for index, stage in enumerate(stages)}
-    disabled = {stage.name for stage in stages if not stage.enabled}
-    real: dict[int, list[str]] = {}
-    for index, stage in enumerate(stages):
-        if not stage.enabled:
-            continue
-        found: dict[str, None] = {}
-        left = list(reversed(needs[index]))
-        seen: set[str] = set()
-        while left:
-            need = left.pop()
-            if need in disabled:
-                if need not in seen:
-                    seen.add(need)
-                    left += reversed(needs[place[need]])
-            else:
-                found[need] = None
-        real[index] = list(found)
-    return real
-
-
-def _problem(document: Document, index: int, message: str, key: str = "needs") -> Problem:
-    return document.problem(("stages", index, key), message)
+            wrong.append((node.name, message))
+        found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last)
+    return list(found.values()), wrong

@@ -1,33 +1,38 @@
-"""Guards (`when:`): compiled once, evaluated for each row, and explained when a row makes them fail."""
+"""Guards (`when:`, `filter:`): compiled once, held against columns and schemas before a run, evaluated for each row."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import islice
-from types import ModuleType
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from agac.core.errors import Problem, Where, did_you_mean, listed
-from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, parse, references, refusals, shown, spot
+from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
+from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, cel_library, parse, references, shown, spot
+from agac.spec.guard_errors import FAILURES, METHODS, explain, not_a_flag, refusals
+from agac.spec.json_schema import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
+from agac.spec.templates import VARS
 
 MAX_LENGTH = 10_000
 """Characters of a guard: a list of a thousand ids fits."""
 
-_TIMES = ("FullYear", "Month", "Date", "DayOfMonth", "DayOfYear", "DayOfWeek", "Hours", "Minutes", "Seconds")
-_CONVERSIONS = ("int", "uint", "double", "string", "bytes", "timestamp", "duration", "type", "dyn")
-METHODS = ("contains", "startsWith", "endsWith", "matches")
-"""Functions of texts."""
+MAX_SHOWN = 80
+"""Characters of a value that stand beside a guard in `filtered.jsonl`."""
 
-_GETTERS = tuple(f"get{part}" for part in (*_TIMES, "Milliseconds"))
+ROW = "row"
+"""The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
+
+_CONVERSIONS = ("int", "uint", "double", "string", "bytes", "timestamp", "duration", "type", "dyn")
+_GETTERS = (
+    "getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfYear", "getDayOfWeek", "getHours", "getMinutes",
+    "getSeconds", "getMilliseconds",
+)  # fmt: skip
 FUNCTIONS = ("size", "has", *METHODS, *MACROS, *_CONVERSIONS, *_GETTERS)
 """Everything that guards can call: CEL's own functions, as far as the library has them."""
 
-_ELSEWHERE = {
+_OTHER_FUNCTIONS = {
     "len": "size(x)",
     "length": "size(x)",
     "str": "string(x)",
@@ -41,7 +46,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("strip", "trim"), r'x.matches("^\\s*yes\\s*$")'),
     **dict.fromkeys(("match", "search", "regex", "fullmatch"), 'x.matches("^[a-z]+$")'),
 }
-_WORDS = {
+_OTHER_WORDS = {
     **dict.fromkeys(("None", "nil", "NULL", "Null", "undefined", "NONE"), "null"),
     **dict.fromkeys(("True", "TRUE"), "true"),
     **dict.fromkeys(("False", "FALSE"), "false"),
@@ -64,31 +69,8 @@ def compile_guard(text: str, where: Where, path: str) -> tuple[Guard | None, lis
     faults = list(_faults(text))
     if faults:
         return None, [Problem(where, message, path) for message in dict.fromkeys(faults)]
-    chains = tuple(dict.fromkeys(reference.chain for reference in references(tree_of(text))))
+    chains = tuple(dict.fromkeys(chain for chain, _ in references(parse(text))))
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
-
-
-def tree_of(text: str) -> CelNode:
-    """The tree of an expression that CEL accepts. Raises `Unreadable`."""
-    return parse(text, literal)
-
-
-def literal(text: str) -> Any:
-    """The value of a number or a text as CEL reads it, escapes and all."""
-    return cel_library().compile(text).execute()
-
-
-@cache
-def cel_library() -> Any:
-    """The library that computes CEL, without its command line: the terminal libraries of that take 0.1 to 0.3 s."""
-    nothing = ModuleType("cel.cli")
-    absent = sys.modules.setdefault(nothing.__name__, nothing) is nothing
-    try:
-        import cel
-    finally:
-        if absent:
-            del sys.modules[nothing.__name__]
-    return cel
 
 
 def _faults(text: str) -> Iterator[str]:
@@ -100,7 +82,7 @@ def _faults(text: str) -> Iterator[str]:
         return
     try:
         cel_library().compile(text)
-        tree = tree_of(text)
+        tree = parse(text)
     except ValueError as refused:
         yield from refusals(text, str(refused))
     except Unreadable as unreadable:
@@ -113,57 +95,45 @@ def _faults(text: str) -> Iterator[str]:
 
 
 def _node_faults(node: CelNode, text: str) -> Iterator[str]:
-    yield from _word_fault(node, text)
-    yield from _call_fault(node, text)
-    yield from _pattern_fault(node, text)
-
-
-def _word_fault(node: CelNode, text: str) -> Iterator[str]:
-    if node.kind == "name" and (right := _WORDS.get(node.value)):
-        yield f"{spot(text, node.start)}: CEL has no `{node.value}`; write `{right}`"
-
-
-def _call_fault(node: CelNode, text: str) -> Iterator[str]:
+    """Words, functions and patterns that CEL does not have."""
+    at, name = spot(text, node.start), node.value
+    if node.kind == "name" and (word := _OTHER_WORDS.get(name)):
+        yield f"{at}: CEL has no `{name}`; write `{word}`"
     if node.kind not in ("call", "method"):
         return
-    name, method = node.value, node.kind == "method"
-    at, count = spot(text, node.start), len(node.parts) - method
+    method = node.kind == "method"
+    count = len(node.parts) - method
     if name in MACROS:
         yield f"{at}: `{name}` takes a list, a name for its element and an expression: `x.{name}(item, item.ok)`"
     elif name == "has":
         yield f"{at}: `has` takes one field: `has(row.name)`"
     elif name in METHODS or name in _GETTERS:
-        wanted = 1 if name in METHODS else 0
-        if not method or count != wanted:
-            yield f"{at}: `{name}` is written after a dot: `x.{name}({'…' if wanted else ''})`"
+        if not method or count != (name in METHODS):
+            yield f"{at}: `{name}` is written after a dot: `x.{name}({'…' if name in METHODS else ''})`"
     elif name in _CONVERSIONS or name == "size":
         if count + method != 1 or (method and name != "size"):
             yield f"{at}: `{name}` takes one value: `{name}(x)`"
-    elif name in _ELSEWHERE:
-        yield f"{at}: unknown function `{name}`; write `{_ELSEWHERE[name]}`"
+    elif name in _OTHER_FUNCTIONS:
+        yield f"{at}: unknown function `{name}`; write `{_OTHER_FUNCTIONS[name]}`"
     else:
         yield f"{at}: unknown function `{name}`; {did_you_mean(name, FUNCTIONS, 'functions')}"
-
-
-def _pattern_fault(node: CelNode, text: str) -> Iterator[str]:
-    if node.kind != "method" or node.value != "matches" or node.parts[-1].kind != "literal":
-        return
-    pattern = node.parts[-1]
-    try:
-        cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
-    except RuntimeError as refused:
-        reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
-        why = reason[1] if reason else "its syntax is not known"
-        at = spot(text, pattern.start)
-        yield f"{at}: {pattern.value!r} is no regular expression: {why}"
+    if method and name == "matches" and (pattern := node.parts[-1]).kind == "literal":
+        try:
+            cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
+        except RuntimeError as refused:
+            reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
+            why = reason[1] if reason else "its syntax is not known"
+            yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
 
 
 def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
     """`string` where it is no type: somebody has a field of that name."""
-    allowed: set[int] = set()
-    for node in tree.walk():
-        if node.kind == "op" and any(part.kind == "call" and part.value == "type" for part in node.parts):
-            allowed |= {part.start for part in node.walk() if part.kind == "name"}
+    compared = [
+        node
+        for node in tree.walk()
+        if node.kind == "op" and any(part.kind == "call" and part.value == "type" for part in node.parts)
+    ]
+    allowed = {name.start for node in compared for name in node.walk() if name.kind == "name"}
     for node in tree.walk():
         if node.kind == "name" and node.value in TYPES and node.start not in allowed:
             word = node.value
@@ -171,257 +141,16 @@ def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
 
 
 def _never_bool(tree: CelNode) -> bool:
-    if tree.kind == "literal":
-        return type(tree.value) is not bool
-    if tree.kind == "op":
-        return tree.value in ("+", "-", "*", "/", "%")
-    if tree.kind in ("call", "method"):
-        return tree.value in _GETTERS or (tree.value in (*_CONVERSIONS, "size") and tree.value != "dyn")
-    return tree.kind in ("list", "map") or (tree.kind == "macro" and tree.value in ("map", "filter"))
-
-
-FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
-"""What the library raises for a value that does not fit."""
-
-MAX_ELEMENTS = 1000
-"""Elements of a list that are looked at for the one that fails: this is for a sentence, not for the result."""
-
-_NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
-_WAY = re.compile(r'[\w.]+(?:\["[^"]*"\])?\Z')
-
-
-def not_a_flag(guard: Guard, result: Any, stages: frozenset[str]) -> str:
-    """The sentence for a guard whose value is neither true nor false."""
-    text = guard.text.strip()
-    chain = guard.chains[0] if len(guard.chains) == 1 else ()
-    if result is None and len(chain) == 1 and chain[0] in stages and text == chain[0]:
-        return _skipped(text)
-    return f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}"
-
-
-def explain(guard: Guard, visible: Mapping[str, Any], stages: frozenset[str], error: Exception) -> str:
-    """The sentence for a guard that failed with `error` for what is visible."""
-    scene = {name: visible[name] for name in guard.names if name in visible}
-    parts = _PartEvaluator(guard.text, stages, visible)
-    return parts.words(*parts.culprit(tree_of(guard.text), scene, error))
-
-
-@dataclass(frozen=True, slots=True)
-class _PartEvaluator:
-    """One guard's text, evaluated part by part."""
-
-    text: str
-    stages: frozenset[str]
-    visible: Mapping[str, Any]
-    programs: dict[str, tuple[Any, set[str]]] = field(default_factory=dict)
-
-    def culprit(
-        self, node: CelNode, scene: dict[str, Any], error: Exception
-    ) -> tuple[CelNode, dict[str, Any], Exception]:
-        """The smallest part of `node` that fails in `scene`, with the scene that it sees and its error."""
-        for part, inner in self._needed(node, scene):
-            try:
-                self._run(part, inner)
-            except FAILURES as deeper:
-                return self.culprit(part, inner, deeper)
-        return node, scene, error
-
-    def _run(self, node: CelNode, scene: dict[str, Any]) -> Any:
-        text = self.text[node.start : node.end]
-        if text not in self.programs:
-            asked = {one.value for one in node.walk() if one.kind == "name"}
-            self.programs[text] = cel_library().compile(text), asked
-        program, asked = self.programs[text]
-        return program.execute({name: scene[name] for name in asked if name in scene})
-
-    def _needed(self, node: CelNode, scene: dict[str, Any]) -> Iterator[tuple[CelNode, dict[str, Any]]]:
-        """The parts that CEL evaluates for `node`, as far as they decide."""
-        if node.kind == "has":
-            yield node.parts[0].parts[0], scene
-        elif node.kind == "macro":
-            yield node.parts[0], scene
-            elements = self._run(node.parts[0], scene)
-            for element in islice(elements if isinstance(elements, list | dict) else (), MAX_ELEMENTS):
-                yield from ((body, {**scene, node.parts[1].value: element}) for body in node.parts[2:])
-        elif node.kind == "op" and node.value == "?:":
-            yield node.parts[0], scene
-            flag = self._run(node.parts[0], scene)
-            if isinstance(flag, bool):
-                yield node.parts[1 if flag else 2], scene
-        else:
-            yield from ((part, scene) for part in node.parts)
-
-    def words(self, node: CelNode, scene: dict[str, Any], error: Exception) -> str:
-        """Where, what and remedy for the part that failed by itself."""
-        if "onversion" in str(error) and (odd := self._unreadable(scene)):
-            return odd
-        if node.kind == "name":
-            has = listed(name for name in self.visible if name not in ("row", "vars", "row_json"))
-            remedy = f"write `has(row.{node.value}) && …` where it may be missing"
-            return f"`{node.value}` is missing in this row; it has: {has}; {remedy}"
-        if node.kind in ("select", "index", "has"):
-            return self._lacking(node.parts[0] if node.kind == "has" else node, scene)
-        if node.kind == "macro":
-            return self._range(node, scene, error)
-        if node.kind not in ("call", "method", "op"):
-            return f"`{self._part(node)}` cannot be computed: {_reason(error)}"
-        sides = [(part, self._run(part, scene)) for part in node.parts[: 1 if node.value == "?:" else None]]
-        for part, value in sides:
-            if value is None and node.value not in ("==", "!=") and part.kind != "literal":
-                return self._absent(part, f"`{self._part(node)}` cannot be computed")
-        values = [f"{self._part(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
-        what = f"`{self._part(node)}` cannot be computed: {' and '.join(values) or _reason(error)}"
-        named = [(self._part(part), value) for part, value in sides]
-        if node.kind == "op":
-            return _operation(node, self._part(node), named, what, error)
-        return _call(node, named, what)
-
-    def _part(self, node: CelNode) -> str:
-        return self.text[node.start : node.end].strip()
-
-    def _unreadable(self, scene: dict[str, Any]) -> str | None:
-        """A value that the library cannot take at all."""
-        for name, value in scene.items():
-            kind = _foreign(value)
-            if kind:
-                return f"`{name}` holds {kind}, which guards cannot read; give it as text or number"
-        return None
-
-    def _absent(self, part: CelNode, what: str) -> str:
-        name = self._part(part)
-        return _skipped(name) if name in self.stages else f"{what}: {name} is null; write `{name} != null && …`"
-
-    def _lacking(self, node: CelNode, scene: dict[str, Any]) -> str:
-        """A step into a value that does not have it."""
-        before = self._part(node.parts[0])
-        value = self._run(node.parts[0], scene)
-        key = node.value if node.kind == "select" else self._run(node.parts[1], scene)
-        step = json.dumps(key, ensure_ascii=False, default=str)
-        if value is None:
-            return self._absent(node.parts[0], f"{before} has no {step}")
-        if isinstance(value, Mapping):
-            chain = node.chain()
-            way = shown(chain) if chain else self._part(node)
-            check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
-            end = listed((str(name) for name in value), "no fields")
-            return f"`{before}` has no field {step}; it has: {end}; write `{check} && …` where it may be missing"
-        if isinstance(value, list) and isinstance(key, int):
-            check = f"size({before}) > {key}"
-            return f"`{before}` has {len(value)} elements, none at {key} (counted from 0); write `{check} && …`"
-        if isinstance(value, list):
-            return f"`{before}` is a list, which has no field {step}; write `{before}[0]` or `{before}.exists(item, …)`"
-        return f"`{before}` is {_described(value)}, which has no field {step}"
-
-    def _range(self, node: CelNode, scene: dict[str, Any], error: Exception) -> str:
-        value = self._run(node.parts[0], scene)
-        name = self._part(node.parts[0])
-        if value is None:
-            return self._absent(node.parts[0], f"`{self._part(node)}` cannot be computed")
-        if not isinstance(value, list | dict):
-            return f"`{self._part(node)}`: {name} is {_described(value)}; `{node.value}` goes over a list"
-        return f"`{self._part(node)}` cannot be computed: {_reason(error)}"
-
-
-def _call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
-    """What to write instead of a function's call; `what` says why it fails."""
-    name, value = sides[0]
-    if node.value in _NUMERIC and isinstance(value, str):
-        return f'{what}, which is no number; write `{name}.matches("{_NUMERIC[node.value]}") && …`'
-    if node.value in ("timestamp", "duration"):
-        form = '"2026-01-31T12:00:00Z"' if node.value == "timestamp" else '"1h30m"'
-        return f"{what}; a {node.value} is written as {form}"
-    if node.kind == "method" and node.value in METHODS and not isinstance(value, str):
-        return f"{what}; `{node.value}` is for texts: write `string({name}).{node.value}(…)`"
-    return f"{what}; the pattern is no regular expression" if node.value == "matches" else what
-
-
-def _operation(node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception) -> str:
-    """What to write instead of an operation; `what` says why it fails."""
-    if node.value in ("&&", "||", "!", "?:"):
-        name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
-        return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
-    if isinstance(error, ArithmeticError):
-        return f"{what}; {'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
-    if node.value in ("+", "-", "*", "/", "%") and not any(isinstance(value, str) for _, value in sides):
-        return f"{what}; `{node.value}` takes numbers of one kind: write `int(x)` or `double(x)`"
-    if node.value == "in":
-        remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`" if isinstance(sides[1][1], str) else ""
-        return f"{what}; `in` looks into lists and objects{remedy}"
-    return what + _conversion(text, sides)
-
-
-def _skipped(name: str) -> str:
-    return f"{name} was skipped for this row; write `{name} != null && …`"
-
-
-def _conversion(text: str, sides: list[tuple[str, Any]]) -> str:
-    """The remedy for a text met by a number: values of csv files are texts."""
-    texts = [name for name, value in sides if isinstance(value, str)]
-    numbers = [name for name, value in sides if type(value) in (int, float)]
-    if len(texts) == 1 and numbers and not texts[0].startswith(("'", '"')):
-        return f", not a number (values of csv files are text); write `{text.replace(texts[0], f'double({texts[0]})')}`"
-    if len(texts) == 1 and numbers:
-        return f", not a text; write {texts[0]} without quotes"
-    if any(value != value for _, value in sides if isinstance(value, float)):
-        return "; what is not a number is neither smaller nor larger"
-    return "; values of different kinds can only be told apart with `==` and `!=`" if len(sides) > 1 else ""
-
-
-def _as_condition(value: Any, name: str) -> str:
-    if not _WAY.match(name):
-        return "compare it with a value"
-    if isinstance(value, str):
-        return f"compare it: `{name} == {json.dumps(value if len(value) < 30 else '…', ensure_ascii=False)}`"
-    if isinstance(value, int | float):
-        return f"compare it: `{name} > 0`"
-    return f"write `{name} != null`" if value is None else f"write `size({name}) > 0`"
-
-
-def _described(value: Any) -> str:
-    """A value in a sentence: `the text "12"`, `a list of 3`."""
-    if isinstance(value, str):
-        return f"the text {json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return "not a number (NaN)" if value != value else f"the number {value}"
-    if isinstance(value, list | Mapping):
-        return f"a list of {len(value)}" if isinstance(value, list) else f"an object of {len(value)} fields"
-    return f"a value of type {type(value).__name__}"
-
-
-def _foreign(value: Any) -> str | None:
-    """What in a value the library cannot take, None when nothing is known."""
-    if isinstance(value, Mapping):
-        if any(not isinstance(key, str) for key in value):
-            return "an object with a key that is no text"
-        return next((kind for one in value.values() if (kind := _foreign(one))), None)
-    if isinstance(value, list | tuple):
-        return next((kind for one in value if (kind := _foreign(one))), None)
-    if isinstance(value, str):
-        return (
-            None
-            if value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
-            else "half a surrogate pair"
-        )
-    if isinstance(value, int):
-        return "a whole number of more than 308 digits" if abs(value) >= 10**308 else None
-    return None if value is None or isinstance(value, float) else f"a value of type {type(value).__name__}"
-
-
-def _reason(error: Exception) -> str:
-    """What the library says, where it says more than that something does not fit."""
-    fits = isinstance(error, TypeError) or "Undefined variable" in str(error)
-    return "its values do not fit together" if fits else str(error).split(". ")[0].splitlines()[0]
-
-
-# Evaluating a guard for one row. Only what it reads is handed over: converting a row costs more than the rest.
-
-ROW = "row"
-"""The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
-
-MAX_SHOWN = 80
-"""Characters of a value that stand beside a guard in `filtered.jsonl`."""
+    match tree.kind:
+        case "literal":
+            return type(tree.value) is not bool
+        case "op":
+            return tree.value in ("+", "-", "*", "/", "%")
+        case "call" | "method":
+            return tree.value in _GETTERS or (tree.value in (*_CONVERSIONS, "size") and tree.value != "dyn")
+        case "macro":
+            return tree.value in ("map", "filter")
+    return tree.kind in ("list", "map")
 
 
 class GuardFailed(Exception):
@@ -433,7 +162,10 @@ class GuardFailed(Exception):
 
 
 class Evaluator:
-    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped."""
+    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped.
+
+    Only what it reads is handed over for a row: converting the row costs more than the rest.
+    """
 
     def __init__(self, guard: Guard, *, stages: Collection[str] = ()) -> None:
         self._guard = guard
@@ -446,23 +178,32 @@ class Evaluator:
 
         Whole numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`.
         """
+        guard = self._guard
         try:
             result = self._program.execute(self._handed(visible))
         except FAILURES as error:
-            raise GuardFailed(explain(self._guard, visible, self._stages, error)) from None
+            values = {name: visible[name] for name in guard.names if name in visible}
+            raise GuardFailed(explain(guard.text, values, visible, self._stages, error)) from None
         if isinstance(result, bool):
             return result
-        raise GuardFailed(not_a_flag(self._guard, result, self._stages))
+        text = guard.text.strip()
+        skipped = result is None and text in self._stages and guard.chains == ((text,),)
+        raise GuardFailed(not_a_flag(guard.text, result, skipped))
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
         """What the guard read, by the way it is written: texts and structures cut to 80 characters, what is not there
         left out."""
         found: dict[str, Any] = {}
         for chain in self._guard.chains:
+            value: Any = visible
             try:
-                found[shown(chain)] = _cut(_value(visible, chain))
+                for part in chain:
+                    if isinstance(value, str):  # whose characters are no fields
+                        raise TypeError
+                    value = value[part]
             except (LookupError, TypeError):
                 continue
+            found[shown(chain)] = _cut(value)
         return found
 
     def _handed(self, visible: Mapping[str, Any]) -> dict[str, Any]:
@@ -485,16 +226,6 @@ def _members(chains: tuple[Chain, ...], name: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(texts)) if len(texts) == len(members) else None
 
 
-def _value(visible: Mapping[str, Any], chain: Chain) -> Any:
-    """Raises LookupError or TypeError where the way ends."""
-    value: Any = visible
-    for part in chain:
-        if isinstance(value, str):
-            raise TypeError
-        value = value[part]
-    return value
-
-
 def _cut(value: Any) -> Any:
     if isinstance(value, bool | float | None):
         return value
@@ -502,3 +233,215 @@ def _cut(value: Any) -> Any:
     if len(text) > MAX_SHOWN:
         return text[: MAX_SHOWN - 1] + "…"
     return value if isinstance(value, str | int | list | dict) else text
+
+
+# Before a run: the columns, variables and results that a guard names, and comparisons that no row can meet.
+
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+
+_Finding = tuple[str, bool]
+"""A sentence, and whether it is only a warning."""
+
+_Bound = Mapping[str, Chain | None]
+"""The names that macros bind, each with the way to its first element where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardScope:
+    """The names and fields that the guard of a stage can read.
+
+    `columns`: the input's declared ones; `closed`: rows have no others, else an unknown name is only a warning.
+    `fields`: what is known of columns. `stages`: those upstream, each with the schema of its result: None for plain
+    text, `{}` when nothing is known of it. `others`: stages of the workflow that are not upstream. `extra`: further
+    names that the stage sees, such as `rows_count`.
+    """
+
+    guard: Guard
+    columns: tuple[str, ...]
+    closed: bool
+    stages: Mapping[str, Mapping[str, Any] | None]
+    variables: Collection[str]
+    others: Collection[str] = ()
+    extra: Collection[str] = ()
+    fields: Mapping[str, FieldShape]
+
+    def problems(self, path: str) -> list[Problem]:
+        """Everything in the guard that no row can satisfy, at the guard's place; `path` is its key."""
+        tree = parse(self.guard.text)
+        found = dict.fromkeys([*self._names(tree), *self._comparisons(tree)])
+        return [Problem(self.guard.where, message, path, "warning" if warn else "error") for message, warn in found]
+
+    def _names(self, tree: CelNode) -> Iterator[_Finding]:
+        """Names and fields that do not exist, each with its place in the guard."""
+        first: dict[Chain, int] = {}
+        for chain, start in references(tree):
+            first.setdefault(chain, start)
+        for chain, start in first.items():
+            at = spot(self.guard.text, start)
+            yield from ((f"{at}: {message}", warn) for message, warn in self._name(chain))
+
+    def _name(self, chain: Chain) -> Iterator[_Finding]:
+        head, rest = str(chain[0]), chain[1:]
+        if head in self.columns and (head in self.stages or head in (*self.extra, ROW, VARS)):
+            other = f"the result of stage {head!r}" if head in self.stages else f"agac's own {head!r}"
+            yield f"`{head}` could be the input's column or {other}; rename the one or the other", False
+        elif head in self.stages:
+            yield from self._result(head, rest)
+        elif head == ROW and rest and isinstance(rest[0], str):
+            yield from self._column(rest[0], rest[1:], f"{ROW}.")
+        elif head == VARS:
+            if rest and isinstance(rest[0], str) and rest[0] not in self.variables:
+                yield f"`{shown((VARS, rest[0]))}`: no such variable; {did_you_mean(rest[0], self.variables)}", False
+        elif head in self.others:
+            yield f"stage {head!r} is not upstream of this one; add it to `needs`", False
+        elif head not in (*self.extra, ROW, VARS):
+            yield from self._column(head, rest, "")
+
+    def _column(self, name: str, rest: Chain, prefix: str) -> Iterator[_Finding]:
+        """A field of the row, by its own name or behind `row.`."""
+        if name in self.columns:
+            if rest and self.fields.get(name) == TEXT:
+                yield f"`{shown((name, *rest))}`: the column {name!r} holds text, which has no fields", False
+            elif name in self.fields:
+                yield from _inside(self.fields[name], (ROW, name) if prefix else (name,), rest)
+            return
+        own = (*self.columns, *self.stages, *self.extra, ROW, *([VARS] if self.variables else []))
+        known = self.columns if prefix else own
+        # CEL reads `name` of a name with a blank or a `-`
+        words = ((one, one.replace("-", " ").split()) for one in (*self.columns, *self.stages))
+        odd = next((one for one, parts in words if len(parts) > 1 and name in parts), None)
+        written = f"`{shown((ROW, name)) if prefix else name}`"
+        if odd in self.stages and not prefix:
+            yield f"{written}: a guard reads the `-` of stage {odd!r} as minus; rename the stage", False
+        elif odd and not prefix:
+            yield f"{written}: no such field; write `{shown((ROW, odd))}` for the column {odd!r}", not self.closed
+        elif self.closed:
+            yield f"{written}: no such field; {did_you_mean(name, known)}", False
+        elif near := difflib.get_close_matches(name, known, 1, cutoff=0.8):
+            yield f"{written} is no known name, unless rows have such a field; did you mean '{near[0]}'?", True
+
+    def _result(self, stage: str, rest: Chain) -> Iterator[_Finding]:
+        body = self.stages[stage]
+        if rest and body is None:
+            message = f"stage {stage!r} answers with plain text, which has no fields; give it an output_schema"
+            yield f"`{shown((stage, *rest))}`: {message}", False
+        elif rest and body is not None:
+            yield from _inside(FieldShape(body), (stage,), rest)
+
+    def _comparisons(self, tree: CelNode) -> Iterator[_Finding]:
+        """Comparisons with written values that the schemas rule out, and conditions that are no true or false."""
+        for node in _conditions(tree):
+            schemas = self._schemas(node, {})
+            if schemas is not None and not any(allows(one, flag) for one in schemas for flag in (True, False)):
+                name = self.guard.text[node.start : node.end].strip()
+                message = f"`{name}` is never true or false; compare it with a value"
+                yield f"{spot(self.guard.text, node.start)}: {message}", False
+        yield from self._within(tree, {})
+
+    def _within(self, node: CelNode, bound: _Bound) -> Iterator[_Finding]:
+        chain = node.chain()
+        if chain is not None and (element := bound.get(str(chain[0]))):
+            head, rest = str(element[0]), (*element[1:], *chain[1:])
+            found: Iterator[_Finding] = iter(())
+            if head in self.stages:
+                found = self._result(head, rest)
+            elif head in self.fields and self.fields[head] != TEXT:
+                found = _inside(self.fields[head], (head,), rest)
+            yield from ((f"{spot(self.guard.text, node.start)}: {message}", warn) for message, warn in found)
+        elif node.kind == "op" and len(node.parts) == 2:
+            yield from self._compared(node, bound)
+        inner = bound
+        if node.kind == "macro":
+            over = _resolved(node.parts[0].chain(), bound)
+            inner = {**bound, node.parts[1].value: (*over, 0) if over else None}
+        for place, part in enumerate(node.parts if chain is None else ()):
+            if node.kind != "macro" or place != 1:
+                yield from self._within(part, inner if place else bound)
+
+    def _compared(self, node: CelNode, bound: _Bound) -> Iterator[_Finding]:
+        (left, right), sign = node.parts, node.value
+        if sign == "in" and right.kind == "list":
+            pairs = [(left, one) for one in right.parts]
+        elif sign in _MIRRORED:
+            pairs = [(left, right)]
+            if left.kind == "literal":
+                pairs, sign = [(right, left)], _MIRRORED[sign]
+        else:
+            return
+        for side, written in pairs:
+            schemas = self._schemas(side, bound)
+            if schemas is not None and written.kind == "literal" and written.value is not None:
+                name = self.guard.text[side.start : side.end]
+                if message := _impossible(sign, name, schemas, written.value):
+                    at = spot(self.guard.text, node.start)
+                    yield f"{at}: `{self.guard.text[node.start : node.end]}` {message}", False
+
+    def _schemas(self, node: CelNode, bound: _Bound) -> Sequence[Mapping[str, Any]] | None:
+        """What a way may hold: its alternatives; None when nothing is known of it."""
+        chain = _resolved(node.chain(), bound)
+        if chain is None:
+            return None
+        if chain[0] in self.stages:
+            body = self.stages[str(chain[0])]
+            if body is None:
+                return None if chain[1:] else [TEXT.body]
+            return FieldShape(body).values(map(str, chain[1:]))
+        way = chain[1:] if chain[0] == ROW else chain
+        shape = self.fields.get(str(way[0])) if way and way[0] in self.columns else None
+        return shape.values(map(str, way[1:])) if shape else None
+
+
+def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[_Finding]:
+    """What a way asks for that is not there; `start` is how the place is written at which `shape` stands."""
+    if (missing := shape.missing(rest)) is not None:
+        depth, names = missing
+        before = shown((*start, *rest[:depth]))
+        known = [shown((before, name)) for name in sorted(names)]
+        hint = did_you_mean(shown((before, rest[depth])), known) if names else f"{before} is a single value"
+        yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
+
+
+def _resolved(chain: Chain | None, bound: _Bound) -> Chain | None:
+    """A way from what the row shows, None where it begins at an element of something unknown."""
+    if chain is None or chain[0] not in bound:
+        return chain
+    element = bound[str(chain[0])]
+    return (*element, *chain[1:]) if element else None
+
+
+def _conditions(node: CelNode) -> Iterator[CelNode]:
+    """The parts that have to be true or false for the whole to be."""
+    if node.kind == "op" and node.value in ("&&", "||", "!", "?:"):
+        for part in node.parts:
+            yield from _conditions(part)
+    else:
+        yield node
+
+
+def _impossible(sign: str, name: str, schemas: Sequence[Mapping[str, Any]], value: Any) -> str | None:
+    """What is wrong with comparing a value of these schemas with `value`, None when it may be met."""
+    kinds = frozenset().union(*map(kinds_of, schemas))
+    number = type(value) in (int, float)
+    kind = "number" if number else "string" if isinstance(value, str) else "boolean"
+    if sign in ("==", "!=", "in"):
+        if any(allows(one, value) for one in schemas):
+            return None
+        ends = {"!=": "is always true", "in": "names a value that never comes", "==": "is never true"}
+        end = ends[sign]
+    elif kinds & (NUMBERS if number else {kind}):
+        return None
+    else:
+        end = "cannot be compared"
+    choices = [one for schema in schemas for one in schema.get("enum", ())]
+    if choices and all("enum" in schema for schema in schemas):
+        near = nearest(value, [one for one in choices if isinstance(one, str)]) if kind == "string" else None
+        meant = f"; did you mean {json.dumps(near, ensure_ascii=False)}?" if near else ""
+        return f"{end}: {name} is one of {listed(json.dumps(one, ensure_ascii=False) for one in choices)}{meant}"
+    remedies = {
+        ("string", "number"): f"; write `double({name})`",
+        ("string", "boolean"): f'; write `{name} == "{json.dumps(value)}"`',
+        ("boolean", "string"): f"; write `{name}` or `!{name}`",
+        ("number", "string"): "; write the number without quotes",
+    }
+    single = "number" if kinds <= NUMBERS else next(iter(kinds)) if len(kinds) == 1 else ""
+    return f"{end}: {name} is {kinds_in_words(kinds) or 'something else'}{remedies.get((single, kind), '')}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
-from agac.core.errors import Path_, did_you_mean, listed, nearest
+from agac.core.errors import Path_, did_you_mean, nearest
 from agac.core.types import JSONValue
 
 if TYPE_CHECKING:
@@ -36,7 +35,10 @@ def subschemas(schema: Any, path: Path_ = ()) -> Iterator[tuple[Path_, dict[str,
 def target(root: Mapping[str, Any], ref: str) -> Any:
     """The part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at, None if there is none."""
     anchor, *parts = unquote(ref.removeprefix("#")).split("/")
-    found: Any = root if not anchor else _anchored(root, anchor)
+    found: Any = root
+    if anchor:
+        named = (sub for _, sub in subschemas(root) if anchor in (sub.get("$anchor"), sub.get("$dynamicAnchor")))
+        found = next(named, None)
     for part in parts:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
@@ -48,36 +50,27 @@ def target(root: Mapping[str, Any], ref: str) -> Any:
     return found
 
 
-def _anchored(root: Mapping[str, Any], anchor: str) -> dict[str, Any] | None:
-    return next((sub for _, sub in subschemas(root) if anchor in (sub.get("$anchor"), sub.get("$dynamicAnchor"))), None)
+class _Open(Exception):
+    """A schema leaves open what is asked of it."""
 
 
-def property_names(body: dict[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
+def property_names(body: Mapping[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
     """The names that `${stage.<path>.…}` may go on with; None when the schema leaves them open.
 
     Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
     itself. An empty set: the value at `path` has no fields (it is a text, say). Numbers in `path` index arrays.
     """
-    at = schemas_at(body, path)
-    if at is None:
+    try:
+        return frozenset().union(*(_own_names(body, schema) for schema in _schemas_at(body, path)))
+    except _Open:
         return None
-    names: set[str] = set()
-    for schema in at:
-        own = _own_names(body, schema)
-        if own is None:
-            return None
-        names |= own
-    return frozenset(names)
 
 
-def schemas_at(body: dict[str, Any], path: Iterable[str]) -> list[Any] | None:
-    """The schemas of the value at `path`; None when they are left open."""
+def _schemas_at(body: Mapping[str, Any], path: Iterable[str]) -> list[Any]:
+    """The schemas of the value at `path`. Raises _Open."""
     at: list[Any] = [body]
     for part in path:
-        stepped = [_step(body, schema, part) for schema in at]
-        if any(step is None for step in stepped):
-            return None
-        at = [schema for step in stepped if step is not None for schema in step]
+        at = [inner for schema in at for inner in _step(body, schema, part)]
     return at
 
 
@@ -92,52 +85,40 @@ def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
     return None
 
 
-def alternatives(root: dict[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]] | None:
-    """The alternatives of a schema, references followed; None when they cannot be told."""
+def _alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]]:
+    """The alternatives of a schema, references followed. Raises _Open when they cannot be told."""
     found = resolved(root, schema)
     if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
-        return None
+        raise _Open
     choices = found.get("anyOf") or found.get("oneOf")
     if not isinstance(choices, list) or "properties" in found:
         return [found]
-    branches: list[dict[str, Any]] = []
-    for alternative in choices:
-        inner = alternatives(root, alternative, depth + 1)
-        if inner is None:
-            return None
-        branches += inner
-    return branches
+    return [branch for choice in choices for branch in _alternatives(root, choice, depth + 1)]
 
 
-def _own_names(root: dict[str, Any], schema: Any) -> frozenset[str] | None:
-    branches = alternatives(root, schema)
-    if branches is None:
-        return None
+def _own_names(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
     names: set[str] = set()
-    for branch in branches:
+    for branch in _alternatives(root, schema):
         if "properties" in branch:
             if branch.get("additionalProperties") not in (None, False) or branch.get("patternProperties"):
-                return None
+                raise _Open
             names |= branch["properties"].keys()
         elif _may_hold(branch, "object") or _may_hold(branch, "array"):
-            return None
+            raise _Open
     return frozenset(names)
 
 
-def _step(root: dict[str, Any], schema: Any, part: str) -> list[Any] | None:
-    """The schemas of the member `part`, none when there is no such member, None when that is left open."""
-    branches = alternatives(root, schema)
-    if branches is None:
-        return None
+def _step(root: Mapping[str, Any], schema: Any, part: str) -> list[Any]:
+    """The schemas of the member `part`, none when there is no such member."""
     found: list[Any] = []
-    for branch in branches:
+    for branch in _alternatives(root, schema):
         properties = branch.get("properties", {})
         if part in properties:
             found.append(properties[part])
         elif part.isdecimal() and _may_hold(branch, "array"):
             found.append(branch.get("items", True))
-        elif _own_names(root, branch) is None:
-            return None
+        else:
+            _own_names(root, branch)  # raises _Open where the branch may have the member
     return found
 
 
@@ -148,10 +129,8 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
     return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
 
 
-_JSON_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
-_REFS = ("$ref", "$dynamicRef")
-
-SchemaFault: TypeAlias = "tuple[Path_, str]"
+Fault: TypeAlias = "tuple[Path_, str]"
+"""What is wrong at a path within a schema."""
 
 
 def compiled(body: dict[str, Any]) -> Draft202012Validator:
@@ -162,9 +141,14 @@ def compiled(body: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator(body, validate_formats=True, offline=True)
 
 
-def schema_faults(body: dict[str, Any]) -> list[SchemaFault]:
+def schema_faults(body: dict[str, Any]) -> list[Fault]:
     """Everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is ever fetched."""
-    refused = _compile_faults(body)
+    refused: list[Fault] = []
+    try:
+        compiled(body)
+    except ValueError as error:  # jsonschema_rs.ValidationError has the path, its other errors do not
+        message = f"this JSON Schema cannot be compiled: {getattr(error, 'message', error)}"
+        refused = [(tuple(getattr(error, "instance_path", ())), message)]
     faults = _meta_faults(body) if refused else []
     for path, sub in subschemas(body):
         faults += _reference_faults(body, sub, path)
@@ -172,86 +156,65 @@ def schema_faults(body: dict[str, Any]) -> list[SchemaFault]:
     return faults or refused
 
 
-def _meta_faults(body: dict[str, Any]) -> list[SchemaFault]:
+def _meta_faults(body: dict[str, Any]) -> list[Fault]:
     """Where the schema is not what the meta-schema of draft 2020-12 says. Compiling checks the same, but says less."""
     from jsonschema import Draft202012Validator  # 0.1 s and 10 MB, which a schema that compiles does not need
 
-    validator = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     faults: dict[Path_, str] = {}
-    for error in validator.iter_errors(body):
-        path = tuple(error.absolute_path)
-        faults.setdefault(path, _meta_sentence(path, error.instance, error.message))
+    for error in Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(body):
+        path, value = tuple(error.absolute_path), error.instance
+        short = error.message if len(error.message) <= 160 else error.message[:159] + "…"
+        message = f"not a valid JSON Schema: {short}"
+        if path[-1:] == ("type",) and isinstance(value, str):
+            message = f"unknown type {value!r}; {did_you_mean(value, (*TYPES, 'null'), 'types')}"
+        faults.setdefault(path, message)
     return list(faults.items())
 
 
-def _meta_sentence(path: Path_, value: Any, message: str) -> str:
-    if path[-1:] == ("type",) and isinstance(value, str):
-        return f"unknown type {value!r}; {did_you_mean(value, _JSON_TYPES, 'types')}"
-    short = message if len(message) <= 160 else message[:159] + "…"
-    return f"not a valid JSON Schema: {short}"
-
-
-def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) -> Iterator[SchemaFault]:
-    for key in _REFS:
+def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
+    for key in ("$ref", "$dynamicRef"):
         ref = sub.get(key)
         if not isinstance(ref, str):
             continue
         if not ref.startswith("#"):
             yield (*path, key), f"{ref!r} points outside this schema; only #/… is followed, nothing is ever fetched"
         elif target(root, ref) is None:
-            yield (*path, key), f"{ref!r} does not exist; {_near_ref(root, ref)}"
+            known = [f"#/{home}/{name}" for home in ("$defs", "definitions") for name in _mapping(root.get(home))]
+            match = nearest(ref, known)
+            remedy = f"did you mean {match!r}?" if match else f"there is: {', '.join(known) or 'no $defs'}"
+            yield (*path, key), f"{ref!r} does not exist; {remedy}"
         elif _circle(root, sub):
             yield (*path, key), f"{ref!r} leads back to itself"
 
 
 def _circle(root: dict[str, Any], sub: Any) -> bool:
     for _ in range(LOCAL_HOPS):
-        if not isinstance(sub, dict) or not isinstance(ref := sub.get("$ref"), str):
+        if not isinstance(ref := _mapping(sub).get("$ref"), str):
             return False
         sub = target(root, ref)
     return True
-
-
-def _near_ref(root: dict[str, Any], ref: str) -> str:
-    known = [f"#/{home}/{name}" for home in ("$defs", "definitions") for name in _mapping(root.get(home))]
-    match = nearest(ref, known)
-    return f"did you mean {match!r}?" if match else f"there is: {', '.join(known) or 'no $defs'}"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[SchemaFault]:
-    if isinstance(pattern := sub.get("pattern"), str) and (fault := _pattern_fault(pattern)):
-        yield (*path, "pattern"), fault
-    for name in _mapping(sub.get("patternProperties")):
-        if fault := _pattern_fault(name):
-            yield (*path, "patternProperties", name), fault
-
-
-def _pattern_fault(pattern: str) -> str | None:
-    """Why a pattern cannot be compiled, in Python's words where Python refuses it too."""
-    try:
-        compiled({"pattern": pattern})
-    except ValueError:
-        reason = "write it as in JavaScript, whose regular expressions JSON Schema uses"
-    else:
-        return None
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        reason = str(error)
-    return f"{pattern!r} is not a regular expression: {reason}"
-
-
-def _compile_faults(body: dict[str, Any]) -> list[SchemaFault]:
-    try:
-        compiled(body)
-    except ValueError as error:  # jsonschema_rs.ValidationError has the path, its other errors do not
-        message = str(getattr(error, "message", error))
-        return [(tuple(getattr(error, "instance_path", ())), f"this JSON Schema cannot be compiled: {message}")]
-    return []
+def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
+    """Patterns that cannot be compiled, in Python's words where Python refuses them too."""
+    own = [((*path, "pattern"), sub.get("pattern"))]
+    for at, pattern in [
+        *own,
+        *(((*path, "patternProperties", one), one) for one in _mapping(sub.get("patternProperties"))),
+    ]:
+        try:
+            compiled({"pattern": pattern} if isinstance(pattern, str) else {})
+        except ValueError:
+            reason = "write it as in JavaScript, whose regular expressions JSON Schema uses"
+            try:
+                re.compile(str(pattern))
+            except re.error as error:
+                reason = str(error)
+            yield at, f"{pattern!r} is not a regular expression: {reason}"
 
 
 _KINDS = {
@@ -263,86 +226,50 @@ _KINDS = {
     "array": "a list",
     "null": "null",
 }
-_NUMBERS = frozenset({"integer", "number"})
-
-
-def values_at(body: dict[str, Any], path: Iterable[str]) -> list[Mapping[str, Any]] | None:
-    """The alternatives, references followed, for the value at `path`; None when they are left open."""
-    at = schemas_at(body, path)
-    if at is None:
-        return None
-    found: list[Mapping[str, Any]] = []
-    for schema in at:
-        branches = alternatives(body, schema)
-        if branches is None or not all(kinds_of(branch) for branch in branches):
-            return None
-        found += branches
-    return found or None
+NUMBERS = frozenset({"integer", "number"})
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema without references allows; none when it allows any."""
-    if "const" in schema or "enum" in schema:
-        return frozenset(kind_of(value) for value in schema.get("enum", (schema.get("const"),)))
+    if (values := _choices(schema)) is not None:
+        return frozenset(map(kind_of, values))
     kinds = schema.get("type")
     return frozenset([kinds] if isinstance(kinds, str) else kinds or ()) & _KINDS.keys()
 
 
+def _choices(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The values that a schema lists, None when it lists none."""
+    values: Sequence[Any] | None = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values
+
+
 def kind_of(value: Any) -> str:
     """The JSON type of a value; whole numbers are `integer`."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    if isinstance(value, int | float):
-        return "integer" if isinstance(value, int) or value.is_integer() else "number"
-    return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+    return "object" if isinstance(value, Mapping) else "array"
 
 
 def allows(schema: Mapping[str, Any], value: Any) -> bool:
     """Whether a value that the schema allows can be equal to `value`, as CEL compares: 1 and 1.0 are the same."""
-    if "const" in schema or "enum" in schema:
-        return any(
-            kind_of(one) == kind_of(value) and one == value for one in schema.get("enum", (schema.get("const"),))
-        )
     kind = kind_of(value)
+    if (values := _choices(schema)) is not None:
+        return any(kind_of(one) == kind and one == value for one in values)
     return kind in kinds_of(schema) or (kind == "integer" and "number" in kinds_of(schema))
 
 
 def kinds_in_words(kinds: Iterable[str]) -> str:
     """JSON types as they are said: `a number or text`."""
     return " or ".join(_KINDS[kind] for kind in sorted(kinds))
-
-
-def verdict(sign: str, name: str, schemas: list[Mapping[str, Any]], value: Any) -> str | None:
-    """What is wrong with comparing a value of these schemas with `value`, None when it may be met."""
-    kinds = frozenset().union(*(kinds_of(one) for one in schemas))
-    if sign in ("==", "!=", "in"):
-        if any(allows(one, value) for one in schemas):
-            return None
-        end = (
-            "is always true" if sign == "!=" else "names a value that never comes" if sign == "in" else "is never true"
-        )
-        return f"{end}: {_why(name, schemas, kinds, value)}"
-    wanted = _NUMBERS if type(value) in (int, float) else {"string"} if isinstance(value, str) else {"boolean"}
-    return None if kinds & wanted else f"cannot be compared: {_why(name, schemas, kinds, value)}"
-
-
-def _why(name: str, schemas: list[Mapping[str, Any]], kinds: frozenset[str], value: Any) -> str:
-    choices = [one for schema in schemas for one in schema.get("enum", ())]
-    if choices and all("enum" in schema for schema in schemas):
-        texts = [one for one in choices if isinstance(one, str)]
-        near = nearest(value, texts) if isinstance(value, str) else None
-        meant = f"; did you mean {json.dumps(near, ensure_ascii=False)}?" if near else ""
-        return f"{name} is one of {listed(json.dumps(one, ensure_ascii=False) for one in choices)}{meant}"
-    remedy = ""
-    if kinds == {"string"} and type(value) in (int, float):
-        remedy = f"; write `double({name})`"
-    elif kinds == {"string"} and isinstance(value, bool):
-        remedy = f'; write `{name} == "{json.dumps(value)}"`'
-    elif kinds == {"boolean"} and isinstance(value, str):
-        remedy = f"; write `{name}` or `!{name}`"
-    elif kinds <= _NUMBERS and isinstance(value, str):
-        remedy = "; write the number without quotes"
-    return f"{name} is {kinds_in_words(kinds) or 'something else'}{remedy}"
 
 
 # The short way to say what a result looks like: `{sentiment: "positive|neutral|negative", tags: "string[]?"}`.
@@ -353,7 +280,6 @@ def _why(name: str, schemas: list[Mapping[str, Any]], kinds: frozenset[str], val
 TYPES = ("string", "integer", "number", "boolean", "object", "array")
 _ALIASES = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _ALIASES |= {"dict": "object", "map": "object", "list": "array", "date": "string", "enum": "a|b|c"}
-# fmt: off
 _KEYWORDS = frozenset({
     "$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$dynamicRef", "definitions", "type",
     "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
@@ -362,11 +288,7 @@ _KEYWORDS = frozenset({
     "format", "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "deprecated", "readOnly", "writeOnly", "dependentRequired", "dependentSchemas",
     "unevaluatedProperties", "unevaluatedItems", "minContains", "maxContains",
-})
-# fmt: on
-
-ShorthandFault = tuple[Path_, str]
-"""What is wrong at a path within the shorthand."""
+})  # fmt: skip
 
 
 def is_json_schema(body: dict[str, Any]) -> bool:
@@ -380,9 +302,9 @@ def is_json_schema(body: dict[str, Any]) -> bool:
     return all(name in (*TYPES, "null") for name in names) and body.keys() <= _KEYWORDS
 
 
-def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, JSONValue], list[ShorthandFault]]:
+def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, JSONValue], list[Fault]]:
     """The JSON Schema of an object with these fields: closed, and with every field required that has no `?`."""
-    faults: list[ShorthandFault] = []
+    faults: list[Fault] = []
     properties: dict[str, JSONValue] = {}
     required: list[str] = []
     for name, value in body.items():
@@ -420,7 +342,7 @@ def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
     )
 
 
-def _field(value: Any, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
+def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
     if isinstance(value, str):
         return _type(value.strip(), path, faults)
     if isinstance(value, dict) and value:
@@ -436,7 +358,7 @@ def _field(value: Any, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
     return {}
 
 
-def _type(text: str, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
+def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     if text.startswith("(") and text.endswith(")"):
@@ -451,7 +373,7 @@ def _type(text: str, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
     return {}
 
 
-def _choice(text: str, path: Path_, faults: list[ShorthandFault]) -> JSONValue:
+def _choice(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     choices = [choice.strip() for choice in text.split("|")]
     if not all(choices):
         faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
@@ -477,7 +399,7 @@ class FieldShape:
         """The names that a way may go on with after `rest`: none when it ends there, None when they are not known."""
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
-        return frozenset(below) or property_names(dict(self.body), (*self.path, *way))
+        return frozenset(below) or property_names(self.body, (*self.path, *way))
 
     def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
         """Which part of the way `rest` is a name that is not there, and the names that are; None: none is known to be
@@ -491,9 +413,14 @@ class FieldShape:
                 return None if names is None else (depth, names)
         return None
 
-    def values(self, rest: Iterable[str] = ()) -> list[Mapping[str, Any]] | None:
+    def values(self, rest: Iterable[str] = ()) -> Sequence[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""
-        return values_at(dict(self.body), (*self.path, *rest))
+        try:
+            at = _schemas_at(self.body, (*self.path, *rest))
+            found = [branch for schema in at for branch in _alternatives(self.body, schema)]
+        except _Open:
+            return None
+        return found if found and all(map(kinds_of, found)) else None
 
     def kinds(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
         """The JSON types of what may stand there; None when they are not known."""

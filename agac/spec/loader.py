@@ -3,258 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, listed
-from agac.core.types import JSONValue
-from agac.spec.graph import graph, rows_in_words
+from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed
+from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import STATE_FOLDERS, input_spec
-from agac.spec.levels import StageNode, homes
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, StageFile, WorkflowFile
-from agac.spec.paths import PROJECT_FILE, OutsideProject, files_called, inside, lies_in
+from agac.spec.paths import PROJECT_FILE, OutsideProject, Refused, files_called, inside, lies_in
 from agac.spec.stages import StageBuilder, places_of, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
 
-_FORM = "write it as sqlite://data/out.db?table=results"
-_MAGIC = b"SQLite format 3\0"
-
-
-def table_target(
-    text: str, project: ProjectSpec, folder: Path, source: InputSpec | None
-) -> tuple[TableTarget | None, str]:
-    """The table that `text` names, or why results cannot go there. `folder` is the output folder."""
-    head, _, query = text.partition("?")
-    scheme, found, name = head.partition("://")
-    if not found:
-        return None, f"{text!r} names no table; {_FORM}" + _file_hint(head)
-    if scheme != "sqlite":
-        return None, f"{scheme}:// cannot be written to; {_FORM}"
-    table, message = _table(query)
-    if not message and not name:
-        message = f"names no database; {_FORM}"
-    if message:
-        return None, message
-    try:
-        path = inside(project.root, name)
-    except OutsideProject as error:
-        return None, str(error)
-    target = TableTarget(path, project.shown(path), table)
-    message = _wrong_place(target, project, folder) or _wrong_content(target, source)
-    return (None, message) if message else (target, "")
-
-
-def _file_hint(head: str) -> str:
-    suffix = Path(head).suffix.lower().removeprefix(".")
-    return f", or format: {suffix} for a file" if suffix in ("csv", "tsv", "txt", "parquet") else ""
-
-
-def _table(query: str) -> tuple[str, str]:
-    """The name of the table, or what is wrong with it."""
-    given = parse_qsl(query, keep_blank_values=True)
-    for key, _ in given:
-        if key != "table":
-            return "", f"unknown parameter {key!r}; {did_you_mean(key, ['table'], 'known')}"
-    names = [value for _, value in given]
-    if not names or not names[0]:
-        return "", f"names no table; {_FORM}"
-    if len(names) > 1:
-        return "", f"names {len(names)} tables; keep one of them"
-    if names[0].lower().startswith("sqlite_") or not names[0].isprintable():
-        return "", f"{names[0]!r} cannot be the name of a table; SQLite keeps it for itself"
-    return names[0], ""
-
-
-def _wrong_place(target: TableTarget, project: ProjectSpec, folder: Path) -> str:
-    path, shown = target.path, target.shown
-    if any(lies_in(path, project.root / name) for name in (".agac", ".git")):
-        return f"{shown} belongs to agac or git; name a database of your own"
-    if path.is_dir():
-        return f"{shown} is a folder; name a database in it"
-    if any(part.is_file() for part in path.parents):
-        return f"{shown}: a file is where its folder should be"
-    if path.parent == folder / "preview":
-        return f"{shown} lies in the folder of previews; name another place"
-    return ""
-
-
-def _wrong_content(target: TableTarget, source: InputSpec | None) -> str:
-    if target.path.is_file() and not _may_be_database(target.path):
-        return f"{target.shown} is no SQLite database; name one, or a file that is not there yet"
-    if source is not None and source.path == target.path and _reads(source.statement or "", target.table):
-        return (
-            f"the input reads the table {target.table!r}: what is written into it would change the rows, and all of "
-            "them would be asked again; name another table"
-        )
-    return ""
-
-
-def _may_be_database(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
-    except OSError:  # said when it is opened, with the remedy
-        return True
-    return head in (b"", _MAGIC)
-
-
-def _reads(statement: str, table: str) -> bool:
-    """Whether a statement names the table as a word of its own."""
-    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", statement, re.IGNORECASE) is not None
-
-
-def output_spec(
-    file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
-) -> tuple[OutputSpec | None, list[Problem]]:
-    """Where the results of the workflow `name` go, or why they may not go there."""
-    written = file.output
-    folder = project.paths.output / name
-    refused = {}
-    try:
-        folder = inside(project.root, written.dir) if written.dir is not None else folder
-        refused["dir"] = _output_refusal(folder, project, source)
-    except OutsideProject as error:
-        refused["dir"] = str(error)
-    target = None
-    if written.to is not None:
-        target, refused["to"] = table_target(written.to, project, folder, source)
-        target = target and replace(target, where=document.where(("output", "to")))
-    problems = [document.problem(("output", key), message) for key, message in refused.items() if message]
-    if problems:
-        return None, problems
-    formats, where = tuple(written.format), document.where(("output", "format"))
-    return OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where), []
-
-
-def output_folder(text: str, project: ProjectSpec, source: InputSpec) -> Path:
-    """The folder that `--output` names, relative to the project. Raises `UsageError` when results may not go there."""
-    try:
-        folder = inside(project.root, text)
-        message = _output_refusal(folder, project, source)
-    except OutsideProject as error:
-        message = str(error)
-    if message:
-        raise UsageError(f"--output {text}: {message}", remedy="Name a folder inside the project.")
-    return folder
-
-
-def _output_refusal(folder: Path, project: ProjectSpec, source: InputSpec | None) -> str:
-    """Why results may not go to `folder`: files there are replaced, so nothing of the project's own may be in it."""
-    remedy = "results need a folder of their own, as output/reviews"
-    if folder == project.root:
-        return f"is the project's root; {remedy}"
-    own = [project.paths.workflows, project.paths.agentcards, project.paths.schemas]
-    state = [project.root / name for name in STATE_FOLDERS]
-    for kept in [*own, *state, project.root / "data", project.root / "prompts"]:
-        if lies_in(kept, folder):
-            return f"{project.shown(folder)} holds the project's own files ({project.shown(kept)}); {remedy}"
-    if any(lies_in(folder, kept) for kept in state):
-        return f"{project.shown(folder)} belongs to agac or git; {remedy}"
-    if source is not None and lies_in(source.path, folder):
-        return f"{project.shown(folder)} holds the input file; {remedy}"
-    if folder.exists() and not folder.is_dir():
-        return f"{project.shown(folder)} is a file, and results need a folder; move it away, or name another folder"
-    return ""
-
-
-_PATH = ("output", "stages")
-
-
-class Ends(NamedTuple):
-    """`stages` are those whose results are written, in the order in which a row meets them; `rows` is the stage that
-    made the rows that are written, None: they are the input's."""
-
-    stages: tuple[str, ...]
-    rows: str | None
-
-
-def output_stages(
-    file: WorkflowFile, document: Document, links: Sequence[StageNode], *, sound: bool = True
-) -> tuple[Ends, list[Problem]]:
-    """What is written: what `output.stages` names, else the results of the stages that nobody needs. `sound`: nothing
-    is wrong with what stages need, so that it is known which rows they give."""
-    order = [link.name for link in links]
-    written = file.output.stages
-    if written is None:
-        needed = {need for link in links for need in link.needs}
-        chosen = [name for name in order if name not in needed]
-    else:
-        if problems := _unknown(written, order, file.stages, document):
-            return Ends((), None), problems
-        chosen = [name for name in order if name in written]
-    found = _resolved(chosen, links, file.stages, filters=written is None)
-    stages = tuple(name for name in order if name in found)
-    if not sound:
-        return Ends(stages, None), []
-    levels = _levels(chosen, links)
-    problems = [_different(levels, links, document, written is not None)] if len(set(levels.values())) > 1 else []
-    return Ends(stages, next(iter(levels.values()), None)), problems
-
-
-def _unknown(
-    written: Sequence[str], order: Sequence[str], stages: Sequence[StageFile], document: Document
-) -> list[Problem]:
-    disabled = {stage.name for stage in stages if not stage.enabled}
-    problems = []
-    for name in written:
-        if name not in order:
-            near = did_you_mean(name, list(order), "stages")
-            why = "which is not enabled" if name in disabled else f"which does not exist; {near}"
-            problems.append(document.problem(_PATH, f"names the stage {name!r}, {why}"))
-    return problems
-
-
-def _resolved(
-    chosen: Sequence[str], links: Sequence[StageNode], stages: Sequence[StageFile], *, filters: bool
-) -> set[str]:
-    """The stages whose results these come to: what only lets rows through has none, so it ends in what it follows;
-    a filter that is named stands for the rows that pass it."""
-    by_name = {link.name: link for link in links}
-    left, found = list(chosen), set()
-    while left:
-        name = left.pop()
-        needs, written = by_name[name].needs, stages[by_name[name].index]
-        if needs and (written.dedupe is not None or (written.filter is not None and filters)):
-            left += needs
-        else:
-            found.add(name)
-    return found
-
-
-def _levels(chosen: Sequence[str], links: Sequence[StageNode]) -> Mapping[str, str | None]:
-    """What made the rows that come out of each stage."""
-    home = homes(links)
-    by_name = {link.name: link for link in links}
-    # a stage that filters what another one keeps stands on its rows: `homes` says so
-    return {name: name if by_name[name].makes == "kept" else home[name] for name in chosen}
-
-
-def _different(
-    levels: Mapping[str, str | None], links: Sequence[StageNode], document: Document, chosen: bool
-) -> Problem:
-    """Results of rows of several kinds cannot stand in one file."""
-    makes = {link.name: link.makes for link in links}
-    found: dict[str | None, list[str]] = {}
-    for name, level in levels.items():
-        found.setdefault(level, []).append(name)
-    shown = "; ".join(
-        f"{' and '.join(map(repr, names))} of {rows_in_words(level, makes)}" for level, names in found.items()
-    )
-    last = ", ".join(list(found.values())[-1])
-    if chosen:
-        message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
-        return document.problem(_PATH, message)
-    message = "the results that no stage needs are of different rows"
-    return document.problem(_PATH, f"{message}: {shown}; choose with `output: {{stages: [{last}]}}`")
-
-
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
-_UNSET = "the environment variable {} is not set; set it or add it to .env"
 
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
@@ -268,13 +32,30 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     if document.data is not None and not isinstance(document.data, dict):
         return None, problems
     file, found = validate(ProjectFile, document, hints={"": _misplaced(ProjectFile, "`defaults`")})
-    if file is None:
-        return None, in_order([*problems, *found])
     problems += found
-    defaults = _expanded_model(file.defaults, document, env, problems)
-    aliases = {name: _expanded(text, ("aliases", name), document, env, problems) for name, text in file.aliases.items()}
-    paths, outside = _paths(file.paths, root, document)
-    where = places_of(file.defaults, document, ("defaults",))
+    if file is None:
+        return None, in_order(problems)
+
+    def expanded(text: str, *path: str | int) -> str:
+        filled, missing = expand(text, env)
+        unset = "the environment variable {} is not set; set it or add it to .env"
+        problems.extend(document.problem(path, unset.format(name)) for name in missing)
+        return filled
+
+    defaults, update = file.defaults, dict[str, object]()
+    if defaults.model is not None:
+        update["model"] = expanded(defaults.model, "defaults", "model")
+    if "fallback" in defaults.model_fields_set:
+        update["fallback"] = [expanded(text, "defaults", "fallback") for text in defaults.fallback]
+    aliases = {name: expanded(text, "aliases", name) for name, text in file.aliases.items()}
+    folders: dict[str, Path] = {}
+    for key in PathsFile.model_fields:
+        try:
+            folders[key] = inside(root, getattr(file.paths, key))
+        except OutsideProject as error:
+            folders[key] = root / str(PathsFile.model_fields[key].default)
+            problems.append(document.problem(("paths", key), str(error)))
+    where = places_of(defaults, document, ("defaults",))
     where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
     for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
         where[f"project.{key}"] = document.where((key,))
@@ -282,8 +63,12 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
         where[f"providers.{name}"] = document.where(("providers", name), key=True)
         for key in provider.model_fields_set:
             where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
-    project = ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env, aliases)
-    return project, in_order([*problems, *outside])
+    if update:
+        defaults = defaults.model_copy(update=update)
+    paths = ProjectPaths(**folders)
+    return ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env, aliases), in_order(
+        problems
+    )
 
 
 def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
@@ -292,45 +77,12 @@ def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
     return {key: f"unknown key here; {key} belongs into {where}" for key in keys}
 
 
-def _expanded(text: str, path: Path_, document: Document, env: Mapping[str, str], problems: list[Problem]) -> str:
-    """The text at `path` with its variables filled in; one that is not set goes to `problems`."""
-    found, missing = expand(text, env)
-    problems += [document.problem(path, _UNSET.format(name)) for name in missing]
-    return found
-
-
-def _expanded_model(
-    defaults: DefaultsFile, document: Document, env: Mapping[str, str], problems: list[Problem]
-) -> DefaultsFile:
-    update: dict[str, object] = {}
-    if defaults.model is not None:
-        update["model"] = _expanded(defaults.model, ("defaults", "model"), document, env, problems)
-    if "fallback" in defaults.model_fields_set:
-        at = ("defaults", "fallback")
-        update["fallback"] = [_expanded(text, at, document, env, problems) for text in defaults.fallback]
-    return defaults.model_copy(update=update) if update else defaults
-
-
-def _paths(paths: PathsFile, root: Path, document: Document) -> tuple[ProjectPaths, list[Problem]]:
-    found: dict[str, Path] = {}
-    problems: list[Problem] = []
-    for key in PathsFile.model_fields:
-        try:
-            found[key] = inside(root, getattr(paths, key))
-        except OutsideProject as error:
-            found[key] = root / str(PathsFile.model_fields[key].default)
-            problems.append(document.problem(("paths", key), str(error)))
-    return ProjectPaths(**found), problems
-
-
 def _mapping_problems(document: Document, *, empty_is_fine: bool = False) -> list[Problem]:
-    problems = list(document.problems)
     if document.empty and not empty_is_fine:
-        problems.append(Problem(Where(document.shown), "is empty; a workflow has at least input and stages"))
-    elif not problems and not document.empty and not isinstance(document.data, dict):
-        message = f"expected a mapping of keys at the top, got {described(document.data)}"
-        problems.append(document.problem((), message))
-    return problems
+        return [Problem(Where(document.shown), "is empty; a workflow has at least input and stages")]
+    if document.problems or document.empty or isinstance(document.data, dict):
+        return list(document.problems)
+    return [document.problem((), f"expected a mapping of keys at the top, got {described(document.data)}")]
 
 
 def workflow_names(project: ProjectSpec) -> list[str]:
@@ -375,30 +127,34 @@ def load_workflow(
     if not isinstance(document.data, dict):
         return None, in_order(problems)
     file, found = validate(WorkflowFile, document, hints={"": _misplaced(WorkflowFile, "`defaults` or a stage")})
-    if file is None:
-        return None, in_order([*problems, *found])
-    workflow, more = _load_resolved(file, document, project, path.stem, overrides)
     problems += found
-    problems += [problem for problem in more if not _follows_from(problem, found)]
-    return workflow, in_order(problems)
+    if file is None:
+        return None, in_order(problems)
+    workflow, more = _resolved(file, document, project, path.stem, overrides)
+    return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, found))])
 
 
-def _load_resolved(
+def _resolved(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
 ) -> tuple[Workflow | None, list[Problem]]:
     """The workflow with everything that it names; None when its input, its output or a stage cannot be used."""
-    variables = _variables(file.vars, overrides.vars, document.shown)
-    links, problems = graph(file.stages, document)
+    for key in overrides.vars:
+        if key not in file.vars:
+            remedy = did_you_mean(key, file.vars, "declared")
+            message = f"--var {key}: {document.shown} declares no such variable; {remedy}"
+            raise UsageError(message, remedy="Add it to vars.")
+    variables = {**file.vars, **overrides.vars}
+    nodes, problems = graph(file.stages, document)
     sound = not problems
-    if _names_were_lost(file, document):
+    written = [stage.get("name") if isinstance(stage, dict) else None for stage in document.data.get("stages") or ()]
+    if written != [stage.name for stage in file.stages]:  # names were lost: what `needs` them cannot be judged
         problems = []
     builder = StageBuilder(project, document, file, variables, overrides, problems)
-    stages = [builder.stage(link, order) for order, link in enumerate(links)]
+    stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
     source, found = input_spec(file, document, project, name, overrides)
-    output, refused = output_spec(file, document, project, name, source)
-    ends, unknown = output_stages(file, document, links, sound=sound)
-    refused += unknown
-    problems += [*found, *refused]
+    output, refused = _output_spec(file, document, project, name, source)
+    (ends, rows), wrong = output_stages(file, document, nodes, sound=sound)
+    problems += [*found, *refused, *wrong]
     ready = tuple(stage for stage in stages if stage is not None)
     if source is None or output is None or len(ready) < len(stages):
         return None, problems
@@ -409,17 +165,10 @@ def _load_resolved(
         source,
         ready,
         variables,
-        replace(output, stages=ends.stages, rows=ends.rows),
+        replace(output, stages=ends, rows=rows),
         run_rules(file, document, project, overrides),
         tuple(stage.name for stage in file.stages if not stage.enabled),
     ), problems
-
-
-def _names_were_lost(file: WorkflowFile, document: Document) -> bool:
-    """Whether a stage got another name than its author wrote: what `needs` it then cannot be judged."""
-    written = document.data.get("stages")
-    names = [stage.get("name") if isinstance(stage, dict) else None for stage in written or ()]
-    return names != [stage.name for stage in file.stages]
 
 
 def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
@@ -435,9 +184,169 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(unique, key=lambda problem: (problem.where.file, problem.where.line or 0, problem.where.column or 0))
 
 
-def _variables(declared: Mapping[str, JSONValue], given: Mapping[str, str], shown: str) -> dict[str, JSONValue]:
-    for name in given:
-        if name not in declared:
-            remedy = did_you_mean(name, declared, "declared")
-            raise UsageError(f"--var {name}: {shown} declares no such variable; {remedy}", remedy="Add it to vars.")
-    return {**declared, **given}
+# Where results go.
+
+
+def _output_spec(
+    file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
+) -> tuple[OutputSpec | None, list[Problem]]:
+    """Where the results of the workflow `name` go, or why they may not go there."""
+    written = file.output
+    folder, target = project.paths.output / name, None
+    problems: list[Problem] = []
+    try:
+        folder = inside(project.root, written.dir) if written.dir is not None else folder
+        _refuse_folder(folder, project, source)
+    except Refused as error:
+        problems.append(document.problem(("output", "dir"), str(error)))
+    try:
+        if written.to is not None:
+            target = _table_target(written.to, project, folder, source, document.where(("output", "to")))
+    except Refused as error:
+        problems.append(document.problem(("output", "to"), str(error)))
+    if problems:
+        return None, problems
+    formats, where = tuple(written.format), document.where(("output", "format"))
+    return OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where), []
+
+
+def output_folder(text: str, project: ProjectSpec, source: InputSpec) -> Path:
+    """The folder that `--output` names, relative to the project. Raises `UsageError` when results may not go there."""
+    try:
+        folder = inside(project.root, text)
+        _refuse_folder(folder, project, source)
+    except Refused as error:
+        raise UsageError(f"--output {text}: {error}", remedy="Name a folder inside the project.") from None
+    return folder
+
+
+def _refuse_folder(folder: Path, project: ProjectSpec, source: InputSpec | None) -> None:
+    """Files in a folder of results are replaced, so nothing of the project's own may be in it."""
+    remedy, shown = "results need a folder of their own, as output/reviews", project.shown(folder)
+    if folder == project.root:
+        raise Refused(f"is the project's root; {remedy}")
+    own = [project.paths.workflows, project.paths.agentcards, project.paths.schemas]
+    state = [project.root / name for name in STATE_FOLDERS]
+    for kept in [*own, *state, project.root / "data", project.root / "prompts"]:
+        if lies_in(kept, folder):
+            raise Refused(f"{shown} holds the project's own files ({project.shown(kept)}); {remedy}")
+    if any(lies_in(folder, kept) for kept in state):
+        raise Refused(f"{shown} belongs to agac or git; {remedy}")
+    if source is not None and lies_in(source.path, folder):
+        raise Refused(f"{shown} holds the input file; {remedy}")
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
+
+
+def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
+    """The table that `text` names. `folder` is the output folder."""
+    form = "write it as sqlite://data/out.db?table=results"
+    head, _, query = text.partition("?")
+    scheme, found, name = head.partition("://")
+    if not found:
+        suffix = Path(head).suffix.lower().removeprefix(".")
+        hint = f", or format: {suffix} for a file" if suffix in ("csv", "tsv", "txt", "parquet") else ""
+        raise Refused(f"{text!r} names no table; {form}{hint}")
+    if scheme != "sqlite":
+        raise Refused(f"{scheme}:// cannot be written to; {form}")
+    given = parse_qsl(query, keep_blank_values=True)
+    if (unknown := next((key for key, _ in given if key != "table"), None)) is not None:
+        raise Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
+    tables = [value for _, value in given]
+    table = tables[0] if tables else ""
+    if not table:
+        raise Refused(f"names no table; {form}")
+    if len(tables) > 1:
+        raise Refused(f"names {len(tables)} tables; keep one of them")
+    if table.lower().startswith("sqlite_") or not table.isprintable():
+        raise Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
+    if not name:
+        raise Refused(f"names no database; {form}")
+    path = inside(project.root, name)
+    shown = project.shown(path)
+    if any(lies_in(path, project.root / state) for state in STATE_FOLDERS):
+        raise Refused(f"{shown} belongs to agac or git; name a database of your own")
+    if path.is_dir():
+        raise Refused(f"{shown} is a folder; name a database in it")
+    if any(part.is_file() for part in path.parents):
+        raise Refused(f"{shown}: a file is where its folder should be")
+    if path.parent == folder / "preview":
+        raise Refused(f"{shown} lies in the folder of previews; name another place")
+    if path.is_file() and not _may_be_database(path):
+        raise Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
+    as_a_word = rf"(?<!\w){re.escape(table)}(?!\w)"
+    if source and source.path == path and re.search(as_a_word, source.statement or "", re.IGNORECASE):
+        raise Refused(
+            f"the input reads the table {table!r}: what is written into it would change the rows, and all of them "
+            "would be asked again; name another table"
+        )
+    return TableTarget(path, shown, table, where)
+
+
+def _may_be_database(path: Path) -> bool:
+    magic = b"SQLite format 3\0"
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) in (b"", magic)
+    except OSError:  # said when it is opened, with the remedy
+        return True
+
+
+def output_stages(
+    file: WorkflowFile, document: Document, nodes: Sequence[StageNode], *, sound: bool = True
+) -> tuple[tuple[tuple[str, ...], str | None], list[Problem]]:
+    """The stages whose results are written, in the order in which a row meets them, and the stage that made the rows
+    that are written, None: they are the input's. With what is wrong.
+
+    They are those that `output.stages` names, else those that nobody needs. `sound`: nothing is wrong with what stages
+    need, so that it is known which rows they give.
+    """
+    by_name = {node.name: node for node in nodes}
+    written = file.output.stages
+    at = ("output", "stages")
+    if written is None:
+        needed = {need for node in nodes for need in node.needs}
+        chosen = [name for name in by_name if name not in needed]
+    else:
+        if unknown := [document.problem(at, message) for message in _unknown(written, by_name, file.stages)]:
+            return ((), None), unknown
+        chosen = [name for name in by_name if name in written]
+    # what only lets rows through has no results, so it stands for what it follows; a filter that is named stands for
+    # the rows that pass it
+    left, found = list(chosen), set()
+    while left:
+        node = by_name[left.pop()]
+        stage = file.stages[node.index]
+        if node.needs and (stage.dedupe is not None or (stage.filter is not None and written is None)):
+            left += node.needs
+        else:
+            found.add(node.name)
+    stages = tuple(name for name in by_name if name in found)
+    if not sound:
+        return (stages, None), []
+    home = homes(nodes)
+    levels: dict[str | None, list[str]] = {}
+    for name in chosen:  # a stage that filters what another one keeps stands on its rows: `homes` says so
+        levels.setdefault(name if by_name[name].makes == "kept" else home[name], []).append(name)
+    problems = []
+    if len(levels) > 1:  # results of rows of several kinds cannot stand in one file
+        makes = {node.name: node.makes for node in nodes}
+        shown = "; ".join(
+            f"{' and '.join(map(repr, names))} of {rows_in_words(level, makes)}" for level, names in levels.items()
+        )
+        last = ", ".join([*levels.values()][-1])
+        message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
+        if written is None:
+            message = f"the results that no stage needs are of different rows: {shown}; "
+            message += f"choose with `output: {{stages: [{last}]}}`"
+        problems.append(document.problem(at, message))
+    return (stages, next(iter(levels), None)), problems
+
+
+def _unknown(written: Sequence[str], known: Iterable[str], stages: Sequence[StageFile]) -> Iterator[str]:
+    disabled = {stage.name for stage in stages if not stage.enabled}
+    for name in written:
+        if name not in known:
+            near = did_you_mean(name, known, "stages")
+            why = "which is not enabled" if name in disabled else f"which does not exist; {near}"
+            yield f"names the stage {name!r}, {why}"

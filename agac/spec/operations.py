@@ -10,63 +10,67 @@ from typing import Any, ClassVar, Literal
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue
+from agac.spec.graph import Makes
 from agac.spec.guards import Guard
-from agac.spec.levels import Makes
 from agac.spec.python_code import FunctionRef
 
 Fields = dict[str, JSONValue]
+Way = tuple[str, ...]
+"""A field by its parts: a field of the row, or a stage upstream and fields of its result."""
 
 STORED = Where("the stored definition")
 """The place of what a run stored."""
 
 
+def ways(fields: Iterable[str]) -> tuple[Way, ...]:
+    """Fields as they are written, each by its parts."""
+    return tuple(tuple(field.split(".")) for field in fields)
+
+
+class Operation:
+    """What a stage does in the place of asking a model; `key` is that of the stage's file."""
+
+    key: ClassVar[str]
+
+    def body(self) -> dict[str, JSONValue]:
+        """What decides its results, for the definition."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Python:
+class Python(Operation):
     """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
 
     `processes`: calls run in that many; None: in this one.
     """
 
-    key: ClassVar[str] = "python"
+    key = "python"
     function: FunctionRef
     processes: int | None
 
     def body(self) -> dict[str, JSONValue]:
-        """What decides its results, for the definition."""
         return {"python": str(self.function), "source": self.function.source_hash.hex()}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row that the function gave, as it is stored (JSON). None: not known, or it gave a list, of which each row
-        is one of its own."""
-        given = json.loads(value) if value is not None else None
-        return given if isinstance(given, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Operation):
     """Rows for which the condition is not true leave."""
 
-    key: ClassVar[str] = "filter"
+    key = "filter"
     guard: Guard
 
     def body(self) -> dict[str, JSONValue]:
-        """What decides who stays, for the definition."""
         return {"filter": self.guard.text}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row as it was."""
-        return data
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(Operation):
     """The row goes on with these fields, in this order."""
 
-    key: ClassVar[str] = "select"
+    key = "select"
     fields: tuple[str, ...]
 
     def body(self) -> dict[str, JSONValue]:
-        """What it does, for the definition."""
         return {"select": list(self.fields)}
 
     def apply(self, data: Fields) -> Fields:
@@ -74,20 +78,15 @@ class Select:
         _has(data, self.fields)
         return {field: data[field] for field in self.fields}
 
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row with these fields; None: it lacks one."""
-        return _form(self, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Rename:
+class Rename(Operation):
     """Fields get other names, at their places: old name → new one."""
 
-    key: ClassVar[str] = "rename"
+    key = "rename"
     names: Mapping[str, str]
 
     def body(self) -> dict[str, JSONValue]:
-        """What it does, for the definition."""
         return {"rename": dict(self.names)}
 
     def apply(self, data: Fields) -> Fields:
@@ -99,9 +98,16 @@ class Rename:
             raise UnfitRow(f"the row has a field {taken!r} already")
         return renamed
 
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row with the new names; None: it cannot have them."""
-        return _form(self, data)
+
+@dataclass(frozen=True, slots=True)
+class Dedupe(Operation):
+    """Of rows with the same values of these fields the first goes on, the others leave."""
+
+    key = "dedupe"
+    fields: tuple[Way, ...]
+
+    def body(self) -> dict[str, JSONValue]:
+        return {"dedupe": [".".join(field) for field in self.fields]}
 
 
 class UnfitRow(Exception):
@@ -114,24 +120,20 @@ def _has(data: Fields, fields: Iterable[str]) -> None:
         raise UnfitRow(f"the row has no field {missing!r}; it has {', '.join(data) or 'none'}")
 
 
-@dataclass(frozen=True, slots=True)
-class Dedupe:
-    """Of rows with the same values of these fields the first goes on, the others leave. Each field is a way, by its
-    parts: a field of the row, or a stage upstream and fields of its result."""
+def changed_row(operation: Operation | None, data: Fields, value: str | None) -> Fields | None:
+    """The row after an operation that gives it other fields; `value` is its stored result (JSON).
 
-    key: ClassVar[str] = "dedupe"
-    fields: tuple[tuple[str, ...], ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        """What decides who stays, for the definition."""
-        return {"dedupe": [".".join(field) for field in self.fields]}
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row as it was."""
-        return data
+    None: not known, or the row is not fit for it, or a function gave a list, of which each row is one of its own.
+    """
+    if isinstance(operation, Select | Rename):
+        try:
+            return operation.apply(data)
+        except UnfitRow:
+            return None
+    given = json.loads(value) if value is not None else None
+    return given if isinstance(given, dict) else None
 
 
-Operation = Python | Filter | Select | Rename | Dedupe
 OPERATIONS = ("python", "filter", "select", "rename", "dedupe")
 """The keys of which a stage that asks no model has one."""
 
@@ -148,13 +150,6 @@ def made_by(explode: object | None, group: object | None, operation: str | None)
     return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
 
 
-def _form(operation: Select | Rename, data: Fields) -> Fields | None:
-    try:
-        return operation.apply(data)
-    except UnfitRow:
-        return None
-
-
 def read_operation(body: Mapping[str, Any]) -> Operation:
     """The operation of a stored definition. Functions and conditions are named, not read: nothing can be run."""
     if "python" in body:
@@ -167,7 +162,7 @@ def read_operation(body: Mapping[str, Any]) -> Operation:
         return Select(tuple(body["select"]))
     if "rename" in body:
         return Rename(body["rename"])
-    return Dedupe(tuple(tuple(field.split(".")) for field in body["dedupe"]))
+    return Dedupe(ways(body["dedupe"]))
 
 
 Incomplete = Literal["use", "fail"]
@@ -177,12 +172,11 @@ Incomplete = Literal["use", "fail"]
 class Group:
     """Rows with the same values of `fields` are one group; without fields all are.
 
-    Each field is a way, by its parts: a field of the row, or a stage upstream and fields of its result. A group of more
-    than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and then of the parts'
-    results; None: not bounded. `incomplete` says what becomes of a group with failed members.
+    A group of more than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and then of
+    the parts' results; None: not bounded. `incomplete` says what becomes of a group with failed members.
     """
 
-    fields: tuple[tuple[str, ...], ...]
+    fields: tuple[Way, ...]
     max_rows: int | None = None
     max_tokens: int | None = None
     incomplete: Incomplete = "use"
@@ -212,6 +206,4 @@ class Group:
         """The groups of a stage of a stored definition; None: it makes none."""
         if "group_by" not in body:
             return None
-        reduce = body.get("reduce", {})
-        fields = tuple(tuple(field.split(".")) for field in body["group_by"])
-        return Group(fields, reduce.get("max_rows"), reduce.get("max_tokens"), body.get("incomplete", "use"))
+        return Group(ways(body["group_by"]), **body.get("reduce", {}), incomplete=body.get("incomplete", "use"))

@@ -4,29 +4,134 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from agac.core.errors import Problem, UsageError, Where, did_you_mean
+from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
 from agac.core.types import JSONValue, Schema
-from agac.spec.json_schema import alternatives, compiled, kinds_of, property_names, schemas_at
-from agac.spec.paths import OutsideProject, inside
-from agac.spec.python_code import EDITED, as_written, import_file, in_file, python_source, python_tree, source_hash
-from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec, field_shape
+from agac.spec.json_schema import FieldShape, compiled, expand_shorthand, is_json_schema, schema_faults
+from agac.spec.paths import Refused, Unusable, inside, read_text
+from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
+from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-    from agac.core.errors import Path_
     from agac.spec.models import StageFile
     from agac.spec.yaml import Document
 
 PREFIX = "python:"
+_SUFFIXES = (".json", ".yaml", ".yml")
+
+
+def schema_name(text: str) -> str:
+    """A name that every provider takes: letters, digits, `_` and `-`, at most 64 of them."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[:64] or "result"
+
+
+def load_schema(
+    value: str | dict[str, Any], project: ProjectSpec, document: Document, path: Path_, *, name: str
+) -> tuple[SchemaSpec | None, list[Problem]]:
+    """The schema that stands at `path` of `document`; `name` is what an inline one is called."""
+    if isinstance(value, dict):
+        return _inline(value, document, path, name)
+    try:
+        if value.startswith(PREFIX):
+            return _python_schema(value, project.root), []
+        return _from_file(_find(value, project), project)
+    except Refused as error:
+        return None, [document.problem(path, str(error))]
+    except Unusable as error:
+        return None, [error.problem]
+
+
+def _inline(
+    value: dict[str, Any], document: Document, path: Path_, name: str
+) -> tuple[SchemaSpec | None, list[Problem]]:
+    body, faults = (value, schema_faults(value)) if is_json_schema(value) else expand_shorthand(value)
+    problems = [document.problem((*path, *inner), message) for inner, message in faults]
+    return (None, problems) if problems else (JsonSchema(Schema(schema_name(name), body)), [])
+
+
+def _find(text: str, project: ProjectSpec) -> Path:
+    """From the project root, then from the folder of schemas; the suffix `.json` may be left out. Raises Refused."""
+    folder = project.paths.schemas
+    for base in (project.root, folder):
+        for name in (text, f"{text}.json"):
+            if (path := inside(project.root, name, base=base)).is_file():
+                return path
+    hint = f'a result has named fields: write {{answer: "{text}"}}'
+    if "|" not in text:
+        known = [project.shown(one) for one in sorted(folder.rglob("*")) if one.suffix in _SUFFIXES]
+        hint = did_you_mean(text, known, f"in {project.shown(folder)}/")
+    raise Refused(f"no such file: {text!r}; {hint}")
+
+
+def _from_file(path: Path, project: ProjectSpec) -> tuple[SchemaSpec | None, list[Problem]]:
+    from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml  # what only reads stored runs does without YAML
+
+    shown = project.shown(path)
+    text = read_text(path, shown)
+    # JSON is (nearly) YAML: reading it so gives positions, and the file may be YAML as well
+    document = parse_yaml(text, shown)
+    body, problems = document.data, document.problems
+    if path.suffix == ".json":
+        body, problems = _json(text, shown, MAX_DEPTH), []
+        if document.problems:
+            document = Document(shown, body, [])
+    if not problems and not isinstance(body, dict):
+        message = "expected a JSON Schema: a mapping with type, properties and the like"
+        problems = [Problem(Where(shown, 1, 1), message)]
+    return (None, problems) if problems else _inline(body, document, (), path.stem)
+
+
+def _json(text: str, shown: str, deepest: int) -> JSONValue:
+    """The value of a JSON file. Raises Unusable."""
+    where, message = Where(shown), f"nested more than {deepest} levels deep"
+    try:
+        body = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
+        if _depth(body) <= deepest:
+            return body
+    except json.JSONDecodeError as error:
+        message = "is empty; write a JSON Schema"
+        if text.strip():
+            where, message = Where(shown, error.lineno, error.colno), f"not valid JSON: {_json_words(error)}"
+    except Refused as error:
+        message = str(error)
+    except RecursionError:
+        pass
+    raise Unusable(Problem(where, message))
+
+
+def _json_words(error: json.JSONDecodeError) -> str:
+    """The commonest slip in plain words, which Python's own versions call by different names."""
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    rest = after[1:].lstrip() if after[:1] == "," else after if before[-1:] == "," else ""
+    return f"a comma before {rest[0]!r} is one too many; remove it" if rest[:1] in ("}", "]") and rest else error.msg
+
+
+def _depth(value: JSONValue) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner)) if inner else 0
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refused(f"duplicate key {twice!r}; keep one of them")
+    return values
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise Refused(f"{text} is not JSON; give a finite number")
+
+
+# Classes of the project: checked by reading, imported only to run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,57 +143,31 @@ class Resolved:
     validate_extra: Callable[[JSONValue], list[str]] | None = None
 
 
-def python_schema(text: str, root: Path, where: Where, key: str) -> tuple[PythonSchema | None, list[Problem]]:
-    """Checks `python:module.Class` without importing anything: the module is a file of the project and has the name."""
+def _python_schema(text: str, root: Path) -> PythonSchema:
+    """Checks `python:module.Class` without importing anything: the module is a file of the project and has the name.
+
+    Raises Refused and Unusable.
+    """
     module, _, cls = text.removeprefix(PREFIX).strip().rpartition(".")
-    parts = [*module.split("."), cls]
-    if not module or not all(part.isidentifier() for part in parts):
-        return None, [Problem(where, f"{text!r} is not python:module.Class, as python:tools.models.Review", key)]
-    try:
-        path = _module_file(root, module)
-    except OutsideProject as error:
-        return None, [Problem(where, str(error), key)]
-    if path is None:
+    if not module or not all(part.isidentifier() for part in (*module.split("."), cls)):
+        raise Refused(f"{text!r} is not python:module.Class, as python:tools.models.Review")
+    if (path := _module_file(root, module)) is None:
         wanted = module.replace(".", "/") + ".py"
-        return None, [Problem(where, f"no module {module!r} in the project; it would be the file {wanted}", key)]
-    problem = _name_problem(path, path.relative_to(root.resolve()).as_posix(), cls, where, key)
-    return (None, [problem]) if problem else (PythonSchema(module, cls, cls[:64], source_hash(path, root)[0]), [])
+        raise Refused(f"no module {module!r} in the project; it would be the file {wanted}")
+    shown = path.relative_to(root.resolve()).as_posix()
+    tree = python_tree(python_source(path, shown), shown)
+    names = {name for name, _ in bound_names(tree.body)}
+    branches = any(isinstance(node, ast.If | ast.Try | ast.With) for node in tree.body)  # may name anything
+    if cls not in names and "*" not in names and not branches:
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        raise Refused(f"{shown} has no {cls!r}; {did_you_mean(cls, classes, 'classes')}")
+    return PythonSchema(module, cls, cls[:64], source_hash(path, root)[0])
 
 
 def _module_file(root: Path, module: str) -> Path | None:
     home = module.replace(".", "/")
-    for candidate in (f"{home}.py", f"{home}/__init__.py"):
-        path = inside(root, candidate)
-        if path.is_file():
-            return path
-    return None
-
-
-def _name_problem(path: Path, shown: str, cls: str, where: Where, key: str) -> Problem | None:
-    source = python_source(path, shown)
-    tree = source if isinstance(source, Problem) else python_tree(source)
-    if isinstance(tree, Problem):
-        return in_file(tree, shown)
-    names = set(_bound_names(tree.body))
-    if cls in names or "*" in names:
-        return None
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    return Problem(where, f"{shown} has no {cls!r}; {did_you_mean(cls, classes, 'classes')}", key)
-
-
-def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that a module's top level defines; `*` when it imports everything of another or decides in branches."""
-    for node in body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            yield node.name
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            yield "*"
+    candidates = (inside(root, name) for name in (f"{home}.py", f"{home}/__init__.py"))
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def same_schema(spec: PythonSchema, root: Path) -> None:
@@ -104,19 +183,23 @@ def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
 
     Raises `UsageError` when that module cannot be used.
     """
-    return Resolved(spec.schema) if isinstance(spec, JsonSchema) else _imported(spec, root)
-
-
-def _imported(spec: PythonSchema, root: Path) -> Resolved:
+    if isinstance(spec, JsonSchema):
+        return Resolved(spec.schema)
     from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
 
     name = f"{PREFIX}{spec.module}.{spec.cls}"
     with redirect_stdout(sys.stderr):  # stdout belongs to what agac itself says
-        model = getattr(_import(spec.module, name, root), spec.cls, None)
+        model = _imported(spec, name, root)
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
         adapter: TypeAdapter[Any] = TypeAdapter(model)
-        schema = Schema(spec.name, _json_schema(adapter, name))
+        try:
+            body = adapter.json_schema()
+            compiled(body)
+        except Exception as error:  # the user's types may bring code of their own
+            reason = str(getattr(error, "message", error)).partition("\n")[0] or type(error).__name__
+            remedy = "Give its fields types that JSON has, as str, int, list[str] or another model."
+            raise UsageError(f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy) from error
 
     def validate_extra(value: JSONValue) -> list[str]:
         try:
@@ -128,31 +211,25 @@ def _imported(spec: PythonSchema, root: Path) -> Resolved:
             return [f"{name} raised {type(error).__name__}: {error}"]
         return []
 
-    return Resolved(schema, validate_extra)
+    return Resolved(Schema(spec.name, body), validate_extra)
 
 
-def _json_schema(adapter: TypeAdapter[Any], name: str) -> dict[str, Any]:
-    try:
-        body = adapter.json_schema()
-        compiled(body)
-    except Exception as error:  # the user's types may bring code of their own
-        reason = str(getattr(error, "message", error)).partition("\n")[0] or type(error).__name__
-        remedy = "Give its fields types that JSON has, as str, int, list[str] or another model."
-        raise UsageError(f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy) from error
-    return body
-
-
-def _import(module: str, name: str, root: Path) -> ModuleType:
-    file = _module_file(root, module)
+def _imported(spec: PythonSchema, name: str, root: Path) -> object:
+    """What the module of the project has under the name of the class."""
+    file = _module_file(root, spec.module)
     if file is None:
-        raise UsageError(f"{name}: the project has no module {module!r}", remedy="Run agac validate.")
+        raise UsageError(f"{name}: the project has no module {spec.module!r}", remedy="Run agac validate.")
     try:
-        return import_file(file, root)
+        return getattr(import_file(file, root), spec.cls, None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
         reason = as_written(f"{type(error).__name__}: {error}")
-        raise UsageError(f"{name} cannot be imported: {reason}", remedy=f"Try: python -c 'import {module}'") from error
+        remedy = f"Try: python -c 'import {spec.module}'"
+        raise UsageError(f"{name} cannot be imported: {reason}", remedy=remedy) from error
+
+
+# `vote` names a field of the results.
 
 
 def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:
@@ -172,26 +249,15 @@ def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Docum
 
 def lacks_field(body: dict[str, Any], vote: str) -> str | None:
     """Why results of this schema cannot have the field; None when they can."""
-    parts = vote.split(".")
-    for place, part in enumerate(parts):
-        before = parts[:place]
-        what = f"{'.'.join(before)} of the results" if before else "the results"
-        if not _has_fields(body, before):
-            return f"{what} {'has' if before else 'have'} no fields; vote for one that holds a value, such as `label`"
-        names = property_names(body, before)
+    shape, before = FieldShape(body), list[str]()
+    for part in vote.split("."):
+        what = f"{'.'.join(before)} of the results has" if before else "the results have"
+        kinds, names = shape.kinds(before), shape.names(before)
+        if kinds is not None and "object" not in kinds:
+            return f"{what} no fields; vote for one that holds a value, such as `label`"
         if names is None:
             return None
         if part not in names:
-            near = did_you_mean(part, sorted(names), "fields")
-            return f"{what} {'has' if before else 'have'} no field {part!r}; {near}"
+            return f"{what} no field {part!r}; {did_you_mean(part, sorted(names), 'fields')}"
+        before.append(part)
     return None
-
-
-def _has_fields(body: dict[str, Any], path: list[str]) -> bool:
-    """Whether the value at `path` may be an object."""
-    at = schemas_at(body, path)
-    for schema in at or ():
-        branches = alternatives(body, schema)
-        if branches is None or any("object" in kinds_of(one) or not kinds_of(one) for one in branches):
-            return True
-    return at is None

@@ -11,7 +11,7 @@ from fnmatch import translate
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from agac.core.errors import Problem, UsageError, Where
+from agac.core.errors import Problem, UsageError, Where, did_you_mean
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -45,8 +45,20 @@ def project_root(project: Path | str | None, start: Path | None = None) -> Path:
 MAX_LENGTH = 1_000
 
 
-class OutsideProject(ValueError):
+class Refused(ValueError):
+    """A value that cannot be used; the message says why and what to write instead."""
+
+
+class OutsideProject(Refused):
     """A path that a file of the project may not name; the message says why and what to write instead."""
+
+
+class Unusable(Exception):
+    """A file of the project that cannot be used, or a text that names none: `problem` says where and why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
@@ -80,6 +92,25 @@ def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...])
     return [path for path in candidates if path.is_file()]
 
 
+def existing_file(value: str, root: Path, where: Where, key: str, *, base: Path | None = None) -> Path:
+    """The file of the project that `value` names, relative to `base` (the root when None). Raises Unusable."""
+    try:
+        path = inside(root, value, base=base)
+    except OutsideProject as error:
+        raise Unusable(Problem(where, str(error), key)) from None
+    if not path.is_file():
+        raise Unusable(Problem(where, f"no such file: {value!r}; {near_files(path, root)}", key))
+    return path
+
+
+def near_files(path: Path, root: Path) -> str:
+    """What was probably meant: a file with a like name beside `path`, or what its folder holds."""
+    real = root.resolve()
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    known = sorted(file.relative_to(real).as_posix() for file in folder.iterdir() if file.is_file())
+    return did_you_mean(path.relative_to(real).as_posix(), known, f"files in {folder.relative_to(real).as_posix()}/")
+
+
 def lies_in(path: Path, folder: Path) -> bool:
     """Whether `path` is `folder` or below it."""
     return path == folder or path.is_relative_to(folder)
@@ -90,40 +121,32 @@ def lies_in(path: Path, folder: Path) -> bool:
 MAX_BYTES = 5_000_000
 """A larger file is data that stands in the wrong place."""
 
-_BOM = b"\xef\xbb\xbf"
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
-
-def read_text(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> tuple[str, Problem | None]:
-    """The text with `\\n` line ends and without a byte order mark, or `""` and the Problem."""
+def read_text(path: Path, shown: str) -> str:
+    """The text with `\\n` line ends and without a byte order mark. Raises Unusable."""
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):
-            return "", Problem(Where(shown), "not a regular file")
-        if info.st_size > max_bytes:
-            message = (
-                f"{info.st_size:,} bytes are more than the {max_bytes:,} that are read; put data into an input file"
-            )
-            return "", Problem(Where(shown), message)
+            raise Unusable(Problem(Where(shown), "not a regular file"))
+        if info.st_size > MAX_BYTES:
+            remedy = f"are more than the {MAX_BYTES:,} that are read; put data into an input file"
+            raise Unusable(Problem(Where(shown), f"{info.st_size:,} bytes {remedy}"))
         raw = path.read_bytes()
     except OSError as error:
-        return "", Problem(Where(shown), f"cannot be read: {error.strerror or error}")
-    return _decode(raw, shown)
-
-
-def _decode(raw: bytes, shown: str) -> tuple[str, Problem | None]:
-    if raw.startswith(_UTF16):
-        return "", Problem(Where(shown, 1, 1), "this is UTF-16; save the file as UTF-8")
-    body = raw.removeprefix(_BOM)
+        raise Unusable(Problem(Where(shown), f"cannot be read: {error.strerror or error}")) from None
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise Unusable(Problem(Where(shown, 1, 1), "this is UTF-16; save the file as UTF-8"))
+    body = raw.removeprefix(b"\xef\xbb\xbf")
     try:
-        text = body.decode("utf-8")
+        return _line_ends(body.decode("utf-8"))
     except UnicodeDecodeError as error:
-        before = body[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        line = before.count(b"\n") + 1
-        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        *above, last = _line_ends(body[: error.start].decode("utf-8", "replace")).split("\n")
         message = f"byte 0x{body[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
-        return "", Problem(Where(shown, line, column), message)
-    return text.replace("\r\n", "\n").replace("\r", "\n"), None
+        raise Unusable(Problem(Where(shown, len(above) + 1, len(last) + 1), message)) from None
+
+
+def _line_ends(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
@@ -137,7 +160,7 @@ Steps = frozenset[int]
 """Which parts of a pattern may come next."""
 
 
-class Unmatchable(ValueError):
+class Unmatchable(Refused):
     """A folder that cannot be searched, or a link that leads out; the message says which."""
 
 
@@ -224,48 +247,41 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
             pattern = Pattern(PurePosixPath(text).parts)
         else:
             pattern = Pattern.of(text)
-            found = _Search(real, pattern, skipped).below(real, "", pattern.start())
+            found = _below(real, "", pattern, pattern.start(), skipped)
         yield from (path for path in found if not any(before.matches(path) for before in earlier))
         earlier.append(pattern)
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    root: Path
-    pattern: Pattern
-    skipped: Sequence[Path]
-
-    def below(self, folder: Path, relative: str, steps: Steps) -> Iterator[str]:
-        for name, is_link in _entries(folder, relative):
-            path, inner = folder / name, f"{relative}{name}"
-            below = self.pattern.into(steps, name, link=is_link)
-            taken = self.pattern.takes(steps, name)
-            if not (below or taken) or (is_link and not self._stays(path, inner)):
-                continue
-            if path.is_dir():
-                if below and not self._is_skipped(path):
-                    yield from self.below(path, f"{inner}/", below)
-            elif taken and (path.is_file() or is_link):
-                yield inner
-
-    def _stays(self, path: Path, relative: str) -> bool:
-        """Whether what a link leads to is to be looked at. Raises Unmatchable when it lies outside."""
-        try:
-            target = path.resolve()
-        except (OSError, RuntimeError):
-            raise Unmatchable(f"{relative!r} cannot be followed: its links lead in a circle") from None
-        if not target.is_relative_to(self.root):
-            raise Unmatchable(f"{relative!r} is a link that leads out of {self.root}; remove it or name fewer files")
-        return not self._is_skipped(target)
-
-    def _is_skipped(self, path: Path) -> bool:
-        return any(lies_in(path, folder) for folder in self.skipped)
-
-
-def _entries(folder: Path, relative: str) -> list[tuple[str, bool]]:
-    """Names and whether each is a link, sorted."""
+def _below(root: Path, relative: str, pattern: Pattern, steps: Steps, skipped: Sequence[Path]) -> Iterator[str]:
+    """The files of the folder `relative` (empty, or with a `/` at its end) and below that the steps lead to."""
     try:
-        with os.scandir(folder) as found:
-            return sorted((entry.name, entry.is_symlink()) for entry in found)
+        with os.scandir(root / relative) as found:
+            entries = sorted((entry.name, entry.is_symlink()) for entry in found)
     except OSError as error:
         raise Unmatchable(f"the folder {relative or '.'!r} cannot be read: {error.strerror}") from error
+    for name, is_link in entries:
+        path, inner = root / relative / name, f"{relative}{name}"
+        below = pattern.into(steps, name, link=is_link)
+        taken = pattern.takes(steps, name)
+        if not (below or taken) or (is_link and _is_skipped(_target(path, inner, root), skipped)):
+            continue
+        if path.is_dir():
+            if below and not _is_skipped(path, skipped):
+                yield from _below(root, f"{inner}/", pattern, below, skipped)
+        elif taken and (path.is_file() or is_link):
+            yield inner
+
+
+def _is_skipped(path: Path, skipped: Sequence[Path]) -> bool:
+    return any(lies_in(path, folder) for folder in skipped)
+
+
+def _target(path: Path, relative: str, root: Path) -> Path:
+    """What a link leads to. Raises Unmatchable when it lies outside."""
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):
+        raise Unmatchable(f"{relative!r} cannot be followed: its links lead in a circle") from None
+    if not target.is_relative_to(root):
+        raise Unmatchable(f"{relative!r} is a link that leads out of {root}; remove it or name fewer files")
+    return target

@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -21,39 +21,35 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
 from agac.core.keys import canonical, digest
-from agac.spec.paths import MAX_BYTES, OutsideProject, inside
-from agac.spec.templates import near_files
+from agac.spec.paths import MAX_BYTES, OutsideProject, Refused, Unusable, inside, near_files
 
 # Python files of a project, read to check them; nothing of them is imported.
 
 
-def python_source(path: Path, shown: str) -> bytes | Problem:
-    """The bytes of a Python file, or why there are none."""
+def python_source(path: Path, shown: str) -> bytes:
+    """The bytes of a Python file. Raises Unusable."""
+    message = f"more than the {MAX_BYTES:,} bytes that are read of a Python file"
     try:
         if not path.is_file():
-            return Problem(Where(shown), "not a regular file")
-        if path.stat().st_size > MAX_BYTES:
-            return Problem(Where(shown), f"more than the {MAX_BYTES:,} bytes that are read of a Python file")
-        return path.read_bytes()
+            message = "not a regular file"
+        elif path.stat().st_size <= MAX_BYTES:
+            return path.read_bytes()
     except OSError as error:
-        return Problem(Where(shown), f"cannot be read: {error.strerror or error}")
+        message = f"cannot be read: {error.strerror or error}"
+    raise Unusable(Problem(Where(shown), message))
 
 
-def python_tree(source: bytes) -> ast.Module | Problem:
-    """What `source` says, or the Problem at the line where it is not Python, of a file that is yet to be named."""
+def python_tree(source: bytes, shown: str) -> ast.Module:
+    """What `source` says. Raises Unusable, with the line where it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python tells them when the file is imported
             return ast.parse(source)
     except SyntaxError as error:
-        return Problem(Where("", error.lineno or None, error.offset or None), f"not valid Python: {error.msg}")
+        where, message = Where(shown, error.lineno or None, error.offset or None), f"not valid Python: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
-        return Problem(Where(""), f"cannot be read as Python: {str(error) or 'it is nested too deeply'}")
-
-
-def in_file(problem: Problem, shown: str) -> Problem:
-    """The same Problem in a file that has a name."""
-    return replace(problem, where=replace(problem.where, file=shown))
+        where, message = Where(shown), f"cannot be read as Python: {str(error) or 'it is nested too deeply'}"
+    raise Unusable(Problem(where, message))
 
 
 def module_parts(file: str) -> tuple[str, ...]:
@@ -79,25 +75,13 @@ NEVER_OURS = frozenset({*sys.builtin_module_names, "agac"})
 """Top-level names that mean the same everywhere, whatever stands at a project's root."""
 
 
-class Import(NamedTuple):
+class _Import(NamedTuple):
     """`from ..a.b import c, d` is `(2, ("a", "b"), ("c", "d"), line)`; `import a.b` is `(0, ("a", "b"), (), line)`."""
 
     level: int
     module: Parts
     names: Parts
     line: int
-
-
-def imports_of(tree: ast.Module) -> tuple[Import, ...]:
-    """Every import of a file, in no order that matters."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [Import(0, tuple(alias.name.split(".")), (), node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = tuple(node.module.split(".")) if node.module else ()
-            found.append(Import(node.level, module, tuple(alias.name for alias in node.names), node.lineno))
-    return tuple(found)
 
 
 def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
@@ -108,44 +92,40 @@ def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
     root = root.resolve()
     texts: dict[str, str] = {}
     problems: list[Problem] = []
-    open_files = [file, *_files(_parts(file, root)[:-1], root, problems, Where(""))]
+    open_files = [file, *_files(module_parts(file.relative_to(root).as_posix())[:-1], root, problems, Where(""))]
     while open_files:
         path = open_files.pop()
         shown = path.relative_to(root).as_posix()
         if shown in texts:
             continue
         texts[shown] = ""
-        source = python_source(path, shown)
-        if isinstance(source, Problem):
-            problems.append(source)
-            continue
-        texts[shown] = digest(source.decode("latin-1")).hex()  # a letter a byte, whatever the file's encoding is
-        imports = _imports(source)
-        if isinstance(imports, Problem):
-            problems.append(in_file(imports, shown))
+        try:
+            source = python_source(path, shown)
+            texts[shown] = digest(source.decode("latin-1")).hex()  # a letter a byte, whatever the file's encoding is
+            imports = _imports(source, shown)
+        except Unusable as error:
+            problems.append(error.problem)
             continue
         for one in imports:
-            for target in _targets(one, _package(path, root), root):
+            for target in _targets(one, path.relative_to(root).parts[:-1], root):
                 open_files += _files(target, root, problems, Where(shown, one.line))
     return digest(canonical(texts)), problems
 
 
 @lru_cache(maxsize=1024)
-def _imports(source: bytes) -> tuple[Import, ...] | Problem:
-    tree = python_tree(source)
-    return tree if isinstance(tree, Problem) else imports_of(tree)
+def _imports(source: bytes, shown: str) -> list[_Import]:
+    """Every import of a file, in no order that matters. Raises Unusable."""
+    found = []
+    for node in ast.walk(python_tree(source, shown)):
+        if isinstance(node, ast.Import):
+            found += [_Import(0, tuple(alias.name.split(".")), (), node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = tuple(node.module.split(".")) if node.module else ()
+            found.append(_Import(node.level, module, tuple(alias.name for alias in node.names), node.lineno))
+    return found
 
 
-def _parts(path: Path, root: Path) -> Parts:
-    return module_parts(path.relative_to(root).as_posix())
-
-
-def _package(path: Path, root: Path) -> Parts:
-    """The package that relative imports of a file start from."""
-    return path.relative_to(root).parts[:-1]
-
-
-def _targets(one: Import, package: Parts, root: Path) -> Iterator[Parts]:
+def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
     """The modules that an import may mean: a name that is imported from a package may be a module of it."""
     up = max(one.level - 1, 0)
     if up > len(package):
@@ -202,31 +182,23 @@ class FunctionRef:
         return f"{self.shown}:{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Outline:
-    """What the checks need of a file. `unfit`: why a name of its top level, or of below, is no function to call."""
-
-    functions: dict[str, bool]  # by name: whether it is `async def`
-    unfit: dict[str, str]
-
-
 def parse_reference(text: str, where: Where, path: str, root: Path) -> tuple[FunctionRef | None, list[Problem]]:
     """The function that `text` names, or the Problems: at `where` and key `path`, or in the Python files themselves."""
-    name = text.rpartition(":")[2].strip()
-    file, problem = _file(text, where, path, root)
-    if file is None:
-        return None, [problem] if problem else []
-    shown = file.relative_to(root.resolve()).as_posix()
-    code = python_source(file, shown)
-    outline = code if isinstance(code, Problem) else _outline(code)
-    if isinstance(outline, Problem):
-        return None, [in_file(outline, shown)]
-    if (complaint := _complaint(name, shown, outline)) is not None:
-        return None, [Problem(where, complaint, path)]
+    named, _, name = (part.strip() for part in text.rpartition(":"))
+    try:
+        file = _function_file(text, named, name, root)
+        shown = file.relative_to(root.resolve()).as_posix()
+        functions, unfit = _outline(python_source(file, shown), shown)
+        if name in unfit:
+            raise Refused(f"{shown} cannot be used as {name!r}: {unfit[name]}")
+        if name not in functions:
+            raise Refused(f"{shown} has no function {name!r}; {did_you_mean(name, functions, 'functions')}")
+    except Refused as error:
+        return None, [Problem(where, str(error), path)]
+    except Unusable as error:
+        return None, [error.problem]
     source, problems = source_hash(file, root)
-    if problems:
-        return None, problems
-    return FunctionRef(file, shown, name, outline.functions[name], source), []
+    return (None, problems) if problems else (FunctionRef(file, shown, name, functions[name], source), [])
 
 
 def same_function(ref: FunctionRef, root: Path) -> None:
@@ -235,119 +207,92 @@ def same_function(ref: FunctionRef, root: Path) -> None:
         raise UsageError(f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED)
 
 
-def _file(text: str, where: Where, path: str, root: Path) -> tuple[Path | None, Problem | None]:
-    named, _, name = (part.strip() for part in text.rpartition(":"))
+def _function_file(text: str, named: str, name: str, root: Path) -> Path:
+    """The file that `text` names. Raises Refused."""
     if not named or not name.isidentifier():
-        return None, Problem(where, f"{text!r} is not {FORM}", path)
-    try:
-        file = inside(root, named)
-    except OutsideProject as error:
-        return None, Problem(where, str(error), path)
+        raise Refused(f"{text!r} is not {FORM}")
+    file = inside(root, named)
     if not file.exists():
-        return None, Problem(where, f"no such file: {named!r}; {near_files(file, root)}", path)
+        raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
     if file.suffix != ".py" or not file.is_file():
-        return None, Problem(where, f"{named!r} is not a Python file; write {FORM}", path)
+        raise Refused(f"{named!r} is not a Python file; write {FORM}")
     parts = module_parts(file.relative_to(root.resolve()).as_posix())
     if not parts or any("." in part for part in parts):
-        message = (
-            f"{named!r} cannot be imported: no dots in the names of its folders, nor the project's own __init__.py"
-        )
-        return None, Problem(where, message, path)
-    return file, None
-
-
-def _complaint(name: str, shown: str, outline: _Outline) -> str | None:
-    if name in outline.unfit:
-        return f"{shown} cannot be used as {name!r}: {outline.unfit[name]}"
-    if name not in outline.functions:
-        return f"{shown} has no function {name!r}; {did_you_mean(name, outline.functions, 'functions')}"
-    return None
+        reason = "no dots in the names of its folders, nor the project's own __init__.py"
+        raise Refused(f"{named!r} cannot be imported: {reason}")
+    return file
 
 
 @lru_cache(maxsize=256)
-def _outline(source: bytes) -> _Outline | Problem:
-    """By content, so that a file that a thousand stages name is read as Python once."""
-    tree = python_tree(source)
-    if isinstance(tree, Problem):
-        return tree
+def _outline(source: bytes, shown: str) -> tuple[dict[str, bool], dict[str, str]]:
+    """The functions of a file by name, with whether each is `async def`; and why another name of its top level, or of
+    below, is no function to call. By content, so that a file that a thousand stages name is read as Python once."""
+    tree = python_tree(source, shown)
     functions: dict[str, bool] = {}
-    unfit = _inner_names(tree)
-    for name, node in _bound(tree.body):
+    unfit = {
+        inner.name: f"line {inner.lineno} defines it inside {outer.name!r}; move it to the top level"
+        for outer in ast.walk(tree)
+        if isinstance(outer, (*_DEFS, ast.ClassDef))
+        for inner in outer.body
+        if isinstance(inner, _Function)
+    }
+    for name, node in bound_names(tree.body):
         unfit.pop(name, None)
         functions.pop(name, None)
-        if isinstance(node, _Function) and (why := _unfit(node)) is None:
+        if (why := _unfit(node)) is None:
             functions[name] = isinstance(node, ast.AsyncFunctionDef)
         else:
-            unfit[name] = why if isinstance(node, _Function) and why else _is_no_function(node)
-    return _Outline(functions, unfit)
+            unfit[name] = f"line {node.lineno}{why}"
+    return functions, unfit
 
 
-def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """What the top level names, in order, so that the last one counts; also what it names in branches."""
+def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """What the top level of a file names, in order, so that the last one counts; also what it names in branches."""
     for node in body:
-        if isinstance(node, (*_DEFS, ast.ClassDef)):
-            yield node.name, node
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ((alias.asname or alias.name, node) for alias in node.names)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            yield from _bound(node.body)
-            for handler in getattr(node, "handlers", ()):
-                yield from _bound(handler.body)
-            yield from _bound(getattr(node, "orelse", ()))
-            yield from _bound(getattr(node, "finalbody", ()))
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname or alias.name, node) for alias in node.names)
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
+            case ast.If() | ast.Try() | ast.With():
+                handled = [line for handler in getattr(node, "handlers", ()) for line in handler.body]
+                yield from bound_names(
+                    [*node.body, *handled, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+                )
 
 
-def _is_no_function(node: ast.stmt) -> str:
+def _unfit(node: ast.stmt) -> str | None:
+    """Why what stands here cannot be given a row, after its line. What a decorator makes of a function's parameters is
+    seen when it is imported."""
     match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return _unfit_function(node)
         case ast.ClassDef():
-            return f"line {node.lineno} makes it a class; name a function"
+            return " makes it a class; name a function"
         case ast.Import() | ast.ImportFrom():
-            return f"line {node.lineno} imports it; name the file that defines it"
+            return " imports it; name the file that defines it"
         case ast.Assign(value=ast.Lambda()) | ast.AnnAssign(value=ast.Lambda()):
-            return f"line {node.lineno} makes it a lambda; write def"
-        case _:
-            return f"line {node.lineno} makes it a value; name a function that is written with def"
+            return " makes it a lambda; write def"
+    return " makes it a value; name a function that is written with def"
 
 
-def _inner_names(tree: ast.Module) -> dict[str, str]:
-    """Functions inside of functions and of classes, which nobody can call from outside."""
-    found: dict[str, str] = {}
-    for outer in ast.walk(tree):
-        if isinstance(outer, (*_DEFS, ast.ClassDef)):
-            for inner in outer.body:
-                if isinstance(inner, _Function):
-                    message = f"line {inner.lineno} defines it inside {outer.name!r}; move it to the top level"
-                    found[inner.name] = message
-    return found
-
-
-def _unfit(node: _Function) -> str | None:
-    """Why a function cannot be given a row. What a decorator makes of its parameters is seen when it is imported."""
-    place = f"line {node.lineno}: "
-    if any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in _own(node)):
-        return place + "it is a generator; return a list of rows"
-    if node.decorator_list:
-        return None
+def _unfit_function(node: _Function) -> str | None:
+    own: list[ast.AST] = list(node.body)  # its parts that are not those of a function within it
+    for inner in own:
+        if isinstance(inner, (ast.Yield, ast.YieldFrom)):
+            return ": it is a generator; return a list of rows"
+        if not isinstance(inner, (*_DEFS, ast.Lambda, ast.ClassDef)):
+            own += ast.iter_child_nodes(inner)
     given = node.args
     required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
     named = [arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
-    if required == 1 and not named:
+    if node.decorator_list or (required == 1 and not named):
         return None
     needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
-    return place + f"it takes {needs}; it is called with one row: def {node.name}(row)"
-
-
-def _own(node: _Function) -> Iterator[ast.AST]:
-    """The parts of a function that are not those of a function within it."""
-    open_nodes: list[ast.AST] = list(node.body)
-    while open_nodes:
-        inner = open_nodes.pop()
-        yield inner
-        if not isinstance(inner, (*_DEFS, ast.Lambda, ast.ClassDef)):
-            open_nodes += ast.iter_child_nodes(inner)
+    return f": it takes {needs}; it is called with one row: def {node.name}(row)"
 
 
 # Imports modules of a project, each project's by themselves: no name of theirs meets one of another's.
@@ -421,18 +366,16 @@ class _Package:
     def _owns(self, first: str) -> bool:
         """Whether a top-level name is the project's: a file or package at its root, or a folder that nobody shadows."""
         if first not in self._owned:
-            self._owned[first] = first not in NEVER_OURS and self._finds(first)
+            found = None if first in NEVER_OURS else PathFinder.find_spec(f"{self.name}.{first}", [str(self.root)])
+            ours = found is not None
+            if found is not None and found.origin is None:
+                try:
+                    other = importlib.util.find_spec(first)
+                    ours = other is None or other.origin is None
+                except ValueError:  # a module that was made by hand
+                    ours = False
+            self._owned[first] = ours
         return self._owned[first]
-
-    def _finds(self, first: str) -> bool:
-        found = PathFinder.find_spec(f"{self.name}.{first}", [str(self.root)])
-        if found is None or found.origin is not None:
-            return found is not None
-        try:
-            other = importlib.util.find_spec(first)
-        except ValueError:  # a module that was made by hand
-            return False
-        return other is None or other.origin is None
 
 
 class _Loader(SourceFileLoader):

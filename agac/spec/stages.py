@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
-from agac.core.types import JSONValue, Schema
-from agac.spec.agent_cards import Card, find_card, load_card
-from agac.spec.graph import exploded, grouping, misplaced, operation, operations_of
-from agac.spec.guards import Guard, compile_guard
-from agac.spec.instructions import InstructionValues, fill, stage_examples
-from agac.spec.json_schema import expand_shorthand, is_json_schema, schema_faults
-from agac.spec.levels import StageNode
+from agac.core.errors import Path_, Problem, Where, any_error, key_path
+from agac.core.types import JSONValue
+from agac.spec.agent_cards import Card, find_card, load_card, stage_examples
+from agac.spec.graph import StageNode
+from agac.spec.guards import compile_guard
 from agac.spec.models import (
     BatchFile,
     BudgetFile,
@@ -25,220 +20,41 @@ from agac.spec.models import (
     RunRulesFile,
     StageFile,
     TimeoutFile,
-    VisibleFile,
     WorkflowFile,
-    merged,
-    set_keys,
 )
-from agac.spec.output_schema import PREFIX, python_schema, vote_problems
-from agac.spec.paths import OutsideProject, inside, read_text
-from agac.spec.templates import Template, compile_template, default_prompt, group_prompt, template_file, text_or_file
+from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Select, ways
+from agac.spec.output_schema import load_schema, vote_problems
+from agac.spec.paths import Unusable
+from agac.spec.python_code import parse_reference
+from agac.spec.templates import (
+    ReadText,
+    Template,
+    compile_template,
+    default_prompt,
+    fill,
+    group_prompt,
+    template_file,
+    text_or_file,
+)
 from agac.spec.workflow import (
     BatchRules,
     Budget,
-    Example,
     JsonSchema,
     Level,
     Overrides,
     ProjectSpec,
     RunRules,
-    SchemaSpec,
     Stage,
     Timeout,
     Visibility,
     WrittenStage,
 )
-from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml
-
-_NAME_BREAK = re.compile(r"[^A-Za-z0-9_-]+")
-_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
-_SUFFIXES = (".json", ".yaml", ".yml")
-
-
-def schema_name(text: str) -> str:
-    """A name that every provider takes: letters, digits, `_` and `-`, at most 64 of them."""
-    return _NAME_BREAK.sub("_", text).strip("_")[:64] or "result"
-
-
-def load_schema(
-    value: str | dict[str, Any], project: ProjectSpec, document: Document, path: Path_, *, name: str
-) -> tuple[SchemaSpec | None, list[Problem]]:
-    """The schema that stands at `path` of `document`; `name` is what an inline one is called."""
-    if isinstance(value, dict):
-        return _inline(value, document, path, name)
-    if value.startswith(PREFIX):
-        return python_schema(value, project.root, document.where(path), key_path(path))
-    return _from_file(value, project, document.where(path), key_path(path))
-
-
-def _inline(
-    value: dict[str, Any], document: Document, path: Path_, name: str
-) -> tuple[SchemaSpec | None, list[Problem]]:
-    body, faults = (value, schema_faults(value)) if is_json_schema(value) else expand_shorthand(value)
-    problems = [document.problem((*path, *inner), message) for inner, message in faults]
-    return (None, problems) if problems else (JsonSchema(Schema(schema_name(name), body)), [])
-
-
-def _from_file(text: str, project: ProjectSpec, where: Where, key: str) -> tuple[SchemaSpec | None, list[Problem]]:
-    try:
-        path = _find(text, project)
-    except OutsideProject as error:
-        return None, [Problem(where, str(error), key)]
-    if path is None:
-        return None, [Problem(where, f"no such file: {text!r}; {_what_there_is(text, project)}", key)]
-    shown = project.shown(path)
-    raw, problem = read_text(path, shown)
-    if problem is not None:
-        return None, [problem]
-    return _parsed(raw, shown, path)
-
-
-def _find(text: str, project: ProjectSpec) -> Path | None:
-    """From the project root, then from the folder of schemas; the suffix `.json` may be left out."""
-    for base in (project.root, project.paths.schemas):
-        for candidate in (text, f"{text}.json"):
-            path = inside(project.root, candidate, base=base)
-            if path.is_file():
-                return path
-    return None
-
-
-def _what_there_is(text: str, project: ProjectSpec) -> str:
-    if "|" in text:
-        return 'a result has named fields: write {answer: "' + text + '"}'
-    folder = project.paths.schemas
-    files = sorted(folder.rglob("*")) if folder.is_dir() else []
-    known = [project.shown(file) for file in files if file.suffix in _SUFFIXES]
-    return did_you_mean(text, known, f"in {project.shown(folder)}/")
-
-
-def _parsed(text: str, shown: str, path: Path) -> tuple[SchemaSpec | None, list[Problem]]:
-    # JSON is (nearly) YAML: reading it so gives positions, and the file may be YAML as well
-    document = parse_yaml(text, shown)
-    body, problems = document.data, document.problems
-    if path.suffix == ".json":
-        body, problems = _json(text, shown)
-        if document.problems:
-            document = Document(shown, body, [])
-    if problems:
-        return None, problems
-    if not isinstance(body, dict):
-        return None, [
-            Problem(Where(shown, 1, 1), "expected a JSON Schema: a mapping with type, properties and the like")
-        ]
-    return _inline(body, document, (), path.stem)
-
-
-def _json(text: str, shown: str) -> tuple[JSONValue, list[Problem]]:
-    if not text.strip():
-        return None, [Problem(Where(shown), "is empty; write a JSON Schema")]
-    try:
-        body = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
-    except json.JSONDecodeError as error:
-        return None, [Problem(Where(shown, error.lineno, error.colno), f"not valid JSON: {_json_words(error)}")]
-    except (_SchemaRefused, RecursionError) as error:
-        message = str(error) if isinstance(error, _SchemaRefused) else _TOO_DEEP
-        return None, [Problem(Where(shown), message)]
-    return (body, []) if _depth(body) <= MAX_DEPTH else (None, [Problem(Where(shown), _TOO_DEEP)])
-
-
-def _json_words(error: json.JSONDecodeError) -> str:
-    """The commonest slip in plain words, which Python's own versions call by different names."""
-    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
-    rest = after[1:].lstrip() if after[:1] == "," else after if before[-1:] == "," else ""
-    return f"a comma before {rest[0]!r} is one too many; remove it" if rest[:1] in ("}", "]") and rest else error.msg
-
-
-def _depth(value: JSONValue) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            inner for v in level for inner in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())
-        ]
-    return depth - 1
-
-
-class _SchemaRefused(ValueError):
-    """JSON that Python reads and we do not."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _SchemaRefused(f"duplicate key {twice!r}; keep one of them")
-    return values
-
-
-def _not_finite(text: str) -> NoReturn:
-    raise _SchemaRefused(f"{text} is not JSON; give a finite number")
-
-
-_DAY = 86_400.0
-
-
-def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Where]:
-    """Where each key of a mapping at `path` stands; those of a mapping in it that merges as `batch.deadline`."""
-    return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
-
-
-def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
-    """What in a stage's rules for batches contradicts itself, or has no effect."""
-    own = [key for key, level in stage.levels.items() if level == "stage" and key.startswith("batch.")]
-    if stage.run_mode == "sync":
-        if own and stage.levels.get("run_mode") != "override":
-            message = "has no effect: the stage runs in sync mode; add `run_mode: batch`, or remove batch"
-            yield Problem(stage.at("batch"), message, stage.key("batch", "stage"), "warning")
-        return
-    rules = stage.batch
-    if rules.deadline is None and "batch.on_deadline" in stage.levels:
-        yield said(stage, "on_deadline", "says what happens at the deadline; add deadline, or remove on_deadline")
-    if isinstance(rules.deadline, float) and rules.deadline > 30 * _DAY:
-        yield said(stage, "deadline", f"{rules.deadline / _DAY:g} days is longer than any provider keeps a batch")
-    levels = stage.levels
-    if rules.retry != "batch" and rules.max_rounds > 1 and levels.get("batch.max_rounds") == levels["batch.retry"]:
-        message = f"has no effect with retry: {rules.retry}, which puts no request into a second batch; remove one"
-        yield said(stage, "max_rounds", message, warning=True)
-
-
-def said(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
-    """A problem with a key of a stage's `batch`, at the level that set it."""
-    name = f"batch.{key}"
-    path = stage.key(name, stage.levels.get(name, "stage"))
-    return Problem(stage.at(name), message, path, "warning" if warning else "error")
-
-
-def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> RunRules:
-    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first.
-
-    What the command line says takes the place of both files'.
-    """
-    where = {key: place for key, place in project.where.items() if key.startswith("project.")}
-    where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
-    rules, typed = merged(RunRulesFile, project.rules, file), overrides.budget
-    return RunRules(
-        project=None if typed else _budget(project.rules.budget),
-        workflow=typed or _budget(file.budget),
-        row=_budget(rules.row_budget),
-        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
-        stop_loss=rules.stop_loss,
-        max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
-        row_timeout=rules.row_timeout,
-        keep_replies=rules.keep_replies,
-        telemetry_file=rules.telemetry.file,
-        ttft=rules.telemetry.ttft,
-        where=where,
-    )
-
-
-def _budget(file: BudgetFile | None) -> Budget | None:
-    return Budget(**dict(file)) if file else None
-
+from agac.spec.yaml import Document
 
 T = TypeVar("T")
+Keys = TypeVar("Keys", bound=FileModel)
 
+_DAY = 86_400.0
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
@@ -250,9 +66,68 @@ _VALUES: dict[type[FileModel], type] = {BudgetFile: Budget, TimeoutFile: Timeout
 SAME = StageFile.model_fields.keys() & {one.name for one in fields(Stage)} - {"needs", "prompt", "explode"}
 """The keys of files that are fields of a Stage as they stand."""
 
+_ASKING = DefaultsFile.model_fields.keys() | {
+    "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "visible", "budget",
+    "group_by", "reduce", "incomplete", "replicas", "vote",
+}  # fmt: skip
+"""Keys that only mean something where a model is asked."""
 
-@dataclass(frozen=True, slots=True)
-class KeyLevel:
+
+def merged(kind: type[Keys], *levels: FileModel) -> Keys:
+    """The keys of `kind` as these levels set them, weakest first; what none of them sets is at its default."""
+    found: dict[str, Any] = {}
+    for level in levels:
+        for name in level.model_fields_set & kind.model_fields.keys():
+            value, weaker = getattr(level, name), found.get(name)
+            if isinstance(value, FileModel) and value.merges and isinstance(weaker, FileModel):
+                value = merged(type(value), weaker, value)
+            found[name] = value
+    return kind.model_construct(**found)
+
+
+def set_keys(level: FileModel) -> Iterator[str]:
+    """The keys that a level sets; those of a mapping that merges as `batch.deadline` too."""
+    for name in sorted(level.model_fields_set):
+        yield name
+        if isinstance(value := getattr(level, name), FileModel) and value.merges:
+            yield from (f"{name}.{inner}" for inner in set_keys(value))
+
+
+def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Where]:
+    """Where each key of a mapping at `path` stands; those of a mapping in it that merges as `batch.deadline`."""
+    return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
+
+
+def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> RunRules:
+    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first.
+
+    What the command line says takes the place of both files'.
+    """
+    where = {key: place for key, place in project.where.items() if key.startswith("project.")}
+    where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
+    rules, typed = merged(RunRulesFile, project.rules, file), overrides.budget
+    return RunRules(
+        project=None if typed else value_of(project.rules.budget),
+        workflow=typed or value_of(file.budget),
+        row=value_of(rules.row_budget),
+        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
+        stop_loss=rules.stop_loss,
+        max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
+        row_timeout=rules.row_timeout,
+        keep_replies=rules.keep_replies,
+        telemetry_file=rules.telemetry.file,
+        ttft=rules.telemetry.ttft,
+        where=where,
+    )
+
+
+def value_of(written: Any) -> Any:
+    """A key's value as a Stage has it."""
+    kind = _VALUES.get(type(written))
+    return written if kind is None else kind(**dict(written))
+
+
+class _KeyLevel(NamedTuple):
     """What one level says of a stage, and where each of its keys stands; those of a mapping as `batch.deadline`."""
 
     level: Level
@@ -272,139 +147,140 @@ class StageBuilder:
     problems: list[Problem] = field(default_factory=list)
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def stage(self, link: StageNode, order: int) -> WrittenStage | None:
-        """The stage of `link`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
+    def stage(self, node: StageNode, order: int) -> WrittenStage | None:
+        """The stage of `node`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
         before = len(self.problems)
-        written, path = self.file.stages[link.index], ("stages", link.index)
-        self.problems += misplaced(written, self.document, path)
-        before_it = self._answers_before(written, link)
-        graph = {"index": order, "needs": link.needs, "ancestors": link.ancestors, "rows_of": link.rows_of}
-        own = self._local(written, path) if operations_of(written) else self._asking(written, path, before_it)
-        own["guard"] = self._guard(written, path)
+        written, path = self.file.stages[node.index], ("stages", node.index)
+        self.problems += _misplaced(written, self.document, path)
+        answers = tuple(dict.fromkeys(name for need in node.needs for name in self._answers.get(need, ())))
+        if written.operations:
+            self._answers[written.name] = answers
+            own = {
+                **_same_fields(written, DefaultsFile()),
+                "operation": self._noted(_operation(written, self.document, path, self.project.root)),
+                "where": places_of(written, self.document, path),
+            }
+        else:
+            self._answers[written.name] = (written.name,)
+            own = self._asking(written, path, answers)
+        own["where"] |= {"": self.document.where(path)}
+        if written.when is not None:
+            at = (*path, "when")
+            own["guard"] = self._noted(compile_guard(written.when, self.document.where(at), key_path(at)))
         if any_error(self.problems[before:]):
             return None
-        stage = WrittenStage(**{**own, **graph, "explode": exploded(written), "path": key_path(path)})
-        self.problems += rule_problems(stage) if stage.asks else ()
+        stage = WrittenStage(
+            index=order,
+            needs=node.needs,
+            ancestors=node.ancestors,
+            rows_of=node.rows_of,
+            explode=None if written.explode is None else tuple(written.explode.split(".")),
+            path=key_path(path),
+            **own,
+        )
+        self.problems += _rule_problems(stage) if stage.asks else ()
         return stage
 
-    def _local(self, written: StageFile, path: Path_) -> dict[str, Any]:
-        """The fields of a stage that asks no model."""
-        does = self._noted(operation(written, self.document, path, self.project.root))
-        places = {**places_of(written, self.document, path), "": self.document.where(path)}
-        return {**_same_fields(written, DefaultsFile()), "operation": does, "where": places}
-
-    def _asking(self, written: StageFile, path: Path_, before_it: tuple[str, ...]) -> dict[str, Any]:
-        """The fields of a stage that asks a model."""
+    def _asking(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> dict[str, Any]:
+        """The fields of a stage that asks a model, which may send the `answers` of stages before it."""
+        visible = written.visible
+        never = visible.never or () if visible else ()
         card = self._card(written, path)
-        prompt = self._prompt(written, path, _sent(before_it, written.visible))
-        instructions = self._instructions(written, path, card)
-        schema = self._schema(written, path)
+        prompt = self._prompt(written, path, tuple(name for name in answers if name not in never))
+        system = self._instructions(written, path) if written.instructions else card.instruction if card else None
+        schema, at = None, (*path, "output_schema")
+        if written.output_schema is not None:
+            found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
+            schema = self._noted(found)
         self.problems += vote_problems(written, schema, self.document, path)
         levels = self._levels(written, path, card)
         keys = merged(DefaultsFile, *(one.keys for one in levels))
         said = {key: one.level for one in levels for key in set_keys(one.keys)}
-        where = {key: place for one in levels for key, place in one.places.items()}
+        # a stronger level's model stands without the fallbacks of a weaker one's: they were chosen for another model
+        chosen = {"fallback", "model"} <= said.keys() and _ORDER.index(said["fallback"]) >= _ORDER.index(said["model"])
+        params: dict[Level, Mapping[str, Any]] = {
+            one.level: {key: getattr(one.keys, key) for key in _PARAMS if key in one.keys.model_fields_set}
+            for one in levels
+            if one.level != "override"
+        }
+        group, bounds = None, dict(written.reduce) if written.reduce else {}
+        if written.group_by is not None:
+            group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
+        examples = card.messages if card else ()
+        if written.messages is not None:
+            examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
         return {
             **_same_fields(written, keys),
-            "system": instructions,
+            "system": system,
             "prompt": prompt,
             "schema": schema.schema if isinstance(schema, JsonSchema) else None,
             "output_schema": schema,
-            "examples": self._examples(written, path, card),
-            "visibility": _visibility(written.visible),
-            "group": grouping(written),
+            "examples": examples,
+            "visibility": visible and Visibility.of(visible.only, visible.never),
+            "group": group,
             "model": keys.model,
-            "fallback": _fallback(keys, said),
-            "params": _params(levels, card),
+            "fallback": tuple(keys.fallback) if chosen else (),
+            "params": params | ({"card": card.params} if card else {}),
             "timeout": value_of(keys.timeout),
             "concurrency": self.overrides.concurrency or keys.concurrency,
             "levels": said,
-            "where": {**where, "": self.document.where(path)},
+            "where": {key: place for one in levels for key, place in one.places.items()},
         }
-
-    def _answers_before(self, written: StageFile, link: StageNode) -> tuple[str, ...]:
-        """The stages that ask a model and that this one follows, perhaps by way of others."""
-        found = tuple(dict.fromkeys(name for need in link.needs for name in self._answers.get(need, ())))
-        self._answers[written.name] = found if operations_of(written) else (written.name,)
-        return found
 
     def _noted(self, found: tuple[T, list[Problem]]) -> T:
         """What was read; what is wrong with it is noted."""
         self.problems += found[1]
         return found[0]
 
-    def _problem(self, path: Path_, message: str, *, key: bool = False) -> None:
-        self.problems.append(self.document.problem(path, message, key=key))
-
     def _card(self, written: StageFile, path: Path_) -> Card | None:
         if written.agent is None:
             return None
         file, reason = find_card(written.agent, self.project)
         if file is None:
-            self._problem((*path, "agent"), reason)
+            self.problems.append(self.document.problem((*path, "agent"), reason))
             return None
         return self._noted(load_card(file, self.project, self.variables))
 
     def _prompt(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
-            self._problem((*path, "template"), "give either prompt or template, not both", key=True)
+            message = "give either prompt or template, not both"
+            self.problems.append(self.document.problem((*path, "template"), message, key=True))
             return None
-        key = "template" if written.template is not None else "prompt"
+        at = (*path, "template" if written.template is not None else "prompt")
         value = written.template or written.prompt
-        where, shown = self.document.where((*path, key)), key_path((*path, key))
         if value is None:
             where = self.document.where(path)
             return default_prompt(answers, where) if written.group_by is None else group_prompt(where)
         read = template_file if written.template else text_or_file
-        source = self._noted(read(value, self.project.root, where, shown))
-        if source is None:
+        if (source := self._text(read, value, at)) is None:
             return None
-        own = "" if source.is_file else shown
+        own = "" if source.is_file else key_path(at)
         return self._noted(compile_template(source.text, source.where, positions=source.is_file, path=own))
 
-    def _examples(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Example, ...]:
-        """The stage's examples, else its card's."""
-        if written.messages is None:
-            return card.info.messages if card else ()
-        return self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
+    def _instructions(self, written: StageFile, path: Path_) -> str | None:
+        at = (*path, "instructions")
+        source = self._text(text_or_file, written.instructions or "", at)
+        return self._noted(fill(source, self.variables, "" if source.is_file else key_path(at))) if source else None
 
-    def _instructions(self, written: StageFile, path: Path_, card: Card | None) -> str | None:
-        if written.instructions is None:
-            return card.info.instruction if card else None
-        where, key = self.document.where((*path, "instructions")), key_path((*path, "instructions"))
-        source = self._noted(text_or_file(written.instructions, self.project.root, where, key))
-        if source is None:
+    def _text(self, read: Callable[[str, Path, Where, str], ReadText], value: str, at: Path_) -> ReadText | None:
+        try:
+            return read(value, self.project.root, self.document.where(at), key_path(at))
+        except Unusable as error:
+            self.problems.append(error.problem)
             return None
-        filling = InstructionValues(self.variables, source.is_file)
-        return self._noted(fill(source.text, source.where, filling, "" if source.is_file else key))
 
-    def _guard(self, written: StageFile, path: Path_) -> Guard | None:
-        if written.when is None:
-            return None
-        at = (*path, "when")
-        return self._noted(compile_guard(written.when, self.document.where(at), key_path(at)))
-
-    def _schema(self, written: StageFile, path: Path_) -> SchemaSpec | None:
-        if written.output_schema is None:
-            return None
-        at = (*path, "output_schema")
-        return self._noted(load_schema(written.output_schema, self.project, self.document, at, name=written.name))
-
-    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> list[KeyLevel]:
+    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> list[_KeyLevel]:
         """What each level says, weakest first."""
-        of_card: dict[str, Any] = {"model": card.info.model} if card and card.info.model is not None else {}
+        of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
+        in_card = {key: at for key, at in (card.where if card else {}).items() if key and (key != "model" or of_card)}
         defaults, places = self.file.defaults, self.project.where
         return [
-            KeyLevel("project", self.project.defaults, {key: places[key] for key in set_keys(self.project.defaults)}),
-            KeyLevel("defaults", defaults, places_of(defaults, self.document, ("defaults",))),
-            KeyLevel(
-                "card",
-                DefaultsFile.model_construct(**of_card),
-                {key: at for key, at in (card.where if card else {}).items() if key and (key != "model" or of_card)},
-            ),
-            KeyLevel("stage", written, places_of(written, self.document, path)),
-            KeyLevel("override", DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
+            _KeyLevel("project", self.project.defaults, {key: places[key] for key in set_keys(self.project.defaults)}),
+            _KeyLevel("defaults", defaults, places_of(defaults, self.document, ("defaults",))),
+            _KeyLevel("card", DefaultsFile.model_construct(**of_card), in_card),
+            _KeyLevel("stage", written, places_of(written, self.document, path)),
+            _KeyLevel("override", DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
         ]
 
 
@@ -413,36 +289,61 @@ def _same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
     return {name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name)) for name in SAME}
 
 
-def value_of(written: Any) -> Any:
-    """A key's value as a Stage has it."""
-    kind = _VALUES.get(type(written))
-    return written if kind is None else kind(**dict(written))
+def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Problem]:
+    """Keys that do not go with what the stage does."""
+    does = written.operations
+    found: list[tuple[str, str]] = []
+    if len(does) > 1:
+        found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
+    for key in sorted(_ASKING & written.model_fields_set) if does else ():
+        message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
+        found.append((key, message))
+    if written.explode is not None and written.dedupe is not None:
+        found.append(("explode", "explode makes rows and dedupe drops some of them; make a stage of each"))
+    if written.when is not None and written.dedupe is not None:
+        found.append(("when", "dedupe looks at all rows that come to it; put the condition into a filter before it"))
+    if written.processes is not None and written.python is None:
+        found.append(("processes", "processes says where a function runs; add python, or remove processes"))
+    return [document.problem((*path, key), message, key=True) for key, message in found]
 
 
-def _fallback(keys: DefaultsFile, said: Mapping[str, Level]) -> tuple[str, ...]:
-    """The models after the first. A stronger level's model stands without the fallbacks of a weaker one's: they were
-    chosen for another model. `--model` has none."""
-    if "fallback" not in said or "model" not in said or _ORDER.index(said["fallback"]) < _ORDER.index(said["model"]):
-        return ()
-    return tuple(keys.fallback)
+def _operation(
+    written: StageFile, document: Document, path: Path_, root: Path
+) -> tuple[Operation | None, list[Problem]]:
+    """What a stage does in the place of asking a model; None when something is wrong with it."""
+    at = (*path, written.operations[0])
+    where, key = document.where(at), key_path(at)
+    if written.python is not None:
+        function, problems = parse_reference(written.python, where, key, root)
+        return (Python(function, written.processes) if function else None), problems
+    if written.filter is not None:
+        guard, problems = compile_guard(written.filter, where, key)
+        return (Filter(guard) if guard else None), problems
+    if written.select is not None:
+        return Select(tuple(written.select)), []
+    return (Rename(written.rename) if written.rename is not None else Dedupe(ways(written.dedupe or ()))), []
 
 
-def _sent(answers: tuple[str, ...], limits: VisibleFile | None) -> tuple[str, ...]:
-    """The answers that a prompt may name."""
-    return tuple(name for name in answers if not (limits and limits.never and name in limits.never))
+def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:
+    """What in a stage's rules for batches contradicts itself, or has no effect."""
+    levels, rules = stage.levels, stage.batch
+    if stage.run_mode == "sync":
+        own = any(level == "stage" and key.startswith("batch.") for key, level in levels.items())
+        if own and levels.get("run_mode") != "override":
+            message = "has no effect: the stage runs in sync mode; add `run_mode: batch`, or remove batch"
+            yield Problem(stage.at("batch"), message, stage.key("batch", "stage"), "warning")
+        return
+    if rules.deadline is None and "batch.on_deadline" in levels:
+        yield said(stage, "on_deadline", "says what happens at the deadline; add deadline, or remove on_deadline")
+    if isinstance(rules.deadline, float) and rules.deadline > 30 * _DAY:
+        yield said(stage, "deadline", f"{rules.deadline / _DAY:g} days is longer than any provider keeps a batch")
+    if rules.retry != "batch" and rules.max_rounds > 1 and levels.get("batch.max_rounds") == levels["batch.retry"]:
+        message = f"has no effect with retry: {rules.retry}, which puts no request into a second batch; remove one"
+        yield said(stage, "max_rounds", message, warning=True)
 
 
-def _visibility(written: VisibleFile | None) -> Visibility | None:
-    if written is None:
-        return None
-    return Visibility(None if written.only is None else frozenset(written.only), frozenset(written.never or ()))
-
-
-def _params(levels: Sequence[KeyLevel], card: Card | None) -> dict[Level, Mapping[str, Any]]:
-    """The fields of `Params` that each level sets. A card may set more of them than the others."""
-    found: dict[Level, Mapping[str, Any]] = {
-        one.level: {key: getattr(one.keys, key) for key in _PARAMS if key in one.keys.model_fields_set}
-        for one in levels
-        if one.level != "override"
-    }
-    return found | ({"card": card.info.params} if card else {})
+def said(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
+    """A problem with a key of a stage's `batch`, at the level that set it."""
+    name = f"batch.{key}"
+    path = stage.key(name, stage.levels.get(name, "stage"))
+    return Problem(stage.at(name), message, path, "warning" if warning else "error")

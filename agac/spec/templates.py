@@ -1,11 +1,12 @@
-"""Prompt templates: text in which only `${name}` is replaced, written in a workflow or kept in a file."""
+"""Prompts and instructions: text in which only `${name}` is replaced, written in a workflow or kept in a file."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -13,13 +14,20 @@ from typing import Any, ClassVar
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible
-from agac.spec.paths import MAX_LENGTH, OutsideProject, inside, read_text
+from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside, read_text
 
 # `$5` and `"$ref"` stay as they are, `$${` gives `${`. A template is compiled once and rendered in one pass for each
 # row: what a value contains is never expanded again.
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
+
+PLACEHOLDERS_LATER = frozenset({
+    "currentDate", "serverInstructions", "agentSkills", "agentCardPath", "agentCardDir", "env", "hostPlatform",
+    "pythonVer", "workspaceRoot", "clientDisplay", "model_specific", "modelReferences", "agentInternalResources",
+})  # fmt: skip
+PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
+"""Placeholders that AgentCards may hold elsewhere and agac does not fill yet."""
 
 ROW_JSON = "row_json"
 VARS = "vars"
@@ -52,10 +60,9 @@ class MissingField(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One `${name}`: `offset` counts characters of the template's text from 0."""
+    """One `${name}`, and where it stands."""
 
     name: str
-    offset: int
     where: Where
 
 
@@ -83,10 +90,6 @@ class Template:
             pieces[index] = value if type(value) is str else as_text(value)
         return "".join(pieces)
 
-    def with_pieces(self, change: Callable[[str], str]) -> Template:
-        """The same template with each literal part replaced by what `change` gives for it."""
-        return replace(self, pieces=tuple(map(change, self.pieces)))
-
 
 class Skipped(Enum):
     """Stands for the result of a stage whose guard said no: an empty text in prompts, null in guards and in JSON."""
@@ -113,19 +116,16 @@ def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
     head, *rest = parts
     try:
         value = visible[head]
-        if value is SKIPPED:
-            return SKIPPED
-        for part in rest:
-            value = value[int(part)] if isinstance(value, list) and part.isdecimal() else _member(value, part)
+        for part in rest if value is not SKIPPED else ():
+            if isinstance(value, dict):
+                value = value[part]
+            elif isinstance(value, list) and part.isdecimal():
+                value = value[int(part)]
+            else:
+                raise MissingField(name, visible)
     except (KeyError, IndexError, ValueError):
         raise MissingField(name, visible) from None
     return value
-
-
-def _member(value: JSONValue, part: str) -> JSONValue:
-    if isinstance(value, dict):
-        return value[part]
-    raise KeyError(part)
 
 
 def compile_template(
@@ -148,22 +148,19 @@ def compile_template(
         if match["escaped"] is not None:
             pieces.append("$")
         elif match["braced"] is None:
-            problems.append(Problem(spot, _unclosed(text, match.start()), path))
+            excerpt = text[match.start() : match.start() + 24].splitlines()[0]
+            message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
+            problems.append(Problem(spot, message, path))
         elif not (name := match["braced"].strip()):
             problems.append(Problem(spot, "empty placeholder ${}; name a field, or write $${} for the text ${}", path))
         else:
             slots.append((len(pieces), name, tuple(name.split("."))))
-            placeholders.append(Placeholder(name, match.start(), spot))
+            placeholders.append(Placeholder(name, spot))
             pieces.append("")
     pieces.append(text[end:])
     if problems:
         return None, problems
     return Template(text, tuple(placeholders), tuple(pieces), tuple(slots)), []
-
-
-def _unclosed(text: str, offset: int) -> str:
-    excerpt = text[offset : offset + 24].splitlines()[0]
-    return f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
 
 
 def spot_of(text: str, offset: int, start: Where) -> Where:
@@ -173,20 +170,27 @@ def spot_of(text: str, offset: int, start: Where) -> Where:
     return Where(start.file, (start.line or 1) + line, column)
 
 
+def sound_template(text: str, where: Where) -> Template:
+    """The template of a text in which every placeholder is closed and named."""
+    template, problems = compile_template(text, where)
+    assert template is not None, problems
+    return template
+
+
+def literal_text(text: str) -> str:
+    """A text as a template has it in which nothing is a placeholder."""
+    return text.replace("${", "$${")
+
+
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
     """What a stage without a prompt sends: the row, and what the stages that it follows answered."""
     named = [f"${{{needs[0]}}}"] if len(needs) == 1 else [f"{need}:\n${{{need}}}" for need in needs]
-    text = "\n\n".join([f"${{{ROW_JSON}}}", *named])
-    template, _ = compile_template(text, where)
-    assert template is not None
-    return template
+    return sound_template("\n\n".join([f"${{{ROW_JSON}}}", *named]), where)
 
 
 def group_prompt(where: Where) -> Template:
     """What a stage without a prompt sends that is asked once a group: its members."""
-    template, _ = compile_template(f"${{{ROWS_JSON}}}", where)
-    assert template is not None
-    return template
+    return sound_template(f"${{{ROWS_JSON}}}", where)
 
 
 def row_json(data: Mapping[str, JSONValue]) -> str:
@@ -233,13 +237,6 @@ class VisibleRow(Mapping[str, JSONValue]):
         return [*(name for name in self._data if name not in own), *own]
 
 
-def visible_row(
-    data: Mapping[str, JSONValue], results: Mapping[str, JSONValue], variables: Mapping[str, JSONValue]
-) -> VisibleRow:
-    """The names a stage's template can use for one row."""
-    return VisibleRow(data, results, variables)
-
-
 _SUFFIXES = (".md", ".markdown", ".txt")
 _STARTS = ("/", "~/", "./", "../")
 
@@ -253,63 +250,88 @@ class ReadText:
     is_file: bool
 
 
-def text_or_file(value: str, root: Path, where: Where, key: str) -> tuple[ReadText | None, list[Problem]]:
+def text_or_file(value: str, root: Path, where: Where, key: str) -> ReadText:
     """The text itself or, where it names an existing file of the project, that file's text.
 
-    A single word that looks like a path (`prompts/x.md`) and names nothing is a Problem, not a prompt.
+    Raises Unusable, also for a single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt.
     """
+    own = ReadText(value, where, False)
     if "\n" in value or len(value) > MAX_LENGTH or "${" in value:
-        return ReadText(value, where, False), []
+        return own
     looks_like_path = not any(map(str.isspace, value)) and (value.endswith(_SUFFIXES) or value.startswith(_STARTS))
     try:
-        path = inside(root, value)
-    except OutsideProject as error:
-        if looks_like_path or _names_something(root, value):
-            return None, [Problem(where, str(error), key)]
-        return ReadText(value, where, False), []
-    if path.is_file() or looks_like_path:
-        return template_file(value, root, where, key)
-    return ReadText(value, where, False), []
+        is_file = inside(root, value).is_file()
+    except OutsideProject:  # a text that may not be a path, unless it happens to be one, or behind a link
+        is_file = "\0" not in value and os.path.lexists(root / value)
+    return template_file(value, root, where, key) if is_file or looks_like_path else own
 
 
-def template_file(value: str, root: Path, where: Where, key: str) -> tuple[ReadText | None, list[Problem]]:
-    """The text of a file that must exist."""
+def template_file(value: str, root: Path, where: Where, key: str) -> ReadText:
+    """The text of a file that must exist. Raises Unusable."""
     path = existing_file(value, root, where, key)
-    return (None, [path]) if isinstance(path, Problem) else _file(path, root, where, key)
-
-
-def _names_something(root: Path, value: str) -> bool:
-    """Whether a text that may not be a path happens to be one, outside the project or behind a link."""
-    return "\0" not in value and os.path.lexists(root / value)
-
-
-def _file(path: Path, root: Path, where: Where, key: str) -> tuple[ReadText | None, list[Problem]]:
     shown = path.relative_to(root.resolve()).as_posix()
-    text, problem = read_text(path, shown)
-    if problem is not None:
-        return None, [problem]
-    text = text.rstrip("\n")
+    text = read_text(path, shown)
     if not text.strip():
-        return None, [Problem(where, f"{shown} is empty", key)]
-    return ReadText(text, Where(shown, 1, 1), True), []
+        raise Unusable(Problem(where, f"{shown} is empty", key))
+    return ReadText(text.rstrip("\n"), Where(shown, 1, 1), True)
 
 
-def existing_file(value: str, root: Path, where: Where, key: str, *, base: Path | None = None) -> Path | Problem:
-    """The file of the project that `value` names, relative to `base` (the root when None); or why there is none."""
-    try:
-        path = inside(root, value, base=base)
-    except OutsideProject as error:
-        return Problem(where, str(error), key)
-    if not path.is_file():
-        return Problem(where, f"no such file: {value!r}; {near_files(path, root)}", key)
-    return path
+# Instructions are the same for every row. `${vars.x}` is filled in each of them; in a card's, `{{x}}` too, from the
+# same variables and the card's own facts. What is filled in is never read again.
+
+_BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 
-def near_files(path: Path, root: Path) -> str:
-    """What was probably meant: a file with a like name beside `path`, or what its folder holds."""
-    folder = path.parent
-    while not folder.is_dir():
-        folder = folder.parent
-    known = sorted(file.relative_to(root.resolve()).as_posix() for file in folder.iterdir() if file.is_file())
-    wanted = path.relative_to(root.resolve()).as_posix()
-    return did_you_mean(wanted, known, f"files in {folder.relative_to(root.resolve()).as_posix()}/")
+def fill(
+    source: ReadText, variables: Mapping[str, JSONValue], path: str, facts: Mapping[str, str] | None = None
+) -> tuple[str | None, list[Problem]]:
+    """The text with every placeholder replaced, or None and what cannot be. `facts` are a card's own, None where double
+    braces mean nothing."""
+    text, where = source.text, source.where
+    template, problems = compile_template(text, where, positions=source.is_file, path=path)
+    if template is None:
+        return None, problems
+    for placeholder in template.placeholders:
+        if (message := _cannot_fill(placeholder.name, variables, in_card=facts is not None)) is not None:
+            problems.append(Problem(placeholder.where, message, path))
+    if facts is not None:
+        known = {**variables, **facts}
+        for match in _BRACES.finditer(text):  # `${…}` has no braces inside: none of them reaches over a piece's end
+            if not match[1] and match[2].strip() not in known:
+                spot = spot_of(text, match.start(), where) if source.is_file else where
+                problems.append(Problem(spot, _unknown(match[0], match[2].strip(), known), path))
+
+        def fact(match: re.Match[str]) -> str:
+            return match[0][1:] if match[1] else as_text(known.get(match[2].strip()))
+
+        template = replace(template, pieces=tuple(_BRACES.sub(fact, piece) for piece in template.pieces))
+    return (None, problems) if problems else (template.render({VARS: variables}), [])
+
+
+def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool) -> str | None:
+    """Why an instruction has no value for `${name}`."""
+    head, _, rest = name.partition(".")
+    if head == VARS:
+        try:
+            if rest:
+                _dotted({VARS: variables}, name, tuple(name.split(".")))
+                return None
+        except MissingField:
+            pass
+        return (
+            f"unknown variable ${{{name}}}; {did_you_mean(name, [f'{VARS}.{key}' for key in variables], 'variables')}"
+        )
+    if in_card and name in variables:
+        return f"in a card a variable of the workflow is {{{{{name}}}}}"
+    if head in variables:
+        return f"a variable of the workflow is ${{{VARS}.{name}}}"
+    message = f"instructions are the same for every row; move ${{{name}}} into prompt"
+    return f"{message}; in a card a variable of the workflow is {{{{{name}}}}}" if in_card else message
+
+
+def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
+    if name in PLACEHOLDERS_LATER or name.startswith(PLACEHOLDER_PREFIXES_LATER):
+        return f"{shown} is not supported yet; write \\{shown} to keep the text"
+    remedy = did_you_mean(name, known, "known")
+    stop = "" if remedy.endswith("?") else "."
+    return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -13,8 +15,6 @@ from agac.core.errors import Path_, Problem, did_you_mean, key_path, nearest
 from agac.core.types import JSONValue
 from agac.spec.yaml import Document
 
-# What comes of it is never run: it only lets one `validate` find the problems of every file at once.
-
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[Any, ...]
 
@@ -22,15 +22,17 @@ _ROUNDS = 6
 """A wrong value is taken out, then missed, then its mapping goes: three rounds, and as many again one level up."""
 
 
-def salvage(model: type[Model], data: JSONValue, error: ValidationError) -> Model | None:
-    """The data as `model` without what is wrong in it; None when too little is left."""
+def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Model | None:
+    """The data as `model` without what is wrong in it; None when too little is left.
+
+    What comes of it is never run: it only lets one `validate` find the problems of every file at once.
+    """
     rest = copy.deepcopy(data)
     for _ in range(_ROUNDS):
         if not isinstance(rest, dict):
             return None
-        for one in sorted(
-            error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True
-        ):
+        errors = sorted(error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True)
+        for one in errors:
             _take_out(rest, one["loc"], missing=one["type"] == "missing")
         try:
             return model.model_validate(rest)
@@ -39,44 +41,32 @@ def salvage(model: type[Model], data: JSONValue, error: ValidationError) -> Mode
     return None
 
 
-def _take_out(data: dict[str, Any], loc: Loc, *, missing: bool) -> None:
+def _take_out(data: dict[str, Any], loc: Loc, *, missing: bool = False) -> None:
+    """Takes a wrong value out of `data`, or the mapping in which one is missing. A list item keeps its place, so that
+    positions stay right: it gets a name, or becomes an empty mapping."""
     if not loc:
         return
     parent = _at(data, loc[:-1])
     if loc[-1] == "[key]" and (not isinstance(parent, dict) or "[key]" not in parent):  # a key itself is wrong
         loc, parent = loc[:-1], _at(data, loc[:-2])
-    if missing:
-        _fill(data, parent, loc)
+    if missing and len(loc) > 1 and isinstance(loc[-2], int) and isinstance(parent, dict):
+        parent[loc[-1]] = f"unnamed{loc[-2]}"
+    elif missing:
+        _take_out(data, loc[:-1])
     elif isinstance(parent, dict):
         parent.pop(loc[-1], None)
     elif isinstance(parent, list) and loc[-1] < len(parent):
-        _replace_item(data, parent, loc)
-
-
-def _fill(data: dict[str, Any], parent: Any, loc: Loc) -> None:
-    """A list item keeps its place, so that positions stay right: it gets a name. Another mapping goes."""
-    if len(loc) > 1 and isinstance(loc[-2], int) and isinstance(parent, dict):
-        parent[loc[-1]] = f"unnamed{loc[-2]}"
-    else:
-        _take_out(data, loc[:-1], missing=False)
-
-
-def _replace_item(data: dict[str, Any], parent: list[Any], loc: Loc) -> None:
-    if any(isinstance(item, dict) for item in parent) and not isinstance(parent[loc[-1]], dict):
-        parent[loc[-1]] = {}
-    else:
-        _take_out(data, loc[:-1], missing=False)
+        if any(isinstance(item, dict) for item in parent) and not isinstance(parent[loc[-1]], dict):
+            parent[loc[-1]] = {}
+        else:
+            _take_out(data, loc[:-1])
 
 
 def _at(data: Any, loc: Iterable[Any]) -> Any:
-    for part in loc:
-        if isinstance(data, Mapping):
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            return None
-    return data
+    try:
+        return reduce(getitem, loc, data)
+    except (LookupError, TypeError):
+        return None
 
 
 _EXPECTED = {
@@ -114,24 +104,17 @@ def validate(
     try:
         return model.model_validate(data), []
     except ValidationError as error:
+        found = [_problem(model, document, dict(one), hints or {}) for one in error.errors(include_url=False)]
         refused = {problem.path for problem in document.problems}
-        problems = [_problem(model, document, dict(one), hints or {}) for one in error.errors(include_url=False)]
-        left = [problem for problem in _without_misspelt(problems) if problem.path not in refused]
-        return salvage(model, data, error), left
-
-
-def _without_misspelt(problems: list[Problem]) -> list[Problem]:
-    """Leaves out `missing key 'name'` where `nmae` of the same mapping is reported with its remedy."""
-    meant = {(p.path.rpartition(".")[0], p.message) for p in problems if "did you mean" in p.message}
-    return [
-        p
-        for p in problems
-        if not (p.message.startswith("missing key ") and (p.path, _misspelt(p.message[12:])) in meant)
-    ]
-
-
-def _misspelt(quoted_key: str) -> str:
-    return f"unknown key; did you mean {quoted_key}?"
+        # `missing key 'name'` is left out where `nmae` of the same mapping is reported with its remedy
+        meant = {(one.path.rpartition(".")[0], one.message) for one in found}
+        left = [
+            one
+            for one in found
+            if one.path not in refused
+            and (one.path, one.message.replace("missing key ", "unknown key; did you mean ") + "?") not in meant
+        ]
+        return _salvaged(model, data, error), left
 
 
 def _problem(
@@ -141,24 +124,19 @@ def _problem(
     in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)  # pydantic's mark for a key of a mapping
     loc: Path_ = tuple(error["loc"][:-1] if in_key else error["loc"])
     where = document.where(loc, key=in_key or kind == "extra_forbidden" or error["input"] is None)
+    if kind == "missing":
+        return Problem(where, f"missing key {loc[-1]!r}", key_path(loc[:-1]))
     if kind == "extra_forbidden":
-        message = _unknown_key(str(loc[-1]), known_keys(model, loc[:-1]), hints.get(key_path(loc[:-1]), {}))
-    elif kind == "missing":
-        message = f"missing key {loc[-1]!r}"
-        return Problem(where, message, key_path(loc[:-1]))
+        key, near = str(loc[-1]), hints.get(key_path(loc[:-1]), {})
+        known = known_keys(model, loc[:-1])
+        message = near[key] if key in near else f"unknown key; {did_you_mean(key, known, 'known keys')}"
     else:
-        message = _sentence(kind, error)
+        message = _sentence(kind, error["input"], error.get("ctx", {}), str(error["msg"]))
     return Problem(where, message, key_path(loc))
 
 
-def _unknown_key(key: str, known: list[str], hints: Hints) -> str:
-    if key in hints:
-        return hints[key]
-    return f"unknown key; {did_you_mean(key, known, 'known keys')}"
-
-
-def _sentence(kind: str, error: Mapping[str, Any]) -> str:
-    value, context = error["input"], error.get("ctx", {})
+def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:
+    """What is wrong with a value; `message` is pydantic's own, which is used where there is no better."""
     if value is None:
         return "has no value; give one or remove the key"
     if kind in _EXPECTED:
@@ -168,19 +146,12 @@ def _sentence(kind: str, error: Mapping[str, Any]) -> str:
         given = repr(value) if isinstance(value, str) else f"{value:g}"  # a time as `2d`
         return f"must be {words} {context[limit]:g}, not {given}"
     if kind == "literal_error":
-        return _choice(value, str(context["expected"]))
-    if kind in ("string_too_short", "too_short"):
-        return "is empty; give a value or remove the key"
-    return str(error["msg"])
-
-
-def _choice(value: Any, expected: str) -> str:
-    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-    if isinstance(value, str):
+        choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        if not isinstance(value, str):
+            return f"expected {' or '.join(choices)}, got {described(value)}"
         match = nearest(value, choices)
-        remedy = f"did you mean {match!r}?" if match else f"choose {', '.join(choices)}"
-        return f"unknown value {value!r}; {remedy}"
-    return f"expected {' or '.join(choices)}, got {described(value)}"
+        return f"unknown value {value!r}; {f'did you mean {match!r}?' if match else 'choose ' + ', '.join(choices)}"
+    return "is empty; give a value or remove the key" if kind in ("string_too_short", "too_short") else message
 
 
 def described(value: Any) -> str:
@@ -199,27 +170,22 @@ def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
     """The keys that the mapping at `loc` of a file may have."""
     found: Any = model
     for part in loc:
-        found = _inner(found, part)
-        if found is None:
-            return []
+        if _is_model(found):
+            known = found.model_fields.get(str(part))
+            found = known and _stripped(known.annotation)
+        else:
+            args = get_args(found)
+            found = _stripped(args[-1]) if args else None
     return list(found.model_fields) if _is_model(found) else []
 
 
-def _inner(annotation: Any, part: str | int) -> Any:
-    if _is_model(annotation):
-        known = annotation.model_fields.get(str(part))
-        return None if known is None else _strip(known.annotation)
-    args = get_args(annotation)
-    return _strip(args[-1]) if args else None
-
-
-def _strip(annotation: Any) -> Any:
+def _stripped(annotation: Any) -> Any:
     """The type under `Annotated`, `Optional` and the like."""
-    origin = get_origin(annotation)
+    origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _strip(get_args(annotation)[0])
+        return _stripped(args[0])
     if origin in (Union, UnionType):
-        return _strip(next(arg for arg in get_args(annotation) if arg is not type(None)))
+        return _stripped(next(arg for arg in args if arg is not type(None)))
     return annotation
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,18 +16,8 @@ from agac.spec.workflow import DayTime
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
 
 TYPES_LATER = (
-    "chain",
-    "parallel",
-    "evaluator_optimizer",
-    "router",
-    "orchestrator",
-    "iterative_planner",
-    "maker",
-    "a2a",
-    "smart",
-)
-
-# fmt: off
+    "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker", "a2a", "smart",
+)  # fmt: skip
 FIELDS_LATER = frozenset({
     "servers", "tools", "resources", "prompts", "mcp_connect", "function_tools", "agents", "history_source",
     "history_merge_target", "max_parallel", "child_timeout_sec", "max_display_instances", "tool_input_schema",
@@ -36,24 +27,13 @@ FIELDS_LATER = frozenset({
     "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
     "match_strategy", "red_flag_max_length", "url", "transport", "streaming", "polling",
     "accepted_output_modes", "headers", "auth", "relative_card_path", "request_timeout_seconds",
-})
-# fmt: on
+})  # fmt: skip
 
-# fmt: off
 PARAMS_LATER = frozenset({
     "max_iterations", "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
     "structured_schema", "metadata", "messages", "tools", "tool_choice", "task", "template_vars",
     "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
-})
-# fmt: on
-
-# fmt: off
-PLACEHOLDERS_LATER = frozenset({
-    "currentDate", "serverInstructions", "agentSkills", "agentCardPath", "agentCardDir", "env", "hostPlatform",
-    "pythonVer", "workspaceRoot", "clientDisplay", "model_specific", "modelReferences", "agentInternalResources",
-})
-# fmt: on
-PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
+})  # fmt: skip
 
 CAMEL_CASE = {
     "maxTokens": "max_tokens",
@@ -68,22 +48,15 @@ CAMEL_CASE = {
 }
 """Other spellings of request parameters."""
 
-_PARAMS = (
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "stop_sequences"),
-)
-
-
-def not_yet(field: str) -> str:
-    """The sentence for a known field that has no meaning here yet."""
-    return f"`{field}` is not supported yet; remove it from the card, or use another card for this stage"
-
 
 def hints() -> Mapping[str, str]:
     """Sentences for unknown keys at the top level of a card."""
-    later = {field: not_yet(field) for field in FIELDS_LATER}
-    moved = {field: f"unknown key; did you mean `request_params.{field}`?" for field in (*_PARAMS, "service_tier")}
-    return {**later, **moved}
+    params = (
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "stop_sequences", "service_tier",
+    )  # fmt: skip
+    moved = {field: f"unknown key; did you mean `request_params.{field}`?" for field in params}
+    return {**_not_yet(FIELDS_LATER), **moved}
 
 
 def param_hints() -> Mapping[str, str]:
@@ -92,8 +65,14 @@ def param_hints() -> Mapping[str, str]:
     twice = {
         camel: f"{camel} and {snake} are two spellings of one key; keep one" for camel, snake in CAMEL_CASE.items()
     }
-    later = {field: not_yet(field) for field in PARAMS_LATER}
-    return {**later, **twice, "model": "unknown key; the card's own `model` says which model runs"}
+    own = {"model": "unknown key; the card's own `model` says which model runs"}
+    return {**_not_yet(PARAMS_LATER), **twice, **own}
+
+
+def _not_yet(fields: Collection[str]) -> dict[str, str]:
+    """The sentences for known fields that have no meaning here yet."""
+    remedy = "remove it from the card, or use another card for this stage"
+    return {field: f"`{field}` is not supported yet; {remedy}" for field in fields}
 
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
@@ -107,14 +86,11 @@ _TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
-_DURATION = re.compile(rf"{_TIME}\Z")
 _DAY_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 _SIZE = r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)"
-_SIZED = re.compile(rf"{_SIZE}\Z")
 _BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
-DIALECTS_LATER = ("gemini", "mistral")
 
 # The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
 STAGE_NAME_FORM = {
@@ -131,47 +107,63 @@ def refused(message: str) -> PydanticCustomError:
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
 
 
-def _named_as(pattern: str, form: str) -> Callable[[str], str]:
-    """A check that a whole name matches; one that does not "is no" `form`."""
-    whole = re.compile(rf"{pattern}\Z")
+def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
+    """A check that a value holds; else it is refused with the message, in which it stands for `{!r}`."""
 
-    def check(name: str) -> str:
-        if not whole.match(name):
-            raise refused(f"{name!r} is no {form}")
-        return name
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise refused(message.format(value))
+        return value
 
     return check
 
 
-_readable_name = _named_as(_NAME, f"stage name; {_LETTERS} or _")
-var_name = _named_as(_NAME, f"name for a variable; {_LETTERS} or _")
+_named = re.compile(rf"{_NAME}\Z").match
+_readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
+var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
 
-provider_name = _named_as(r"[A-Za-z][A-Za-z0-9_-]*", f"provider name; {_LETTERS}")
+provider_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}")
 """No dot and no slash: both end the provider in a model string."""
 
-header_name = _named_as(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "header name")
+header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
 """A token of RFC 9110."""
+
+field_name = _must(
+    lambda name: name == name.strip() and not set(name) & set(".{}\n"),
+    "{!r} cannot be read as a field of a result; use letters, digits and _",
+)
+"""A name that `${stage.name}` can be read with."""
+
+field_path = _must(
+    lambda path: "${" not in path and all(part and part == part.strip() for part in path.split(".")),
+    "{!r} is no field; write its name, or stage.field, as in classify.topic, without braces",
+)
+"""A way to a field: `topic`, `classify.topic`."""
+
+endpoint_prefix = _must(
+    lambda value: not value or (value.startswith("/") and not value.endswith("/")),
+    "{!r} is no start of a path; write it as /v1, or as '' for none",
+)
+"""Empty, or a path to which another is added."""
+
+dialect = _must(
+    lambda value: value not in ("gemini", "mistral"),
+    "dialect {!r} is not supported yet; openai-chat, openai-responses and anthropic are",
+)
+message_role = _must(
+    lambda value: value not in ("system", "developer"), "{!r}: what the system message says stands in instructions"
+)
+not_tool_only = _must(
+    operator.not_, "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
+)
+nobody_there = _must(operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it")
 
 
 def stage_name(name: str) -> str:
     """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
     if name in RESERVED_NAMES:
         raise refused(f"{name!r} has a meaning of its own in templates; choose another name")
-    return _readable_name(name)
-
-
-def field_name(name: str) -> str:
-    """A name that `${stage.name}` can be read with."""
-    if any(character in name for character in ".{}\n") or name != name.strip():
-        raise refused(f"{name!r} cannot be read as a field of a result; use letters, digits and _")
-    return name
-
-
-def field_path(path: str) -> str:
-    """A way to a field: `topic`, `classify.topic`."""
-    if any(not part or part != part.strip() for part in path.split(".")) or "${" in path:
-        raise refused(f"{path!r} is no field; write its name, or stage.field, as in classify.topic, without braces")
-    return path
+    return str(_readable_name(name))
 
 
 def no_repeats(names: list[str]) -> list[str]:
@@ -194,25 +186,11 @@ def field_way(name: str) -> str:
     return name
 
 
-def dialect(value: Any) -> Any:
-    """Known dialects that are not spoken yet get a sentence of their own."""
-    if value in DIALECTS_LATER:
-        raise refused(f"dialect {value!r} is not supported yet; openai-chat, openai-responses and anthropic are")
-    return value
-
-
 def batch_api(value: Any) -> Any:
     """The name of a batch API is short for a mapping that says no more."""
     if not isinstance(value, (str, Mapping)):
         raise refused("expected openai, anthropic, none, or a mapping with api")
     return {"api": value} if isinstance(value, str) else value
-
-
-def endpoint_prefix(value: str) -> str:
-    """Empty, or a path to which another is added."""
-    if value and not (value.startswith("/") and not value.endswith("/")):
-        raise refused(f"{value!r} is no start of a path; write it as /v1, or as '' for none")
-    return value
 
 
 def base_url(value: str) -> str:
@@ -306,28 +284,28 @@ def split_chain(data: Any) -> Any:
     return data | {"model": first, "fallback": others}
 
 
-def duration(value: Any) -> Any:
+def _amount(value: Any, kinds: tuple[type, ...], pattern: str, units: Mapping[str, int], words: tuple[str, str]) -> Any:
+    """A number of these kinds, or what a text says with a unit. `words` are what is expected, and for a wrong text."""
+    expected, wrong = words
+    if isinstance(value, bool) or not isinstance(value, (*kinds, str)):
+        raise refused(f"expected {expected}")
+    if not isinstance(value, str):
+        return value
+    if (match := re.fullmatch(pattern, value)) is None:
+        raise refused(f"{value!r} is no {wrong}")
+    return float(match[1]) * units[match[2]]
+
+
+def duration(value: Any) -> float:
     """Seconds, or a number with s, m, h, d or w."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise refused("expected a time as 90, 30m, 12h or 7d")
-    if isinstance(value, str):
-        match = _DURATION.match(value)
-        if match is None:
-            raise refused(f"{value!r} is no time; write it as 90s, 30m, 12h, 7d or 2w")
-        return float(match[1]) * _SECONDS[match[2]]
-    return float(value)
+    words = ("a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
+    return float(_amount(value, (int, float), _TIME, _SECONDS, words))
 
 
-def size(value: Any) -> Any:
+def size(value: Any) -> int:
     """Bytes, or a number with kB, MB, GB or their binary kin."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise refused("expected a size as 5000000, 500kB or 100MB")
-    if isinstance(value, str):
-        match = _SIZED.match(value)
-        if match is None:
-            raise refused(f"{value!r} is no size; write it as 500kB, 100MB, 1GB or 64MiB")
-        return int(float(match[1]) * _BYTES[match[2]])
-    return value
+    words = ("a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
+    return int(_amount(value, (int,), _SIZE, _BYTES, words))
 
 
 def deadline(value: Any) -> float | DayTime:
@@ -335,7 +313,7 @@ def deadline(value: Any) -> float | DayTime:
     if isinstance(value, str) and (match := _DAY_TIME.match(value)):
         return DayTime(int(match[1]), int(match[2]))
     try:
-        seconds: float = duration(value)
+        seconds = duration(value)
     except PydanticCustomError:
         raise refused(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
     if not seconds > 0:
@@ -352,13 +330,6 @@ def schema_form(value: Any) -> Any:
     return value
 
 
-def message_role(value: Any) -> Any:
-    """A system message has a key of its own."""
-    if value in ("system", "developer"):
-        raise refused(f"{value!r}: what the system message says stands in instructions")
-    return value
-
-
 def message_content(value: Any) -> Any:
     """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
     if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
@@ -366,21 +337,6 @@ def message_content(value: Any) -> Any:
     if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
         raise refused("holds a placeholder, which is filled in text only; write the JSON as text")
     return value
-
-
-def _false_only(message: str) -> Callable[[bool], bool]:
-    """A check of a flag that may only be false."""
-
-    def check(value: bool) -> bool:
-        if value:
-            raise refused(message)
-        return value
-
-    return check
-
-
-not_tool_only = _false_only("a card with `tool_only: true` is only for other agents to call and cannot run a stage")
-nobody_there = _false_only("`human_input: true` is not supported: a run cannot ask a person; remove it")
 
 
 def in_small_letters(value: Any) -> Any:

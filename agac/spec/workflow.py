@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
+from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
-from agac.spec.levels import StageNode
-from agac.spec.operations import (
-    CHANGING,
-    STORED,
-    Dedupe,
-    Fields,
-    Filter,
-    Group,
-    Operation,
-    Python,
-    made_by,
-    read_operation,
-)
-from agac.spec.templates import NO_TEXT, Template, compile_template
+from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
+from agac.spec.templates import NO_TEXT, Template, sound_template
 
 if TYPE_CHECKING:
     from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
@@ -145,8 +135,6 @@ class PythonSchema:
 
 
 SchemaSpec = JsonSchema | PythonSchema
-
-
 Speaker = Literal["user", "assistant"]
 
 
@@ -157,19 +145,6 @@ class Example:
     role: Speaker
     content: Template
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class CardInfo:
-    """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it."""
-
-    name: str
-    file: str
-    description: str | None
-    instruction: str | None
-    model: str | None
-    params: Mapping[str, Any]
-    messages: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +230,15 @@ class Visibility:
     only: frozenset[str] | None
     never: frozenset[str]
 
+    @staticmethod
+    def of(only: Iterable[str] | None, never: Iterable[str] | None) -> Visibility:
+        """What these lists say, as files and stored definitions have them."""
+        return Visibility(None if only is None else frozenset(only), frozenset(never or ()))
+
+    def body(self) -> dict[str, JSONValue]:
+        """The same as a definition stores it."""
+        return {"only": None if self.only is None else sorted(self.only), "never": sorted(self.never)}
+
     def hides(self, name: str) -> bool:
         """Whether a field of the row may not be sent."""
         return name in self.never or (self.only is not None and name not in self.only)
@@ -289,13 +273,6 @@ SETTING_OF_ALL = {"stored": StoredModel(always="all", decides=False)}
 """The same of one that stages have which ask no model, too."""
 
 
-def stored_template(text: str) -> Template:
-    """A template of a stored definition."""
-    template, _ = compile_template(text, STORED)
-    assert template is not None, "only a template without problems is stored"
-    return template
-
-
 def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
     """As it was written before a stage could need several: a name, or nothing."""
     return (needs[0] if needs else None) if len(needs) < 2 else list(needs)
@@ -306,42 +283,11 @@ def read_needs(needs: list[str] | str | None) -> tuple[str, ...]:
     return tuple(needs) if isinstance(needs, list) else (needs,) if needs else ()
 
 
-def _body(value: Operation | Group) -> dict[str, JSONValue]:
-    return value.body()
+def _stored_text(text: str) -> Template:
+    return sound_template(text, STORED)
 
 
-def _text(value: Template | Guard) -> str:
-    return value.text
-
-
-def _read_guard(text: str) -> Guard:
-    """A guard that is not compiled: whoever tests it does that."""
-    return Guard(text, (), STORED)
-
-
-def _write_examples(examples: tuple[Example, ...]) -> list[dict[str, str]]:
-    return [{"role": one.role, "content": one.content.text} for one in examples]
-
-
-def _read_examples(body: Sequence[Mapping[str, Any]]) -> tuple[Example, ...]:
-    return tuple(Example(one["role"], stored_template(one["content"]), "") for one in body)
-
-
-def _write_schema(schema: Schema | None) -> dict[str, Any] | None:
-    return {"name": schema.name, "body": schema.body} if schema else None
-
-
-def _read_schema(body: Mapping[str, Any] | None) -> Schema | None:
-    return Schema(body["name"], body["body"]) if body else None
-
-
-def _write_visibility(visibility: Visibility) -> dict[str, Any]:
-    only = visibility.only
-    return {"only": None if only is None else sorted(only), "never": sorted(visibility.never)}
-
-
-def _read_visibility(body: Mapping[str, Any]) -> Visibility:
-    return Visibility(None if body["only"] is None else frozenset(body["only"]), frozenset(body["never"]))
+_body, _text = methodcaller("body"), attrgetter("text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,21 +307,32 @@ class Stage(StageNode):
     needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
     operation: Operation | None = field(default=None, metadata=decides("operation", write=_body, read=read_operation))
     system: str | None = field(default=None, metadata=decides("system", always="asks"))
-    prompt: Template = field(
-        default=NO_TEXT, metadata=decides("prompt", always="asks", write=_text, read=stored_template)
-    )
+    prompt: Template = field(default=NO_TEXT, metadata=decides("prompt", always="asks", write=_text, read=_stored_text))
     examples: tuple[Example, ...] = field(
-        default=(), metadata=decides("messages", write=_write_examples, read=_read_examples)
+        default=(),
+        metadata=decides(
+            "messages",
+            write=lambda examples: [{"role": one.role, "content": one.content.text} for one in examples],
+            read=lambda body: tuple(Example(one["role"], _stored_text(one["content"]), "") for one in body),
+        ),
     )
     schema: Schema | None = field(
-        default=None, metadata=decides("schema", always="asks", write=_write_schema, read=_read_schema)
+        default=None,
+        metadata=decides(
+            "schema",
+            always="asks",
+            write=lambda schema: schema and {"name": schema.name, "body": schema.body},
+            read=lambda body: body and Schema(**body),
+        ),
     )
     output_field: str | None = field(default=None, metadata=decides("output_field"))
     visibility: Visibility | None = field(
-        default=None, metadata=decides("visible", write=_write_visibility, read=_read_visibility)
+        default=None, metadata=decides("visible", write=_body, read=lambda body: Visibility.of(**body))
     )
     reuse: ReusePolicy = field(default="content", metadata=decides("reuse"))
-    guard: Guard | None = field(default=None, metadata=decides("when", write=_text, read=_read_guard))
+    guard: Guard | None = field(  # of a stored one the text alone: whoever tests it compiles it
+        default=None, metadata=decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
+    )
     otherwise: Otherwise = field(default="skip", metadata=decides("otherwise", beside="guard"))
     replicas: int = field(default=1, metadata=decides("replicas"))
     vote: str | None = field(default=None, metadata=decides("vote"))
@@ -412,11 +369,6 @@ class Stage(StageNode):
         """Whether rows can leave here."""
         guarded = self.guard is not None and self.otherwise == "drop"
         return guarded or isinstance(self.operation, Filter | Python | Dedupe)
-
-    def form(self, data: Fields, value: str | None) -> Fields | None:
-        """The row's fields after this stage, of those before it; `value` is its stored result. None: not known, or
-        other rows have them."""
-        return data if self.operation is None else self.operation.form(data, value)
 
     @property
     def shape(self) -> dict[str, Any] | None:

@@ -10,78 +10,53 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from yaml import MarkedYAMLError
 
 from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.types import JSONValue
-from agac.spec.paths import MAX_BYTES, read_text
+from agac.spec.paths import Refused, Unusable, read_text
 
-# Plain YAML scalars by the rules of YAML 1.2, so that `yes`, `on`, `1:30` and dates stay the text that was written.
-
-_NULL = frozenset({"", "~", "null", "Null", "NULL"})
-_TRUE = frozenset({"true", "True", "TRUE"})
-_FALSE = frozenset({"false", "False", "FALSE"})
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_OCTAL = re.compile(r"0o[0-7]+\Z")
-_HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
-_NOT_FINITE = re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
+_WORDS: Mapping[str, JSONValue] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _FIRST = frozenset("0123456789+-.~nNtTfF")
 
 MAX_DIGITS = 400
 """Longer numbers are no numbers that anybody meant; Python itself refuses to read more than 4,300 digits."""
 
 
-class BadScalar(ValueError):
-    """A plain scalar that is refused because it reads as something else than its author sees."""
-
-
 def plain(text: str) -> JSONValue:
-    """The value of a plain (unquoted) scalar. Raises `BadScalar` with a sentence for the user."""
+    """The value of a plain (unquoted) scalar by the rules of YAML 1.2, so that `yes`, `on`, `1:30` and dates stay the
+    text that was written. Raises `Refused` with a sentence for the user."""
     if text and text[0] not in _FIRST:
         return text
-    if text in _NULL:
-        return None
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    return _number(text)
-
-
-def _number(text: str) -> JSONValue:
-    if _INT.match(text):
-        return _integer(text)
-    if _OCTAL.match(text):
-        return int(text, 8)
-    if _HEX.match(text):
-        return int(text, 16)
-    if _NOT_FINITE.match(text):
-        raise BadScalar(f"{text} is not a number that can be used; give a finite number, or quote it to mean the text")
-    if _FLOAT.match(text):
-        return _float(text)
-    return text
-
-
-def _integer(text: str) -> int:
-    digits = text.lstrip("+-")
-    if len(digits) > 1 and digits[0] == "0":
-        short = digits.lstrip("0") or "0"
-        raise BadScalar(
-            f'{text} has a leading zero; write "{text}" in quotes to keep it as text, or {short} for the number'
-        )
-    if len(digits) > MAX_DIGITS:
-        raise BadScalar(f"this number has {len(digits)} digits; quote it to mean the text")
-    return int(text)
-
-
-def _float(text: str) -> float:
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch("[-+]?[0-9]+", text):
+        digits = text.lstrip("+-")
+        if len(digits) > 1 and digits[0] == "0":
+            short = digits.lstrip("0") or "0"
+            remedy = f'write "{text}" in quotes to keep it as text, or {short} for the number'
+            raise Refused(f"{text} has a leading zero; {remedy}")
+        if len(digits) > MAX_DIGITS:
+            raise Refused(f"this number has {len(digits)} digits; quote it to mean the text")
+        return int(text)
+    if re.fullmatch("0o[0-7]+|0x[0-9a-fA-F]+", text):
+        return int(text, 0)
+    if _NOT_FINITE.fullmatch(text):
+        raise Refused(f"{text} is not a number that can be used; give a finite number, or quote it to mean the text")
+    if not _FLOAT.fullmatch(text):
+        return text
     value = float(text)
     if math.isinf(value):
-        raise BadScalar(f"{text} is too large for a number; quote it to mean the text")
+        raise Refused(f"{text} is too large for a number; quote it to mean the text")
     return value
 
 
@@ -89,7 +64,6 @@ _UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
 _BY_PROBLEM = {
     "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': ', "
     "or indent this line as much as the one above",
-    "could not find expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
     "expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
     "sequence entries are not allowed": "a '-' is not allowed here; start the list on a line of its own",
     "block mapping keys are not allowed": "a key is not allowed here; start the mapping on a line of its own",
@@ -98,9 +72,7 @@ _BY_PROBLEM = {
     "but found '<block mapping start>'": "expected a key here; check the indentation of this line",
     "expected <block end>": "expected a key here; check the indentation and the quotes of the lines above",
     "did not find expected '-' indicator": "expected a '-' here: all items of a list start in the same column",
-    "did not find expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
     "expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
-    "did not find expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
     "expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
     "node content": "expected a value here; check the brackets and the '-' signs",
     "unexpected end of stream": "the file ends inside a quoted text",
@@ -115,34 +87,21 @@ _BY_PROBLEM = {
 _OPENERS = {"flow mapping": "'{'", "flow sequence": "'['", "quoted scalar": "quote"}
 
 
-def syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
+def _syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
     """What is wrong and what to do, for one syntax error in `text`, which starts at `first_line` of its file."""
     problem = error.problem or "not valid YAML"
-    mark = error.problem_mark
-    if mark is not None and (sentence := _bad_start(problem, _line(text, mark.line), mark.column)):
-        return sentence
+    if (mark := error.problem_mark) is not None:
+        line = "".join(text.split("\n")[mark.line : mark.line + 1])
+        found = line[mark.column : mark.column + 1]
+        if "\t" in line[: len(line) - len(line.lstrip())] or "tab character" in problem or found == "\t":
+            return "a tab cannot indent in YAML; use spaces"
+        if "cannot start any token" in problem:
+            return f"a value cannot start with {found!r}; put quotes around it"
     sentence = next((words for said, words in _BY_PROBLEM.items() if said in problem), f"not valid YAML: {problem}")
-    context = error.context or ""
-    opener = next((name for said, name in _OPENERS.items() if said in context), None)
+    opener = next((name for said, name in _OPENERS.items() if said in (error.context or "")), None)
     if opener is None or error.context_mark is None:
         return sentence
     return f"{sentence}; the {opener} was opened on line {error.context_mark.line + first_line}"
-
-
-def _bad_start(problem: str, line: str, column: int) -> str | None:
-    """A sentence when the parser stumbled over a tab or over a character that cannot start a plain text."""
-    indent = line[: len(line) - len(line.lstrip())]
-    if "\t" in indent or "tab character" in problem or line[column : column + 1] == "\t":
-        return "a tab cannot indent in YAML; use spaces"
-    if "cannot start any token" in problem:
-        found = line[column : column + 1]
-        return f"a value cannot start with {found!r}; put quotes around it"
-    return None
-
-
-def _line(text: str, number: int) -> str:
-    lines = text.split("\n")
-    return lines[number] if number < len(lines) else ""
 
 
 # PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1 (`on` is true, `012`
@@ -205,10 +164,12 @@ class Document:
         return Problem(self.where(path, key=key), message, key_path(path))
 
 
-def read_yaml(path: Path, shown: str, *, max_bytes: int = MAX_BYTES) -> Document:
+def read_yaml(path: Path, shown: str) -> Document:
     """Reads a file; everything wrong with it stands in the document's `problems`."""
-    text, problem = read_text(path, shown, max_bytes=max_bytes)
-    return parse_yaml(text, shown) if problem is None else Document(shown, None, [problem])
+    try:
+        return parse_yaml(read_text(path, shown), shown)
+    except Unusable as error:
+        return Document(shown, None, [error.problem])
 
 
 def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] = LOADER) -> Document:
@@ -226,14 +187,14 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Where(shown, mark.line + first_line, mark.column + 1) if mark else Where(shown)
-        composer.problems.append(Problem(where, syntax_sentence(error, text, first_line)))
+        composer.problems.append(Problem(where, _syntax_sentence(error, text, first_line)))
         return Document(shown, None, composer.problems)
-    except _Refused:
+    except _Stopped:
         return Document(shown, None, composer.problems)
     return Document(shown, root.value if root else None, composer.problems, root)
 
 
-class _Refused(Exception):
+class _Stopped(Exception):
     """Reading cannot go on; the reason is already among the problems."""
 
 
@@ -257,7 +218,10 @@ class _Composer:
                     self._problem(event, "a second document starts here; put one document into each file", ())
                     return root
             elif isinstance(event, yaml.NodeEvent):
-                root = None if _is_nothing(event) else self._node(event, events, ())
+                nothing = _is_plain(event) and not getattr(
+                    event, "value", ""
+                )  # for an empty file: a plain scalar without an extent
+                root = None if nothing else self._node(event, events, ())
         return root
 
     def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
@@ -269,30 +233,22 @@ class _Composer:
             )
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # unfinished: an alias to it from inside would never end
-        node = self._value(event, events, path)
+        if isinstance(event, yaml.ScalarEvent):
+            value: JSONValue = event.value
+            if _is_plain(event):
+                try:
+                    value = plain(event.value)
+                except Refused as error:
+                    self._problem(event, str(error), path)
+            node = _Node(value, self._mark(event), weight=1 + len(event.value) // 64)
+        elif len(path) >= MAX_DEPTH:
+            self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
+        else:
+            compose = self._sequence if isinstance(event, yaml.SequenceStartEvent) else self._mapping
+            node = compose(event, events, path)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
-
-    def _value(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event, path)
-        if len(path) >= MAX_DEPTH:
-            self._problem(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
-            raise _Refused
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(event, events, path)
-        return self._mapping(event, events, path)
-
-    def _scalar(self, event: Any, path: Path_) -> _Node:
-        text: str = event.value
-        value: JSONValue = text
-        if _is_plain(event):
-            try:
-                value = plain(text)
-            except BadScalar as error:
-                self._problem(event, str(error), path)
-        return _Node(value, self._mark(event), weight=1 + len(text) // 64)
 
     def _sequence(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
         items: list[JSONValue] = []
@@ -338,16 +294,13 @@ class _Composer:
 
     def _alias(self, event: Any, path: Path_) -> _Node:
         if event.anchor not in self._anchors:
-            self._problem(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
-            raise _Refused
+            self._refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
         node = self._anchors[event.anchor]
         if node is None:
-            self._problem(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
-            raise _Refused
+            self._refuse(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
         self._expanded += node.weight
         if self._expanded > MAX_EXPANDED:
-            self._problem(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
-            raise _Refused
+            self._refuse(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
         # the mark is the alias's own: that is where the user looks, and what he can change
         return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
 
@@ -357,14 +310,13 @@ class _Composer:
     def _problem(self, event: Any, message: str, path: Path_) -> None:
         self.problems.append(Problem(Where(self._shown, *self._mark(event)), message, key_path(path)))
 
+    def _refuse(self, event: Any, message: str, path: Path_) -> NoReturn:
+        self._problem(event, message, path)
+        raise _Stopped
+
 
 def _is_plain(event: Any) -> bool:
     return isinstance(event, yaml.ScalarEvent) and event.style in (None, "") and event.tag is None
-
-
-def _is_nothing(event: Any) -> bool:
-    """For an empty file the parser makes a plain scalar without an extent."""
-    return _is_plain(event) and not event.value
 
 
 def _tag(tag: str) -> str:
@@ -372,22 +324,18 @@ def _tag(tag: str) -> str:
     return f"!!{tag.removeprefix(core)}" if tag.startswith(core) else tag if tag.startswith("!") else f"!<{tag}>"
 
 
-# `${VAR}` and `${VAR:default}` in the texts of agac.yml and of a card's front matter.
-
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 
 
 def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """`text` with its variables replaced once, and the names of those that are unset and have no default."""
+    """`text` with `${VAR}` and `${VAR:default}` replaced once, and the names of those that are unset and have no
+    default: of agac.yml and of a card's front matter."""
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
-        name: str = match[1]
-        default: str | None = match[2]
-        found = env.get(name, default)
+        found: str | None = env.get(match[1], match[2])
         if found is None:
-            missing.append(name)
-            return match[0]
-        return found
+            missing.append(match[1])
+        return match[0] if found is None else found
 
     return _VARIABLE.sub(value, text), missing

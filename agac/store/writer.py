@@ -46,7 +46,7 @@ def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], stages: Seque
 class DerivedRowWriter:
     """Writes what stages make of rows in one run, inside a commit: children, members of groups, rows that may be like
     others. `stages` are the names of its stages by position, `makes` what those make that make anything
-    (`spec.levels.Makes`).
+    (`spec.graph.Makes`).
 
     Rows that are no longer made are not deleted: they are GONE, and come back under the same key. Everything that was
     made of them goes with them, down to the last generation.

@@ -8,7 +8,8 @@ import pytest
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.data.sqlite import SqliteSource
-from agac.spec.inputs import DatabaseUrl, NoDatabase, parse_database
+from agac.spec.inputs import DatabaseUrl, parse_database
+from agac.spec.paths import Refused
 
 SHOWN = "sqlite://data/shop.db"
 
@@ -170,5 +171,5 @@ def test_the_parts_of_an_address(text: str, expected: DatabaseUrl) -> None:
     "text", ["sqlite://", "sqlite://x", "sqlite://x?query", "sqlite://x?query= ", "sqlite://x?q=1"]
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(NoDatabase):
+    with pytest.raises(Refused):
         parse_database(text)

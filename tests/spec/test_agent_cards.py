@@ -29,12 +29,12 @@ def test_front_matter_and_instruction(tree: Any) -> None:
         "---\n\n"
         "Assign one\ntopic label.\n\n",
     )
-    assert card.info.name == "my_tagger"
-    assert card.info.description == "Tags."
-    assert card.info.file == "agentcards/c.md"
-    assert card.info.instruction == "Assign one\ntopic label."
-    assert card.info.model == "openai/gpt-4.1-mini"
-    assert card.info.params == {
+    assert card.name == "my_tagger"
+    assert card.description == "Tags."
+    assert card.file == "agentcards/c.md"
+    assert card.instruction == "Assign one\ntopic label."
+    assert card.model == "openai/gpt-4.1-mini"
+    assert card.params == {
         "max_tokens": 200,
         "temperature": 0,
         "top_p": 0.5,
@@ -46,7 +46,7 @@ def test_front_matter_and_instruction(tree: Any) -> None:
 
 def test_a_yaml_card_is_one_mapping(tree: Any) -> None:
     card = good(tree, "name: grader\ninstruction: Grade from 1 to 5.\nuse_history: false\n", "agentcards/g.yaml")
-    assert (card.info.name, card.info.instruction) == ("grader", "Grade from 1 to 5.")
+    assert (card.name, card.instruction) == ("grader", "Grade from 1 to 5.")
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_yaml_card_is_one_mapping(tree: Any) -> None:
     ],
 )  # fmt: skip
 def test_cards_to_accept(tree: Any, content: str) -> None:
-    assert good(tree, content).info.instruction == "Text."
+    assert good(tree, content).instruction == "Text."
 
 
 def test_a_card_without_instruction_has_none(tree: Any) -> None:
-    assert good(tree, "---\nmodel: a/b\n---\n").info.instruction is None
+    assert good(tree, "---\nmodel: a/b\n---\n").instruction is None
 
 
 def test_the_file_gives_the_name(tree: Any) -> None:
-    assert good(tree, "---\n---\nI am {{agentName}}.", "agentcards/two words.md").info.instruction == "I am two_words."
+    assert good(tree, "---\n---\nI am {{agentName}}.", "agentcards/two words.md").instruction == "I am two_words."
 
 
 REFUSED = [
@@ -217,20 +217,20 @@ def test_history_only_warns(tree: Any) -> None:
 def test_variables_fill_the_instruction_in_both_spellings(tree: Any) -> None:
     content = "---\n---\n{{tone}} {{ agentType }} ${vars.tone} ${vars.deep.x} \\{{tone}} $${vars.tone}"
     card = good(tree, content, tone="kind", deep={"x": 1})
-    assert card.info.instruction == "kind agent kind 1 {{tone}} ${vars.tone}"
+    assert card.instruction == "kind agent kind 1 {{tone}} ${vars.tone}"
 
 
 def test_what_is_filled_in_is_never_filled_again(tree: Any) -> None:
     card = good(tree, "---\n---\n{{a}} ${vars.b}", a="${vars.b}", b="{{a}}")
-    assert card.info.instruction == "${vars.b} {{a}}"
+    assert card.instruction == "${vars.b} {{a}}"
 
 
 def test_environment_variables_fill_front_matter_once_and_not_the_body(tree: Any) -> None:
     tree.env = {"WHO": "${NOT} {{x}}", "MODEL": "m"}
     card = good(tree, "name: n\nmodel: a/${MODEL}\ndescription: ${NONE:x}\ninstruction: I am ${WHO}.\n", "c.yml")
-    assert card.info.model == "a/m"
-    assert card.info.description == "x"
-    assert card.info.instruction == "I am ${NOT} {{x}}."
+    assert card.model == "a/m"
+    assert card.description == "x"
+    assert card.instruction == "I am ${NOT} {{x}}."
     _, problems = load(tree, "---\n---\nI am ${WHO}.")
     assert "move ${WHO} into prompt" in problems[0]
 

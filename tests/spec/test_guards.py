@@ -14,8 +14,7 @@ from support.soak import campaign
 
 from agac.core.errors import Where
 from agac.spec.cel import Chain, shown
-from agac.spec.guard_checks import check_guard
-from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Evaluator, Guard, GuardFailed, compile_guard
+from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Evaluator, Guard, GuardFailed, GuardScope, compile_guard
 from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11)
@@ -307,13 +306,13 @@ SCHEMA = {
 def checked(text: str, **changes: Any) -> list[str]:
     seen: dict[str, Any] = {
         "columns": ("id", "review", "price", "odd name"),
-        "open_columns": False,
+        "closed": True,
         "stages": {"classify": SCHEMA, "reply": None, "clean": {}, "check-tone": None},
         "variables": ["limit"],
         "others": ["later"],
         "fields": dict.fromkeys(("id", "review", "price", "odd name"), TEXT),
     }
-    found = check_guard(guard_of(text), **{**seen, **changes}, path=PATH)
+    found = GuardScope(guard=guard_of(text), **{**seen, **changes}).problems(PATH)
     assert all((one.where, one.path) == (PLACE, PATH) for one in found)
     return [("warning: " if one.severity == "warning" else "") + one.message for one in found]
 
@@ -322,6 +321,7 @@ def checked(text: str, **changes: Any) -> list[str]:
     "text",
     [
         'classify.sentiment == "negative" && review != ""',
+        "row != {}",
         'classify.sentiment in ["positive", "negative"] && "negative" == classify.sentiment',
         'classify.parts[0].name == "x" && classify.parts.exists(p, p.name == "x" && p.kind != "bad")',
         "clean.xs.exists(classify, classify.x == 1) && clean.xs.all(x, x.ys.all(y, y.z == x.z))",
@@ -411,12 +411,12 @@ def test_a_stage_whose_name_has_a_dash_cannot_be_read() -> None:
 
 def test_an_unknown_name_is_a_warning_where_rows_bring_their_own_fields() -> None:
     words = "`reviw` is no known name, unless rows have such a field; did you mean 'review'?"
-    assert checked("reviw == 1", open_columns=True) == [f"warning: at column 1: {words}"]
-    [message] = checked("clasify == 1", columns=None)
+    assert checked("reviw == 1", closed=False) == [f"warning: at column 1: {words}"]
+    [message] = checked("clasify == 1", columns=(), closed=False)
     assert message.startswith("warning: ")
     assert message.endswith("unless rows have such a field; did you mean 'classify'?")
-    assert checked("whatever == 1", columns=None) == []
-    assert checked("classify.sentimnt == 1", columns=None) != []
+    assert checked("whatever == 1", columns=(), closed=False) == []
+    assert checked("classify.sentimnt == 1", columns=(), closed=False) != []
 
 
 def test_a_name_with_two_meanings_is_refused() -> None:
@@ -646,5 +646,5 @@ def test_fields_that_a_guard_does_not_read_are_not_looked_at() -> None:
 
 
 def test_only_workflows_with_guards_pay_for_cel() -> None:
-    code = "import sys, agac.spec.guards, agac.spec.guard_checks, agac.spec.guards; sys.exit('cel' in sys.modules)"
+    code = "import sys, agac.spec.guards, agac.spec.guard_errors; sys.exit('cel' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,10 +16,8 @@ from agac.spec.models import (
     ProjectFile,
     StageFile,
     WorkflowFile,
-    merged,
-    set_keys,
 )
-from agac.spec.stages import SAME, value_of
+from agac.spec.stages import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate
 from agac.spec.workflow import Stage
 from agac.spec.yaml import Document, parse_yaml

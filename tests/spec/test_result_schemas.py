@@ -11,8 +11,7 @@ import pytest
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection, make_plan
 from agac.spec.json_schema import TYPES, expand_shorthand, is_json_schema, property_names, schema_faults
-from agac.spec.output_schema import resolve_schema
-from agac.spec.stages import schema_name
+from agac.spec.output_schema import resolve_schema, schema_name
 from agac.spec.workflow import JsonSchema, PythonSchema
 
 

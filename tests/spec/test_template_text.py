@@ -13,10 +13,10 @@ from agac.spec.templates import (
     MissingField,
     PromptTemplate,
     Template,
+    VisibleRow,
     compile_template,
     default_prompt,
     row_json,
-    visible_row,
 )
 
 HERE = Where("w.yml", 3, 5)
@@ -30,7 +30,7 @@ def compiled(text: str) -> Template:
 
 
 def rendered(text: str, data: dict[str, Any], results: dict[str, Any] | None = None, **variables: Any) -> str:
-    return compiled(text).render(visible_row(data, results or {}, variables))
+    return compiled(text).render(VisibleRow(data, results or {}, variables))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_a_row_lacks_is_named_with_what_is_visible(name: str, data: dict[st
 
 
 def test_visible_names_hold_everything_once() -> None:
-    row = visible_row({"a": 1, "classify": 2}, {"classify": 3}, {"x": 1})
+    row = VisibleRow({"a": 1, "classify": 2}, {"classify": 3}, {"x": 1})
     assert row.names() == ["a", "classify", "vars", "row_json"]
     assert list(row) == row.names()
     assert len(row) == 4
@@ -145,7 +145,7 @@ def test_placeholders_of_a_file_know_their_place_and_inline_ones_their_value() -
     template, _ = compile_template("a\n  ${x}", Where("p.md", 4, 1), positions=True)
     assert template is not None
     assert [(p.name, str(p.where)) for p in template.placeholders] == [("x", "p.md:5:3")]
-    assert [(p.offset, p.where) for p in compiled("a\n  ${x}").placeholders] == [(4, HERE)]
+    assert [p.where for p in compiled("a\n  ${x}").placeholders] == [HERE]
 
 
 @pytest.mark.parametrize("text", ["${a{b}}", "${a\nb}", "${", "x ${a"])
@@ -156,7 +156,7 @@ def test_a_placeholder_that_is_not_closed_on_its_line_is_a_problem(text: str) ->
 
 
 def test_the_default_prompt_is_the_row_and_then_what_the_stage_before_said() -> None:
-    row = visible_row({"a": 1}, {"classify": {"s": "good"}}, {})
+    row = VisibleRow({"a": 1}, {"classify": {"s": "good"}}, {})
     assert default_prompt((), HERE).render(row) == '{\n  "a": 1\n}'
     assert default_prompt(("classify",), HERE).render(row) == '{\n  "a": 1\n}\n\n{"s":"good"}'
 
