@@ -34,6 +34,9 @@ for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
     os.environ.pop(name, None)
 
 
+# No test cuts the power, which is all that syncing to the disk is for: it takes as long as everything else of a run.
+os.fsync = lambda _: None
+
 # Every test writes YAML: by the C library in a tenth of the time.
 yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[misc]
 
@@ -42,6 +45,11 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all that is imported stay to the end: the collector need not look at them each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain of what was not collected in the end."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

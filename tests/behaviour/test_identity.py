@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+from support.soak import few
 
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
@@ -101,8 +102,7 @@ def test_ten_new_rows_cost_ten_calls_wherever_they_are(
     assert project.output() == expected
 
 
-@pytest.mark.parametrize("count", [20, 600])
-@pytest.mark.parametrize("id_field", ["id", None])
+@pytest.mark.parametrize(("count", "id_field"), few([(20, "id"), (20, None), (600, None), (600, "id")], 2, first=1))
 def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
     project: ProjectFolder, server: Server, id_field: str | None, count: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
 
 
 @pytest.mark.parametrize("id_field", ["id", None])
-@pytest.mark.parametrize(("full", "cut"), [(10, 4), (300, 256), (300, 255), (600, 257), (513, 1)])
+@pytest.mark.parametrize(("full", "cut"), few([(10, 4), (300, 256), (300, 255), (600, 257), (513, 1)], 2))
 def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
     project: ProjectFolder, server: Server, full: int, cut: int, id_field: str | None
 ) -> None:

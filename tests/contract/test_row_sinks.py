@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(member: Member, tmp_path: 
             tracemalloc.stop()
 
     peak(2_000)  # what is made once is not counted
-    assert peak(30_000) < peak(10_000) * 1.1
+    assert peak(12_000) < peak(6_000) * 1.1
 
 
 def test_parquet_without_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ def load(python: str) -> None:
     for name in BESIDE:
         with suppress(ModuleNotFoundError):
             import_module(name)
+    os.fsync = lambda _: None  # as in conftest.py
     sys.modules["agac.simulator.server"].sys = SimpleNamespace(executable=python)  # type: ignore[attr-defined]
 
 
