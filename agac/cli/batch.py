@@ -236,7 +236,6 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
 
 
 def _short(line: BatchLine, now: float) -> str:
-    """One batch on one line."""
     parts = [f"Batch job status: {status_word(line)}", f"{_name(line)}, {line.stage} {line.number} of {line.of}"]
     parts += [line.model, _counts(line)]
     if line.submitted_at is not None:
@@ -288,7 +287,6 @@ def _deleted(line: BatchLine, now: float) -> str:
 
 
 def _when(at: float, now: float) -> str:
-    """A time, and how far away it is."""
     return f"{iso(at)} ({f'in {duration(at - now)}' if at >= now else _ago(at, now)})"
 
 
@@ -297,7 +295,6 @@ def _ago(at: float, now: float) -> str:
 
 
 def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
-    """Batches as a table."""
     if not report.batches:
         return ["No batch was submitted yet" if closed else "No open batches. --all includes closed ones"]
     header = ["batch", "at the provider", "workflow", "run", "stage", "model", "status", "done", "failed", "of", "cost"]
@@ -316,7 +313,6 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
 
 
 def waited_lines(report: WaitReport) -> Iterator[str]:
-    """The batches at the end of the wait."""
     for facts in report.batches:
         name, status = batch_name(facts["id"], facts["provider_id"]), facts["status"] or "not submitted"
         yield f"Batch job status: {status}; {name}: {_progress(facts)}"
@@ -324,7 +320,6 @@ def waited_lines(report: WaitReport) -> Iterator[str]:
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
-    """The batches that are cancelled, and those that had ended before."""
     for facts in (*report.asked, *report.kept):
         name = batch_name(facts["id"], facts["provider_id"])
         if facts in report.kept:

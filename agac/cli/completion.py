@@ -65,7 +65,6 @@ def stages(context: click.Context) -> Values:
 
 
 def workflows(context: click.Context) -> Values:
-    """The project's workflows."""
     return [(name, None) for name in sorted({path.stem for path in _files(context, "workflows", *WORKFLOWS)})]
 
 

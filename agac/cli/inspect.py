@@ -25,16 +25,13 @@ from agac.cli.status import run_lines
 from agac.cli.terminal import (
     cells,
     first_line,
-    indented,
     is_unicode,
     plain,
     print_json,
     print_lines,
     print_report,
-    replicas_words,
+    record_lines,
     say,
-    shortened,
-    skip_words,
     table,
     table_lines,
 )
@@ -346,7 +343,7 @@ def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
     """`name: text`, or the name and the lines of the text below it."""
     if "\n" in text:
         yield f"{by}{name}:"
-        yield indented(text, f"{by}  ")
+        yield from (f"{by}  {line}".rstrip() for line in text.split("\n"))
     else:
         yield f"{by}{name}: {text}"
 
@@ -355,8 +352,23 @@ def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def skip_words(reason: dict[str, Any]) -> str:
+    """Why a stage skipped or dropped a row, on one line: its guard with the values, or its function."""
+    if "python" in reason:
+        return f"{reason['python']} gave None"
+    guard = " ".join(reason["when"].splitlines())
+    values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
+    return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
+
+
+def replicas_words(stage: dict[str, Any]) -> str:
+    """`3, vote on label`: how many times a stage runs each row; empty for once."""
+    if stage.get("replicas", 1) == 1:
+        return ""
+    return f"{stage['replicas']}, vote on {stage['vote']}" if stage.get("vote") else f"{stage['replicas']}"
+
+
 def why_lines(report: WhyReport) -> Iterator[str]:
-    """The whole report."""
     now, again = report.now, report.again
     yield f"{report.workflow}, run {now.run}, row {report.row_id!r}, stage {report.stage}"
     yield ""
@@ -417,7 +429,7 @@ def _request(task: TaskInputs) -> Iterator[str]:
         yield f"  messages: {'none' if task.task.outcome is None else 'cannot be shown'}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
-        yield indented(plain(message["text"]), "    ")
+        yield from (f"    {line}".rstrip() for line in plain(message["text"]).split("\n"))
 
 
 def _compared(report: WhyReport) -> Iterator[str]:
@@ -503,10 +515,8 @@ def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iter
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
     if width is not None and first and max(map(cells, table_lines(columns, [first], _text_value))) > width:
-        for number, row in enumerate(chain(first, values), start=1):
-            yield f"row {number}"
-            for name, value in zip(columns, row, strict=True):
-                yield f"  {plain(name)}: {shortened(_text_value(value), cut=True)}"
+        texts = (zip(columns, map(_text_value, row), strict=True) for row in chain(first, values))
+        yield from record_lines(texts, cut=True)
         return
     blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
     yield from table_lines(columns, blocks, _text_value)

@@ -225,9 +225,21 @@ class LazyGroup(click.Group):
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
 @click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
 @click.pass_context
-def cli(ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, **log: Any) -> None:
+def cli(
+    ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, log_level: str, log_file: Path | None,
+    log_format: str,
+) -> None:  # fmt: skip
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
-    start_logging(**log)
+    handler: logging.Handler = StandardError()
+    if log_file:
+        try:
+            handler = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines(TEXT_FORMAT))
+    logger = logging.getLogger("agac")
+    logger.setLevel(log_level.upper())
+    logger.addHandler(handler)
     if no_color:
         terminal.use_no_colour()
     ctx.obj = Globals(project_dir, quiet)
@@ -270,20 +282,6 @@ class StandardError(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
-
-
-def start_logging(log_level: str, log_file: Path | None, log_format: str) -> None:
-    """Send agac's log to standard error, or to the end of a file."""
-    logger = logging.getLogger("agac")
-    logger.setLevel(log_level.upper())
-    handler: logging.Handler = StandardError()
-    if log_file:
-        try:
-            handler = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines(TEXT_FORMAT))
-    logger.addHandler(handler)
 
 
 COLLECT_AFTER = 20_000
@@ -334,8 +332,6 @@ def _main() -> int:
     except click.ClickException as error:
         terminal.say_error(*usage_lines(error))
         return ExitCode.USAGE
-    except click.exceptions.Abort:
-        return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
         return end.exit_code
     except AgacError as error:
@@ -359,7 +355,6 @@ def _main() -> int:
 
 
 def _say_known(error: AgacError) -> int:
-    """What is wrong and what to do."""
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
     terminal.say_error(error.message, *([error.remedy] if error.remedy else []))

@@ -26,9 +26,9 @@ from agac.cli.terminal import (
     print_problems,
     print_report,
     print_text,
+    record_lines,
     say,
     say_error,
-    shortened,
     styled,
     table,
     typed_command,
@@ -87,7 +87,6 @@ def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> in
 @click.command(help="Show the version of agac and of Python.")
 @json_option
 def version(as_json: bool) -> None:
-    """Prints one line, or JSON."""
     value = {"agac": __version__, "python": platform.python_version()}
     if as_json:
         print_json(value)
@@ -155,9 +154,8 @@ def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
     if sum(widths) <= WIDE_ROWS and not any("\n" in text for line in texts for text in line):
         yield table([plain(name) for name in names], texts)
         return
-    for number, row in enumerate(report.rows, start=1):
-        yield f"row {number}"
-        yield from (f"  {plain(name)}: {shortened(_text(value), cut=cut)}" for name, value in row.items())
+    shown = ([(name, _text(value)) for name, value in row.items()] for row in report.rows)
+    yield from record_lines(shown, cut=cut)
 
 
 def _text(value: JSONValue) -> str:
@@ -214,7 +212,6 @@ def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> N
 
 
 def schema_lines(report: SchemasReport) -> Iterator[str]:
-    """The files, and the settings for editors."""
     pattern_of = report.settings["yaml.schemas"]
     path, patterns = next(iter(pattern_of.items()))
     yield from (f"  {from_here(file)}" for file in report.files)
@@ -343,7 +340,6 @@ def backup(settings: Globals, file: Path, force: bool, as_json: bool) -> None:
 
 
 def backup_lines(report: BackupReport) -> list[str]:
-    """The copy, and the command that restores it."""
     copy, database = from_here(report.file), from_here(report.database)
     old = shlex.join([f"{database}-wal", f"{database}-shm"])
     restore = f"rm -f {old} && {shlex.join(['cp', copy, database])}"

@@ -26,7 +26,6 @@ from agac.cli.plan import print_plans
 from agac.cli.terminal import (
     TASK_OUTCOMES,
     batch_name,
-    call_time,
     command_to_resume,
     confirmed,
     cost_of,
@@ -54,7 +53,7 @@ from agac.core.errors import ErrorType, ExitCode
 from agac.core.report import dollars
 
 if TYPE_CHECKING:
-    from agac.api.report import Finishing, RunReport
+    from agac.api.report import RunReport
     from agac.engine.invocation import Scope
 
 Summary = Mapping[str, Any]
@@ -104,14 +103,9 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
     raised = True
     try:
         code = long_running(api.run_several)(
-            workflows,
-            options,
-            tell=print_ended,
-            project=settings.project_dir,
-            watch=progress(settings.quiet),
-            confirm=confirmed,
-            handle_signals=True,
-        )
+            workflows, options, tell=print_ended, project=settings.project_dir, watch=progress(settings.quiet),
+            confirm=confirmed, handle_signals=True,
+        )  # fmt: skip
         raised = False
     finally:  # also when a later workflow raised an error
         begun = len(ended) + raised
@@ -158,15 +152,11 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
                 "no calls were made" + (f": {what}" if answer is None else ""),
                 remedy="Add --yes to continue, or look first with --dry-run.",
             )
+    options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
     report = long_running(api.retry)(
-        found.run,
-        selection,
-        api.RunOptions(**given | {"budget": read_budget(given["budget"])}),
-        project=settings.project_dir,
-        watch=progress(settings.quiet),
-        confirm=confirmed,
+        found.run, selection, options, project=settings.project_dir, watch=progress(settings.quiet), confirm=confirmed,
         handle_signals=True,
-    )
+    )  # fmt: skip
     print_run(report, typed_command(), quiet=settings.quiet or as_json)
     if as_json:
         print_json(report.as_json())
@@ -228,7 +218,6 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
 def summary_lines(
     summary: Summary, invocation: Summary, command: str, errors_file: Path | None, scope: Scope | None
 ) -> Iterator[str]:
-    """The summary of a run as lines of text."""
     rows, stages = summary["rows"], summary["stages"]
     yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"
     yield from map(level_line, summary["levels"])
@@ -303,6 +292,14 @@ def timing_line(summary: Summary) -> str | None:
     left_out = len(measured) - len(parts)
     more = f", and {left_out} faster ones" if left_out else ""
     return f"Time per call: {', '.join(parts)}{more}" if parts else None
+
+
+def call_time(milliseconds: float) -> str:
+    """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
+    if milliseconds < 100:
+        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "under 1 ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
@@ -449,26 +446,23 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
         needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
         remain, them = ("remains", "it") if finishing.rows == 1 else ("remain", "them")
         rest = f"{counted(finishing.rows, 'row')} {remain}; finishing {them} needs about {needs}"
-        lines += [f"  {rest if finishing.rows else 'no rows remain'}", f"  {_next_step(finishing, command)}"]
+        lines.append(f"  {rest if finishing.rows else 'no rows remain'}")
+        # the command to resume with, with a limit that should be enough
+        step = f"Resume with: {without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
+        if finishing.stage is not None:
+            budget = (finishing.budget or "").replace("=", ": ").replace(",", ", ")
+            to = f" to {{{budget}}}" if budget else ""
+            step = f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
+        elif finishing.max_errors is not None:
+            resume = f"{without(command, '--max-errors')} --max-errors {finishing.max_errors}"
+            step = f"Fix the failures (see errors.jsonl), or allow them: {resume}"
+        lines.append(f"  Finished rows are stored and written. {step}")
     rows = report.summary["rows"]
     written = rows["done"] + rows["failed"]
     whole = max(rows["total"] - rows["dropped"], written + (finishing.rows if finishing else 0))
     if report.files and written < whole:  # the results were replaced
         lines.append(f"  {report.files[0].name} now holds {written:,} of {counted(whole, 'row')}")
     return lines
-
-
-def _next_step(finishing: Finishing, command: str) -> str:
-    """The command to resume with, with a limit that should be enough."""
-    kept = "Finished rows are stored and written"
-    if finishing.stage is not None:
-        budget = (finishing.budget or "").replace("=", ": ").replace(",", ", ")
-        to = f" to {{{budget}}}" if budget else ""
-        return f"{kept}. To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
-    if finishing.max_errors is not None:
-        resume = f"{without(command, '--max-errors')} --max-errors {finishing.max_errors}"
-        return f"{kept}. Fix the failures (see errors.jsonl), or allow them: {resume}"
-    return f"{kept}. Resume with: {without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
 
 
 CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
@@ -482,7 +476,6 @@ RESULT_WORDS = {
 
 
 def retrieved_line(facts: Summary) -> str:
-    """The outcomes of a batch that was retrieved."""
     counts = [f"{facts[key]:,} {word}" for key, word in RESULT_WORDS.items() if facts.get(key) or key == "done"]
     return f"Retrieved {batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from agac.api.status import StatusReport
 
 
-Columns = Mapping[str, Callable[[dict[str, Any]], object]]
-"""Columns of a table of runs: the value of each for a run."""
-
-
 @click.command(
     help="Show the newest runs, or one run (RUN: its number, or `last`) in full: rows done and failed, cost, next step."
 )
@@ -67,32 +63,30 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
     """The newest runs as a table, then the size of the store and what to do next."""
-    lines = _runs_table(report, workflow, {"started": itemgetter("started_at")})
+    lines = _runs_table(report, workflow, "started")
     return [*lines, *(next_step_lines(report.runs[0], report.project) if report.runs else ())]
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
     """One line per run, the one last worked on first."""
-    more: Columns = {
-        "started": itemgetter("started_at"),
-        "last worked on": itemgetter("last_worked_at"),
-        "changes": changes_of,
-    }
     left = report.total - len(report.runs)
-    lines = _runs_table(report, workflow, more)
+    lines = _runs_table(report, workflow, "started", "last worked on", "changes")
     return [*lines, *([f"{counted(left, 'older run')} not shown: raise -n"] if left else [])]
 
 
-def _runs_table(report: StatusReport | RunsReport, workflow: str | None, more: Columns) -> list[str]:
+def _runs_table(report: StatusReport | RunsReport, workflow: str | None, *more: str) -> list[str]:
     """Runs as a table with `more` columns, and the size of the store."""
     if not report.runs:
         what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
         return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
     names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
+    values: dict[str, Callable[[dict[str, Any]], object]] = {
+        "started": itemgetter("started_at"), "last worked on": itemgetter("last_worked_at"), "changes": changes_of,
+    }  # fmt: skip
     rows = [
         [
             run["run"], run["workflow"], run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
-            run["calls"]["count"], cost_of(run["calls"]), *(value(run) for value in more.values()),
+            run["calls"]["count"], cost_of(run["calls"]), *(values[column](run) for column in more),
         ]
         for run in report.runs
     ]  # fmt: skip
@@ -111,7 +105,6 @@ def changes_of(run: dict[str, Any]) -> str:
 
 
 def run_status_lines(report: StatusReport) -> Iterator[str]:
-    """One run in full."""
     run = report.runs[0]
     yield from run_lines(run)
     yield from ("", f"Store: {megabytes(report.database_bytes)}")
@@ -122,20 +115,20 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
 
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
-    some, rows, calls, held = selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
+    some, counts, calls, held = selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
     yield f"{run['workflow']}, run {run['run']}: {run['state']}"
     yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
     yield ""
-    yield f"Rows: {rows['total']:,}, {row_words(rows)}"
+    yield f"Rows: {counts['total']:,}, {row_words(counts)}"
     yield from map(level_line, run["levels"])
     yield ""
     names = outcome_names(TASK_OUTCOMES, run["stages"])
     stages = []
     for stage in run["stages"]:
         tokens = [stage["calls"][key] for key in ("count", "input_tokens", "output_tokens")]
-        counts = [stage[name] for name in names]
-        stages.append([stage["name"], stage["model"], *counts, *tokens, cost_of(stage["calls"])])
+        outcomes = [stage[name] for name in names]
+        stages.append([stage["name"], stage["model"], *outcomes, *tokens, cost_of(stage["calls"])])
     yield table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], stages)
     for stage in run["stages"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
@@ -150,7 +143,13 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield ""
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]
-        yield table(header, [_invocation(invocation) for invocation in run["invocations"]])
+        rows = []
+        for one in run["invocations"]:
+            ended = INVOCATION_RESULTS.get(one.get("exit_code"), f"exit code {one.get('exit_code')}")
+            result = ended if one["state"] == "ended" else str(one["state"])
+            numbers = [one.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
+            rows.append([one["number"], one["started_at"], one["ended_at"] or "-", result, *numbers])
+        yield table(header, rows)
 
 
 INVOCATION_RESULTS = {
@@ -162,14 +161,6 @@ INVOCATION_RESULTS = {
     ExitCode.INTERRUPTED: "interrupted",
 }
 """The result of an invocation by its exit code."""
-
-
-def _invocation(invocation: dict[str, Any]) -> list[object]:
-    result = str(invocation["state"])
-    if result == "ended":
-        result = INVOCATION_RESULTS.get(invocation["exit_code"], f"exit code {invocation['exit_code']}")
-    counts = [invocation.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
-    return [invocation["number"], invocation["started_at"], invocation["ended_at"] or "-", result, *counts]
 
 
 def _failed(run: dict[str, Any]) -> int:

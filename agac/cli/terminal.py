@@ -65,7 +65,7 @@ def cells(text: str) -> int:
     """How many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def cropped(text: str, width: int, mark: str = "…") -> str:
@@ -73,11 +73,11 @@ def cropped(text: str, width: int, mark: str = "…") -> str:
     if cells(text) <= width:
         return text
     kept, used = [], len(mark)
-    for sign in text:
-        used += cells(sign)
+    for char in text:
+        used += cells(char)
         if used > width:
             break
-        kept.append(sign)
+        kept.append(char)
     return ("".join(kept) + mark)[:width] if width > 0 else ""
 
 
@@ -97,15 +97,14 @@ LONG = 400
 """Characters of one value on a terminal, where it may be cut; in a file or a pipe nothing is."""
 
 
-def shortened(text: str, *, cut: bool) -> str:
-    """A value in a list of values: further lines of it are indented; with `cut`, only the beginning of a long one."""
-    shown = text if not cut or len(text) <= LONG else f"{text[:LONG]}… ({len(text):,} characters)"
-    return shown.rstrip("\n").replace("\n", "\n    ")
-
-
-def indented(text: str, by: str = "  ") -> str:
-    """Every line of `text` further to the right."""
-    return "\n".join(f"{by}{line}".rstrip() for line in text.split("\n"))
+def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
+    """The fields of each row below one another, further lines of a value indented; with `cut`, only the beginning of a
+    long one."""
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}"
+        for name, text in row:
+            shown = text if not cut or len(text) <= LONG else f"{text[:LONG]}… ({len(text):,} characters)"
+            yield f"  {plain(name)}: " + shown.rstrip("\n").replace("\n", "\n    ")
 
 
 def sentence(text: str) -> str:
@@ -146,24 +145,7 @@ def selection_words(selection: dict[str, Any]) -> str:
     return f"{many} from row {offset + 1:,}" if offset else many
 
 
-def skip_words(reason: dict[str, Any]) -> str:
-    """Why a stage skipped or dropped a row, on one line: its guard with the values, or its function."""
-    if "python" in reason:
-        return f"{reason['python']} gave None"
-    guard = " ".join(reason["when"].splitlines())
-    values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
-    return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
-
-
-def replicas_words(stage: Mapping[str, Any]) -> str:
-    """`3, vote on label`: how many times a stage runs each row; empty for once."""
-    if stage.get("replicas", 1) == 1:
-        return ""
-    return f"{stage['replicas']}, vote on {stage['vote']}" if stage.get("vote") else f"{stage['replicas']}"
-
-
 def megabytes(size: int) -> str:
-    """A size on disk."""
     return f"{size / 1e6:,.1f} MB"
 
 
@@ -176,14 +158,6 @@ def duration(seconds: float) -> str:
     if not hours:
         return f"{minute}m {second:02d}s"
     return f"{hours}h {minute:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
-
-
-def call_time(milliseconds: float) -> str:
-    """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
-    if milliseconds < 100:
-        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "under 1 ms"
-    seconds = milliseconds / 1000
-    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def price(usd: float | None, *, simulated: bool) -> str:
@@ -319,7 +293,6 @@ def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json:
 
 
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
-    """Print one problem per line."""
     _flush_results()
     for problem in problems:
         print(problem, file=stream)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -38,21 +37,21 @@ def resolve_models(
 ) -> tuple[dict[str, ResolvedModel], list[Problem]]:
     """Each stage's provider, model and parameters, by the stage's name. `aliases` are the project's short names.
 
-    `broken`: some key could not be read, so that a missing model may be that key's fault and is not said. `lost`:
+    `broken`: some key could not be read, so that a missing model may be that key's fault and is not reported. `lost`:
     providers of agac.yml that could not be made, which is reported there.
     """
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
 
-    def resolve(text: str, where: Where, path: str, params_of: Callable[[ModelRef], Params]) -> ResolvedModel | None:
-        """The model of a string; None where there is none, which is a problem."""
+    def parsed(text: str, where: Where, path: str) -> ModelRef | None:
         if any(text.strip().startswith((f"{name}/", f"{name}.")) for name in lost):
             return None
         ref, messages = parse_model(text, providers, aliases)
         problems.extend(Problem(where, message, path) for message in messages)
-        if ref is None:
-            return None
-        params, provider = params_of(ref), providers[ref.provider]
+        return ref
+
+    def with_provider(ref: ModelRef, params: Params, where: Where, path: str) -> ResolvedModel:
+        provider = providers[ref.provider]
         problems.extend(_cannot(ref, params, provider, where, path))
         if ref.schema_mode is not None:  # how the provider is held to schemas
             provider = replace(provider, structured=ref.schema_mode)
@@ -63,18 +62,20 @@ def resolve_models(
             if not broken:
                 problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
             continue
-        model = resolve(stage.model, stage.at("model"), _model_key(stage), partial(_params, stage, problems))
-        if model is None:
+        where, path = stage.at("model"), _model_key(stage)
+        first = parsed(stage.model, where, path)
+        if first is None:
             continue
+        model = with_provider(first, _params(stage, first, problems), where, path)
         # a fallback is called with the stage's parameters, and its own string's over them: those of the first model's
         # string hold for that model alone
         common = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
         where, path = stage.at("fallback"), f"{stage.path}.fallback"
-        others = [
-            resolve(text, where, path, lambda ref, own=common: _known_params(own | ref.params))  # type: ignore[misc]
+        fallbacks = tuple(
+            with_provider(ref, _known_params({**common, **ref.params}), where, path)
             for text in stage.fallback
-        ]
-        fallbacks = tuple(other for other in others if other is not None)
+            if (ref := parsed(text, where, path)) is not None
+        )
         resolved[stage.name] = replace(model, fallbacks=fallbacks)
         seeds = [one.params.seed for one in (model, *fallbacks) if one.params.seed is not None]
         if stage.replicas > 1 and seeds:  # replicas differ by their seeds
@@ -106,7 +107,7 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, pat
     ]
 
 
-def _params(stage: WrittenStage, problems: list[Problem], ref: ModelRef) -> Params:
+def _params(stage: WrittenStage, ref: ModelRef, problems: list[Problem]) -> Params:
     """A level's keys, then its model string's; the next level wins over both. What is given twice joins the
     `problems`."""
     merged: dict[str, Any] = {}

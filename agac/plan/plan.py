@@ -246,24 +246,22 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
         does = stage.operation
         called = {"processes": does.processes, "is_async": does.function.is_async} if isinstance(does, Python) else {}
         return own | called
-    return own | {
-        "models": [_model_body(model, root) for model in stage.models],
-        "schema": snapshot(stage.schema.body) if stage.schema else None,
-        "python_schema": _plain(stage.python_schema, root),
-    }
-
-
-def _model_body(one: PlannedModel, root: Path) -> dict[str, Any]:
-    ref = _plain(one.ref, root) or {}
-    return {
-        "provider": one.provider.name,
-        "dialect": one.provider.dialect,
-        "model": one.model,
-        "params": _plain(params_body(one.params), root),
-        **{key: _plain(getattr(one, key), root) for key in ("transport", "idle_timeout", "timeout")},
-        # in the order in which runs have it
-        "ref": {key: ref[key] for key in sorted(ref, key=("params", "idle_timeout").__contains__)} or None,
-    }
+    models = []
+    for one in stage.models:
+        ref = _plain(one.ref, root) or {}
+        models.append(
+            {
+                "provider": one.provider.name,
+                "dialect": one.provider.dialect,
+                "model": one.model,
+                "params": _plain(params_body(one.params), root),
+                **{key: _plain(getattr(one, key), root) for key in ("transport", "idle_timeout", "timeout")},
+                # in the order in which runs have it
+                "ref": {key: ref[key] for key in sorted(ref, key=("params", "idle_timeout").__contains__)} or None,
+            }
+        )
+    schema = snapshot(stage.schema.body) if stage.schema else None
+    return own | {"models": models, "schema": schema, "python_schema": _plain(stage.python_schema, root)}
 
 
 def _plain(value: Any, root: Path) -> Any:
