@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.batched import put_batch, unsent
+from support.commands import template
 from support.processes import wait_until
 from support.project import ProjectFolder, clean_environment
 from support.terminals import PseudoTerminal
@@ -138,11 +139,8 @@ def test_the_script_is_one_that_the_shell_understands(shell: str, project: Proje
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """The environment of a shell that finds agac, and has a home of its own."""
-    program = tmp_path / "bin/agac"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agac "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    return {"PATH": f"{program.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+    path = f"{template().typed}:/usr/local/bin:/usr/bin:/bin"
+    return {"PATH": path, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
 
 
 def installed(name: str) -> str:

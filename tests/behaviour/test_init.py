@@ -3,10 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.commands import template
 from support.project import ProjectFolder, clean_environment
 
 import agac
@@ -15,8 +15,7 @@ import agac
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `agac` is a command."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return clean_environment({"PATH": path, "HOME": str(tmp_path)})
+    return clean_environment({"PATH": f"{template().typed}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)})
 
 
 def bash(script: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
