@@ -12,7 +12,6 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any, Generic, TextIO, TypeVar, cast
 from weakref import WeakSet
 
@@ -32,8 +31,16 @@ def load_function(ref: FunctionRef, root: Path) -> Function:
     Raises UsageError, with the user's exception as its cause and its traceback as a note: it cannot be imported, is no
     function of one row, or its text is not the one that `ref` was made of.
     """
-    with redirect_stdout(sys.stderr):
-        module = _imported(ref, root)
+    try:
+        with redirect_stdout(sys.stderr):
+            module = import_file(ref.file, root)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
+        told = failure(error, root, ref.shown)
+        problem = UsageError(f"{ref} cannot be imported: {told.message}", remedy=_remedy(error, ref))
+        problem.add_note(told.traceback_text)
+        raise problem from error
     if source_hash(ref.file, root)[0] != ref.source_hash:
         raise UsageError(
             f"{ref.shown}, or a file that it imports, was changed meanwhile", remedy="Run the command again."
@@ -50,18 +57,6 @@ def load_function(ref: FunctionRef, root: Path) -> Function:
     except ValueError:  # written in C, or by a decorator of an unusual kind: the call shows
         pass
     return function
-
-
-def _imported(ref: FunctionRef, root: Path) -> ModuleType:
-    try:
-        return import_file(ref.file, root)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
-        told = failure(error, root, ref.shown)
-        problem = UsageError(f"{ref} cannot be imported: {told.message}", remedy=_remedy(error, ref))
-        problem.add_note(told.traceback_text)
-        raise problem from error
 
 
 def _remedy(error: BaseException, ref: FunctionRef) -> str:
@@ -177,24 +172,17 @@ class Threads(Generic[_Given, _Got]):
                 except BaseException as raised:  # noqa: BLE001  (it is raised where the call is awaited)
                     error = raised
             self._ended.append((call, result, error))
-            self._tell()
-            if call.left or self._is_one_too_many():
+            if not self._told:
+                self._told = True
+                self._told_at = self._loop.time()
+                with suppress(RuntimeError):  # the loop was closed: nobody waits
+                    self._loop.call_soon_threadsafe(self._deliver)
+            with self._lock:
+                too_many = not call.left and self._serving > max(self._now_most, MIN_THREADS)
+                self._serving -= too_many
+            if call.left or too_many:
                 return
         self._waiting.put(None)  # for the next thread
-
-    def _is_one_too_many(self) -> bool:
-        with self._lock:
-            if self._serving <= max(self._now_most, MIN_THREADS):
-                return False
-            self._serving -= 1
-            return True
-
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            self._told_at = self._loop.time()
-            with suppress(RuntimeError):  # the loop was closed: nobody waits
-                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._adapt(self._loop.time() - self._told_at)

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from codecs import getincrementaldecoder
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -29,11 +30,10 @@ from agac.tools.functions import (
     user_code,
 )
 from agac.tools.values import FunctionFailed, Record, Returned, failure, plain, returned
-from agac.tools.worker import LENGTH, frame
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
-# one call; and it imports the main script of whoever uses agac as a library. Here a process is `agac.tools.worker`
-# behind two pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
+# one call; and it imports the main script of whoever uses agac as a library. Here a process runs `work_off` behind two
+# pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
 
 MAX_WAIT_S = 5.0
 """Seconds for an idle process to end by itself, as its `atexit` functions want."""
@@ -42,7 +42,63 @@ _DRAIN = 0.1
 """Seconds for what an ended process wrote to arrive, where another process keeps its pipe open."""
 
 _START = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; del sys.argv[1:]; "
-_MAIN = "from agac.tools.worker import main; main(told)"
+_MAIN = "from agac.tools.processes import work_off; work_off(told['work'])"
+
+LENGTH = 8
+"""Bytes of the length before each pickle. To a process: rows. Back: `True` when the function is there, then for each
+row a `Returned` or a `FunctionFailed`; a UsageError's parts instead when the function cannot be had."""
+
+WATCH = 1.0
+"""Seconds between a process's looks whether agac is still there; a call may take hours after it was killed."""
+
+
+def _frame(value: Any) -> bytes:
+    """A value as it goes through a pipe."""
+    body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(LENGTH, "big") + body
+
+
+def work_off(work: str) -> None:
+    """The process: calls the function for rows that come in by the pipe, until the pipe ends. `work` is the pickle of
+    the parent's id, the project's root and the function, in hexadecimal digits."""
+    parent, root, ref = pickle.loads(bytes.fromhex(work))  # noqa: S301  (agac's own)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for agac, which decides what becomes of calls
+    rows, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed, by C libraries and child processes too
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout = sys.stderr
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+    def put(value: Any) -> None:
+        try:
+            answers.write(_frame(value))
+            answers.flush()
+        except BrokenPipeError:  # agac is gone
+            os._exit(1)
+
+    try:
+        function = load_function(ref, root)
+    except UsageError as error:
+        put((error.message, error.remedy, getattr(error, "__notes__", [])))
+        return
+
+    async def awaited(row: Record) -> Any:
+        value = function(row)
+        return await value if inspect.isawaitable(value) else value
+
+    # a function that is awaited has an event loop of its own here, the same for all rows
+    loop = asyncio.Runner() if is_awaited(function, ref) else None
+    called = function if loop is None else lambda row: loop.run(awaited(row))
+    put(True)
+    while len(head := rows.read(LENGTH)) == LENGTH:
+        row: Record = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
+        put(outcome_of(called, row, root, str(ref)))
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        threading.Event().wait(WATCH)
+    os._exit(1)
 
 
 class Processes:
@@ -88,16 +144,7 @@ class Processes:
         return await self._started()
 
     async def _started(self) -> _Worker:
-        told = {
-            "path": sys.path,
-            "parent": os.getpid(),
-            "root": str(self._root),
-            "file": str(self._ref.file),
-            "shown": self._ref.shown,
-            "name": self._ref.name,
-            "async": self._ref.is_async,
-            "hash": self._ref.source_hash.hex(),
-        }
+        told = {"path": sys.path, "work": pickle.dumps((os.getpid(), self._root, self._ref)).hex()}
         program = (sys.executable, "-c", _START + _MAIN, json.dumps(told))
         worker = _Worker()
         self._all.add(worker)
@@ -122,7 +169,7 @@ class Processes:
     async def _end(self) -> None:
         for worker in self._all:
             worker.stop() if worker in self._idle else worker.kill()
-        endings = [worker.ended for worker in self._all if worker.is_begun]
+        endings = [worker.ended for worker in self._all if worker.transport is not None]
         if endings:
             _, late = await asyncio.wait(endings, timeout=MAX_WAIT_S)
             for worker in self._all:
@@ -140,7 +187,7 @@ class _Worker(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.SubprocessTransport | None = None
+        self.transport: asyncio.SubprocessTransport | None = None
         self._came = bytearray()
         self._waiter: asyncio.Future[Any] | None = None
         self._answers: list[Any] = []
@@ -148,18 +195,13 @@ class _Worker(asyncio.SubprocessProtocol):
         self._exited = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is a process, or was."""
-        return self._transport is not None
-
     def is_alive(self) -> bool:
         """Whether it can be asked."""
         return not self._exited and not self.ended.done()
 
     async def ask(self, row: Record) -> Any:
         """The answer to a row. Raises _Died."""
-        self._pipe(0).write(frame(row))
+        self._input().write(_frame(row))
         return await self.answer()
 
     async def answer(self) -> Any:
@@ -177,21 +219,21 @@ class _Worker(asyncio.SubprocessProtocol):
     def stop(self) -> None:
         """Lets it end: there are no more rows."""
         if self.is_alive():
-            self._pipe(0).close()
+            self._input().close()
 
     def kill(self) -> None:
         """Ends it, and what it started, in whatever it does."""
-        if self._transport is None or self._exited:
+        if self.transport is None or self._exited:
             return
         with suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
-                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+                os.killpg(self.transport.get_pid(), signal.SIGKILL)
             else:
-                self._transport.kill()
+                self.transport.kill()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The process was started."""
-        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self.transport = cast("asyncio.SubprocessTransport", transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """A part of an answer, or of what the function prints."""
@@ -221,15 +263,15 @@ class _Worker(asyncio.SubprocessProtocol):
         self._over()
 
     def _over(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
         if not self.ended.done():
             self.ended.set_result(None)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(_Died(self._how()))
 
     def _how(self) -> str:
-        code = self._transport.get_returncode() if self._transport is not None else None
+        code = self.transport.get_returncode() if self.transport is not None else None
         if code is None or code >= 0:
             return f"the process ended with exit status {code}"
         with suppress(ValueError):
@@ -238,9 +280,9 @@ class _Worker(asyncio.SubprocessProtocol):
             return f"the process was killed by {name}{more}"
         return f"the process was killed by signal {-code}"
 
-    def _pipe(self, fd: int) -> asyncio.WriteTransport:
-        assert self._transport is not None
-        return cast("asyncio.WriteTransport", self._transport.get_pipe_transport(fd))
+    def _input(self) -> asyncio.WriteTransport:
+        assert self.transport is not None
+        return cast("asyncio.WriteTransport", self.transport.get_pipe_transport(0))
 
 
 __all__ = ["FunctionFailed", "Returned", "Runner", "load_function"]
@@ -271,7 +313,11 @@ class Runner:
             else:
                 stack.enter_context(exchanged())
                 self._function = load_function(self._ref, self._root)
-                self._ask = self._awaited if is_awaited(self._function, self._ref) else self._threads(stack).call
+                self._ask = self._awaited
+                if not is_awaited(self._function, self._ref):
+                    threads = Threads(self._outcome, THREADS)
+                    stack.callback(threads.close)
+                    self._ask = threads.call
             self._stack = stack.pop_all()
         return self
 
@@ -291,11 +337,6 @@ class Runner:
         if isinstance(outcome, FunctionFailed):
             raise outcome
         return outcome
-
-    def _threads(self, stack: AsyncExitStack) -> Threads[Record, Returned | FunctionFailed]:
-        threads = Threads(self._outcome, THREADS)
-        stack.callback(threads.close)
-        return threads
 
     def _outcome(self, row: Record) -> Returned | FunctionFailed:
         """In a thread."""

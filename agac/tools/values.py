@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -38,6 +38,17 @@ _REMEDIES: dict[str, str] = {
     "generator": "give a list, as list(value)",
     "coroutine": "write the function with async def, or await it",
 }
+"""What to write instead, by the name of the value's type."""
+
+_BY_ATTRIBUTE: dict[str, str] = {
+    "model_dump": "give value.model_dump(mode='json')",
+    "__dataclass_fields__": "give dataclasses.asdict(value)",
+    "_asdict": "give value._asdict() or list(value)",
+    "tolist": "give value.tolist()",
+    "__await__": _REMEDIES["coroutine"],
+    "__fspath__": "give text, as str(value)",
+}
+"""The same by an attribute that the value has, the first that it has."""
 
 
 class Unfit(Exception):
@@ -60,15 +71,13 @@ def plain(value: Any, depth: int = 0) -> JSONValue:
     if value is None or kind is bool:
         return value
     if kind is int:
-        return value if -(2**63) <= value < 2**64 else _whole(value)
+        if not -_TOO_LONG < value < _TOO_LONG:
+            raise Unfit("is a number of more than 4,300 digits; give text or a float")
+        return value
     if kind is float:
         if math.isfinite(value):
             return value
         raise Unfit(f"is {value}, which JSON has not; give None or a finite number")
-    return _composed(value, kind, depth)
-
-
-def _composed(value: Any, kind: type, depth: int) -> JSONValue:
     if depth >= MAX_DEPTH:
         raise Unfit(f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
@@ -77,12 +86,17 @@ def _composed(value: Any, kind: type, depth: int) -> JSONValue:
         return [_inner(inner, f"[{i}]", depth) for i, inner in enumerate(value)]
     if isinstance(value, Enum) and isinstance(value, (str, int)):
         return plain(value.value, depth + 1)
-    raise Unfit(f"is {_a(kind.__name__)}, which JSON has not; {_remedy(value, kind)}")
+    known = (remedy for attribute, remedy in _BY_ATTRIBUTE.items() if hasattr(value, attribute))
+    remedy = _REMEDIES.get(kind.__name__) or next(known, "give text, a number, true, false, None, a list or a dict")
+    raise Unfit(f"is {_a(kind.__name__)}, which JSON has not; {remedy}")
 
 
-def _inner(value: Any, step: str, depth: int) -> JSONValue:
+def _inner(value: Any, step: str, depth: int, *, row: bool = False) -> JSONValue:
     try:
-        return plain(value, depth + 1)
+        copy = plain(value, depth + 1)
+        if row and not isinstance(copy, dict):
+            raise Unfit(f"is {_kind(value)}; each row of a list is a dict")
+        return copy
     except Unfit as unfit:
         unfit.path.append(step)
         raise
@@ -93,7 +107,8 @@ def _key(key: Any) -> str:
         return key if key.isascii() else _text(key)
     if isinstance(key, Enum) and isinstance(key, str) and type(key.value) is str:
         return _text(key.value)
-    raise Unfit(f"has the key {_shown(key)}, {_a(type(key).__name__)}; keys are text: give str(key)")
+    shown = repr(key) if isinstance(key, (int, float, bytes, tuple)) or key is None else "of another kind"
+    raise Unfit(f"has the key {shown}, {_a(type(key).__name__)}; keys are text: give str(key)")
 
 
 def _text(value: str) -> str:
@@ -103,31 +118,6 @@ def _text(value: str) -> str:
         what = "holds half of a surrogate pair, which no UTF-8 text can; give value.encode('utf-8', 'replace').decode()"
         raise Unfit(what) from None
     return value
-
-
-def _whole(value: int) -> int:
-    if not -_TOO_LONG < value < _TOO_LONG:
-        raise Unfit("is a number of more than 4,300 digits; give text or a float")
-    return value
-
-
-def _remedy(value: Any, kind: type) -> str:
-    checks: tuple[tuple[Callable[[Any], bool], str], ...] = (
-        (lambda v: hasattr(v, "model_dump"), "give value.model_dump(mode='json')"),
-        (lambda v: hasattr(v, "__dataclass_fields__"), "give dataclasses.asdict(value)"),
-        (lambda v: hasattr(v, "_asdict"), "give value._asdict() or list(value)"),
-        (lambda v: hasattr(v, "tolist"), "give value.tolist()"),
-        (lambda v: hasattr(v, "__await__"), _REMEDIES["coroutine"]),
-        (lambda v: hasattr(v, "__fspath__"), "give text, as str(value)"),
-    )
-    if kind.__name__ in _REMEDIES:
-        return _REMEDIES[kind.__name__]
-    known = (remedy for fits, remedy in checks if fits(value))
-    return next(known, "give text, a number, true, false, None, a list or a dict")
-
-
-def _shown(key: Any) -> str:
-    return repr(key) if isinstance(key, (int, float, bytes, tuple)) or key is None else "of another kind"
 
 
 def _a(name: str) -> str:
@@ -177,8 +167,9 @@ def returned(value: Any, named: str) -> Returned | FunctionFailed:
         if isinstance(value, dict):
             return Returned("row", (plain(value),))
         if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
-            return Returned("rows", tuple(_member(i, one) for i, one in enumerate(value)))
-        _discard(value)
+            return Returned("rows", tuple(_inner(one, f"[{i}]", -1, row=True) for i, one in enumerate(value)))
+        if hasattr(value, "__await__") and callable(close := getattr(value, "close", None)):
+            close()  # nobody will await it: before Python complains about it
         plain(value)  # says what it is, if it is nothing that JSON has
         raise Unfit(f"is {_kind(value)}; give a dict, a list of dicts, or None")
     except Unfit as unfit:
@@ -186,44 +177,32 @@ def returned(value: Any, named: str) -> Returned | FunctionFailed:
         return FunctionFailed(f"{subject}{unfit} ({named})")
 
 
-def _member(i: int, value: Any) -> Record:
-    try:
-        copy: JSONValue = plain(value)
-        if not isinstance(copy, dict):
-            raise Unfit(f"is {_kind(value)}; each row of a list is a dict")
-    except Unfit as unfit:
-        unfit.path.append(f"[{i}]")
-        raise
-    return copy
-
-
 def _kind(value: Any) -> str:
     words = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", tuple: "a list"}
     return words.get(type(value)) or ("None" if value is None else type(value).__name__)
 
 
-def _discard(value: Any) -> None:
-    """Ends a coroutine that nobody will await, before Python complains about it."""
-    close = getattr(value, "close", None)
-    if hasattr(value, "__await__") and callable(close):
-        close()
-
-
 def failure(error: BaseException, root: Path, named: str) -> FunctionFailed:
-    """What a user should know of an exception that their function raised."""
+    """What a user should know of an exception that their function raised. The traceback leaves out the frames of agac,
+    of Python's import and those before the user's first, and names the project's files from its root."""
     told = traceback.TracebackException.from_exception(error, compact=True)
+    home = str(root.resolve()) + os.sep
     for one in _chain(told):
-        _trim(one, root)
-    return FunctionFailed(f"{_one_line(error)} ({_place(told, named)})", _bounded(as_written("".join(told.format()))))
-
-
-def _place(told: traceback.TracebackException, named: str) -> str:
-    """The innermost line of the project's own files that the exception came through."""
-    for frame in reversed(told.stack):
-        name = frame.filename
-        if name.endswith(".py") and not Path(name).is_absolute() and "site-packages" not in name:
-            return f"{name}:{frame.lineno}"
-    return named
+        kept = [frame for frame in one.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
+        first = next((i for i, frame in enumerate(kept) if frame.filename.startswith(home)), 0)
+        for frame in kept:
+            frame.filename = frame.filename.removeprefix(home)
+        one.stack[:] = kept[first:]
+    # the innermost line of the project's own files that the exception came through
+    place = named
+    for frame in told.stack:
+        if frame.filename.endswith(".py") and not Path(frame.filename).is_absolute():
+            place = place if "site-packages" in frame.filename else f"{frame.filename}:{frame.lineno}"
+    text = as_written("".join(told.format()))
+    if len(text) > MOST_TRACEBACK:
+        half = MOST_TRACEBACK // 2
+        text = f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
+    return FunctionFailed(f"{_one_line(error)} ({place})", text)
 
 
 def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
@@ -235,17 +214,6 @@ def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackEx
             waiting += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
 
 
-def _trim(told: traceback.TracebackException, root: Path) -> None:
-    """Leaves out the frames of agac, of Python's import and those before the user's first, and names the project's
-    files from its root."""
-    kept = [f for f in told.stack if not f.filename.startswith((_PACKAGE, "<frozen importlib"))]
-    home = str(root.resolve()) + os.sep
-    first = next((i for i, frame in enumerate(kept) if frame.filename.startswith(home)), 0)
-    for frame in kept:
-        frame.filename = frame.filename.removeprefix(home)
-    told.stack[:] = kept[first:]
-
-
 def _one_line(error: BaseException) -> str:
     try:
         text = " ".join(as_written(str(error)).split())
@@ -254,10 +222,3 @@ def _one_line(error: BaseException) -> str:
     if len(text) > MOST_MESSAGE:
         text = text[:MOST_MESSAGE] + "…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= MOST_TRACEBACK:
-        return text
-    half = MOST_TRACEBACK // 2
-    return f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
