@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.status import blocking, database_path, go_on, refuse_unknown, workflow_name
@@ -17,7 +17,7 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.report import Moment, Report
 from agac.core.types import Fault
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import BatchApi, BatchError, BatchState, ProviderBatch
+from agac.providers.batch import BatchError, BatchState, ProviderBatch
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.spec.workflow import BatchRules
@@ -25,6 +25,9 @@ from agac.store import batches
 from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, BatchView, LaneTimes, Observation
 from agac.store.db import Database, open_database, open_for_reading
 from agac.store.runs import counters, definition_of, read_run, run_settings_of
+
+if TYPE_CHECKING:
+    from agac.providers.control_plane import BatchApi  # loads aiohttp
 
 STUCK_AFTER = BatchRules().stuck_after
 """Seconds without a count that moved, in runs of which it is not known."""

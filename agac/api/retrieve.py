@@ -22,7 +22,8 @@ from agac.core.report import Report
 from agac.core.types import Fault
 from agac.engine.batch import doctor as stored_batches
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
-from agac.engine.batch.doctor import BatchMaintenance, Finding, batch_maintenance
+from agac.engine.batch.doctor import Finding, batch_maintenance
+from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
@@ -248,7 +249,7 @@ async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str
             for view in views:
                 changed = await stored_batches.end(maintenance, view.batch)
                 (asked if changed else kept).append(view.batch.id)
-            await clean_up(maintenance.context)
+            await clean_up(maintenance)
         again = await batch_lines(database, opened.providers, await stored_again(database, views))
     lines = {line.id: line.as_json() for line in again}
     message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
@@ -258,7 +259,7 @@ async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str
 @asynccontextmanager
 async def _maintenance(
     opened: Project, database: Database, workflow: str, also: Iterable[str] = ()
-) -> AsyncIterator[BatchMaintenance]:
+) -> AsyncIterator[BatchContext]:
     """The batches of a workflow at work without a run; the providers `also` are reachable too."""
     async with reachable(opened, database, workflow, also=also) as providers:
         batching = batching_of(opened, providers, workflow)
@@ -307,7 +308,7 @@ async def doctor(
             own = [view.batch for view in views if view.workflow == workflow]
             try:
                 async with _maintenance(opened, database, workflow, {one.provider for one in own}) as maintenance:
-                    await clean_up(maintenance.context)
+                    await clean_up(maintenance)
                     for record in own:
                         findings += await stored_batches.find_late(maintenance, record)
                         now = await read_batch(database, record.id)
@@ -330,12 +331,12 @@ async def doctor(
     return DoctorReport([one.as_json() for one in findings], code)
 
 
-async def _stale(maintenance: BatchMaintenance, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
+async def _stale(maintenance: BatchContext, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
     """Files of ours at the providers that nothing needs: of batches that are in, or never came to be."""
     findings = []
     intents = {record.intent: record for record in records}
     for name in dict.fromkeys(record.provider for record in records):
-        api = maintenance.context.accounts.of(name).api
+        api = maintenance.account(name).api
         async for file in api.stale(PREFIX):
             if isinstance(file, Fault):
                 findings.append(Finding("not_asked", f"{name}: {file.message}"))

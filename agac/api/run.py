@@ -41,8 +41,8 @@ from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
-from agac.providers.batch import BatchApi
 from agac.providers.batch_apis import open_batch_api
+from agac.providers.control_plane import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.loader import in_order
 from agac.spec.paths import project_root

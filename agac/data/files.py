@@ -79,7 +79,7 @@ class AtomicFile:
             self._temporary.replace(self._path)
             self._committed = True
             self._file.close()
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         remove_leftovers(self._path.parent)
 
     def abort(self) -> None:
@@ -149,7 +149,8 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in a folder outlive a power cut."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

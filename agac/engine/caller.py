@@ -89,9 +89,8 @@ class Caller:
         models = self._connections[stage.index][position:]
         most = max_calls(stage.repair, len(models))
         attempts = TaskAttempts(active, fingerprint, models[0], most, replica, position, quoted=quoted)
-        asked, tried = request, ""
-        if (replica or position) and not quoted:
-            asked = request_for_model(models[0].model, request, replica)
+        asked = request if quoted else request_for_model(models[0].model, request, position, replica)
+        tried = ""
         try:
             answer = await self._ask_model(attempts, asked)
             for connection in models[1:]:
@@ -103,7 +102,8 @@ class Caller:
                 tried += f"{'; ' if tried else ''}{attempts.connection.model.lane}: {answer.type}"
                 attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
                 attempts.position += 1
-                answer = await self._ask_model(attempts, request_for_model(connection.model, request, replica))
+                asked = request_for_model(connection.model, request, attempts.position, replica)
+                answer = await self._ask_model(attempts, asked)
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
         except RowBudgetExceeded:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.redact import Redactor
 from agac.core.types import Row, RowId
@@ -21,13 +21,15 @@ from agac.engine.stop_rules import StopRules, StopSignal
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage
-from agac.providers.batch import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
 from agac.store.rows import PriorTask, prior_tasks
 from agac.store.writer import Ledger
+
+if TYPE_CHECKING:
+    from agac.providers.control_plane import BatchApi  # loads aiohttp
 
 ENROLLING_WORKERS = 256
 """Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""

@@ -21,12 +21,12 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.render import seeded
 from agac.plan.stage import PlannedModel, PlannedStage
-from agac.providers.dialects import DIALECTS, STREAMS
-from agac.providers.http import Sender, Sending
+from agac.providers.bodies import Encoder
+from agac.providers.dialects import DIALECTS
+from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
-from agac.providers.websocket import SocketSender
-from agac.providers.wire import Dialect, Encoder
+from agac.providers.wire import Dialect
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 
@@ -84,8 +84,11 @@ def price_by_tier(model: PlannedModel) -> Callable[[str | None], Price | None]:
     return price
 
 
-def request_for_model(model: PlannedModel, request: Request, replica: int) -> Request:
-    """The request as a model gets it: with its own parameters, and the seed of a replica."""
+def request_for_model(model: PlannedModel, request: Request, position: int, replica: int) -> Request:
+    """The request as the stage's model at `position` gets it: the first one's is made already; others have parameters
+    of their own, and each replica has its seed."""
+    if not position and not replica:
+        return request
     return replace(request, params=seeded(model.params, model.provider, replica))
 
 
@@ -229,8 +232,8 @@ def _transport(model: PlannedModel, plan: Plan) -> str:
 
 
 def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
-    sender = Sender(model.provider, work.redactor, limit=0, env=work.env, stream=transport != "body")
-    streaming = STREAMS[model.provider.dialect]
-    if transport in ("ws", "auto") and streaming.socket_asks is not None:
-        return SocketSender(sender, streaming, fallback=transport == "auto")
+    sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
+    dialect = DIALECTS[model.provider.dialect]
+    if transport in ("ws", "auto") and dialect.socket_asks is not None:
+        return SocketSender(sender, dialect, fallback=transport == "auto")
     return sender

@@ -143,19 +143,20 @@ class RowWalk:
         stop_signal = self.context.stop_signal
 
         async def walk() -> None:
-            await self.open_rows(again=True, idle=batches.begin_again())
-            batches.close_all()
+            await self.open_rows(again=True, idle=batches.enrolment.begin_again())
+            batches.enrolment.close()
 
         async def complete() -> None:
             with suppress(RunStopped):
                 await batches.complete(walk)
 
-        batches.close_all()
+        batches.enrolment.close()
         with suppress(RunStopped):
             await self.until_stopped(complete())
         batches.done.any_open = await batches.any_open()
-        if stop_signal.stop is None and batches.held_back and not batches.done.any_open:
-            batches.stop_at_limit()
+        held_back = batches.enrolment.held_back and not batches.done.any_open  # nothing that could make room is open
+        if stop_signal.stop is None and self.context.budgets is not None and held_back:
+            self.context.budgets.stop_at_limit()
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""
@@ -374,23 +375,22 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     async with (
         open_connections(work, uncommitted, stop_signal) as connections,
         open_functions(work) as call_function,
-        batches_of(context) as batches,
+        batches_of(context, caller := Caller(context, connections)) as batches,
         asyncio.TaskGroup() as group,
     ):
-        caller = Caller(context, connections)
         source: AnswerSource = caller
         background = [group.create_task(context.ledger.run())]
         if batches is not None:
             invocation.batches = batches.done
-            source = await batches.enrolling(caller, resume_parked=work.batching.resume_run is None)
-            background += [group.create_task(batches.work()), group.create_task(batches.look_up())]
+            source = batches.enrolment
+            background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_up())]
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background.append(group.create_task(tasks.look_ups.run()))
         walk = RowWalk(context, tasks, group)
         await walk.all_rows(InputRows(context), batches)
         if batches is not None:
             await walk.go_on(batches)
-            invocation.held_back = batches.held_back
+            invocation.held_back = batches.enrolment.held_back
         if stop_signal.stop is not None:
             context.settler.restore_outcomes()
         await context.ledger.drained()

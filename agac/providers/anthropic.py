@@ -1,144 +1,18 @@
-"""Anthropic's Messages API: `build`, `parse`, the stream put together, and the JSON Schema that it accepts."""
+"""Anthropic's Messages API: requests, answers, and the stream put together."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from agac.core.redact import Redactor
-from agac.core.types import Fault, Finish, JSONValue, Message, Params, Reply, Request, Schema, Usage
-from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, fault_of, is_error, read_anthropic_error
-from agac.providers.openai_chat import told
+from agac.core.types import Fault, Finish, JSONValue, Reply, Request, Usage
+from agac.providers.bodies import count, mapping, objects, text
+from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
 from agac.providers.provider import Provider
-from agac.providers.wire import NO_HEADERS, Assembly, count, json_of, reply_of, shape_of, unreadable
-
-# A JSON Schema in the words that Anthropic holds answers to: part of the language, and every object closed.
-#
-# Facts: platform.claude.com, Structured outputs, and what the anthropic SDK 2.12 makes of schemas, read November
-# 2026. As there, a bound that cannot be held is told in a description; the answer is validated against the schema
-# itself anyway.
-
-_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
-_KEPT = ("type", "enum", "const", "title", "description", "required")
-_TOLD = (
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
-    *("format", "minItems", "maxItems", "uniqueItems", "minProperties"),
-)
-"""Bounds of a value, in the order in which a description tells of them."""
-
-_IDLE = ("$schema", "$id", "$comment", "default", "deprecated", "examples", "readOnly", "writeOnly")
-_NESTED = ("properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref")
-_KNOWN = frozenset((*_KEPT, *_TOLD, *_IDLE, *_NESTED))
-_DEFINED = ("$defs", "definitions")
-_KINDS = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"))
-_MOST_OPTIONAL = 24
-_MOST_UNIONS = 16
-
-
-class _Beyond(Exception):
-    """The schema says what Anthropic's part of the language cannot."""
-
-
-def anthropic_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
-    """`output_config.format`; None where the schema has to be told in words."""
-    if provider.structured != "json_schema" or schema.body.get("type") != "object":
-        return None
-    try:
-        return {"type": "json_schema", "schema": _root(schema.body)}
-    except (_Beyond, RecursionError):
-        return None
-
-
-def _root(body: Mapping[str, Any]) -> dict[str, JSONValue]:
-    """The whole schema. Raises _Beyond, also for one that is larger than Anthropic compiles."""
-    named = {f"#/{kind}/{name}": part for kind in _DEFINED for name, part in (body.get(kind) or {}).items()}
-    _must_end(body, named)
-    closed = _node({name: value for name, value in body.items() if name not in _DEFINED})
-    for kind in _DEFINED:
-        if kind in body:
-            closed[kind] = {name: _node(part) for name, part in body[kind].items()}
-    nodes = [node for node in _dicts(closed) if "type" in node or "anyOf" in node]
-    optional = sum(len(set(n["properties"]) - set(n.get("required") or ())) for n in nodes if "properties" in n)
-    unions = sum("anyOf" in node or isinstance(node["type"], list) for node in nodes)
-    if optional > _MOST_OPTIONAL or unions > _MOST_UNIONS:
-        raise _Beyond
-    return closed
-
-
-def _must_end(body: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """References must name definitions, and never come back to where they stand. Raises _Beyond."""
-    leads = {name: {str(n["$ref"]) for n in _dicts(part) if "$ref" in n} for name, part in named.items()}
-    if not {str(node["$ref"]) for node in _dicts(body) if "$ref" in node} <= named.keys():
-        raise _Beyond
-    while leads:
-        ended = {name for name, others in leads.items() if not others & leads.keys()}
-        if not ended:
-            raise _Beyond
-        leads = {name: others for name, others in leads.items() if name not in ended}
-
-
-def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping within a value, itself included."""
-    if isinstance(value, dict):
-        yield value
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for part in parts:
-        yield from _dicts(part)
-
-
-def _node(node: Any) -> dict[str, JSONValue]:
-    """A schema within it."""
-    if not isinstance(node, dict) or not node.keys() <= _KNOWN or not node.keys() & _KINDS:
-        raise _Beyond
-    if "$ref" in node:
-        return {"$ref": node["$ref"]}
-    if any(isinstance(value, (dict, list)) for value in (*(node.get("enum") or ()), node.get("const"))):
-        raise _Beyond
-    closed: dict[str, JSONValue] = {name: node[name] for name in _KEPT if name in node}
-    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
-    if "object" in kinds or "properties" in node:
-        closed |= _object(node)
-    if "array" in kinds or "items" in node:
-        closed["items"] = _node(node.get("items"))
-    return closed | _branches(node) | _bounds(node)
-
-
-def _object(node: Mapping[str, Any]) -> dict[str, JSONValue]:
-    """An object that says nothing of other properties is closed; one that asks for others cannot be told."""
-    properties = node.get("properties")
-    if not properties or node.get("additionalProperties", False) is not False:
-        raise _Beyond
-    return {"properties": {name: _node(part) for name, part in properties.items()}, "additionalProperties": False}
-
-
-def _branches(node: Mapping[str, Any]) -> dict[str, JSONValue]:
-    """`oneOf` is widened to `anyOf`. What `allOf` joins must not be closed apart, nor be a reference."""
-    if "allOf" in node or {"anyOf", "oneOf"} <= node.keys():
-        raise _Beyond
-    parts = node.get("anyOf", node.get("oneOf"))
-    return {} if parts is None else {"anyOf": [_node(part) for part in parts]}
-
-
-def _bounds(node: Mapping[str, Any]) -> dict[str, JSONValue]:
-    """Bounds that can be held, and the others in the description."""
-    bounds = {name: node[name] for name in _TOLD if name in node}
-    held: dict[str, JSONValue] = {}
-    if bounds.get("format") in _FORMATS:
-        held["format"] = bounds.pop("format")
-    if bounds.get("minItems") in (0, 1):
-        held["minItems"] = bounds.pop("minItems")
-    if bounds:
-        words = "{" + ", ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in bounds.items())
-        held["description"] = f"{node['description']}\n\n{words}}}" if node.get("description") else words + "}"
-    return held
-
+from agac.providers.structured import anthropic_format, shape_of
+from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, told, unreadable
 
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
-
-path = "/messages"
-
-websocket = False
 
 VERSION = "2023-06-01"
 """The API version. The one of 2026-10-21 has no sampling parameters any more, also for models that take them; what
@@ -146,20 +20,12 @@ answers look like is the same."""
 
 _NO_WORD = "Anthropic's API has no such parameter; leave it out"
 
-refused: Mapping[str, str] = dict.fromkeys(
+_REFUSED: Mapping[str, str] = dict.fromkeys(
     ("seed", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "verbosity"), _NO_WORD
 )
 """Absent from the API's reference: Anthropic answers them with 400."""
 
-rates = dated_rate_state
-
-_PARAMS = (
-    ("temperature", "temperature"),
-    ("top_p", "top_p"),
-    ("top_k", "top_k"),
-    ("stop", "stop_sequences"),
-    ("service_tier", "service_tier"),
-)
+_PARAMS = ("temperature", "top_p", "top_k", "stop", "service_tier")
 
 _FINISH = {
     "end_turn": Finish.STOP,
@@ -173,42 +39,31 @@ _FINISH = {
 _ADAPTIVE: Mapping[str, JSONValue] = {"thinking": {"type": "adaptive"}}
 
 
-def headers(provider: Provider) -> dict[str, str]:
+def _headers(provider: Provider) -> dict[str, str]:
     """The key, and the version of the API, which goes with every request."""
     return ({"x-api-key": provider.api_key} if provider.api_key else {}) | {"anthropic-version": VERSION}
 
 
-def build(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /messages. The API wants to be told how long a reply may be."""
+def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
+    """The body of POST /messages. The API wants to be told how long a reply may be: as long as is asked for, else the
+    row's number, on top of which comes a number of tokens to think with."""
     shape, params = shape_of(request.schema, provider, anthropic_format), request.params
-    wire: dict[str, JSONValue] = {"model": model, "max_tokens": _max_tokens(params, provider)}
-    if system := _system(request.messages, shape.instruction):
+    max_tokens = params.max_tokens
+    if max_tokens is None:
+        thought = int(params.reasoning) if params.reasoning is not None and params.reasoning.isdigit() else 0
+        max_tokens = provider.max_tokens + thought
+    wire: dict[str, JSONValue] = {"model": model, "max_tokens": max_tokens}
+    said = [(message.role, "".join([part.text for part in message.parts])) for message in request.messages]
+    rules = [words for role, words in said if role == "system"]
+    if system := "\n\n".join([*rules, shape.instruction] if shape.instruction else rules):
         wire["system"] = system
-    wire["messages"] = [{"role": m.role, "content": _text(m)} for m in request.messages if m.role != "system"]
-    wire |= told(params, _PARAMS, provider)
+    wire["messages"] = [{"role": role, "content": words} for role, words in said if role != "system"]
+    wire |= told(params, _PARAMS, {"stop": "stop_sequences", **provider.renames})
     thinking = _thinking(params.reasoning, model, provider)
     wire |= thinking
     if shape.response_format is not None:
         wire["output_config"] = {**thinking.get("output_config", {}), "format": shape.response_format}
     return wire
-
-
-def _max_tokens(params: Params, provider: Provider) -> int:
-    """What is asked for, else the row's number; a number of tokens to think with comes on top of that."""
-    if params.max_tokens is not None:
-        return params.max_tokens
-    thought = int(params.reasoning) if params.reasoning is not None and params.reasoning.isdigit() else 0
-    return provider.max_tokens + thought
-
-
-def _text(message: Message) -> str:
-    return "".join([part.text for part in message.parts])
-
-
-def _system(messages: tuple[Message, ...], instruction: str | None) -> str:
-    """The system prompt: what the system messages say, and how to write the answer where that is told in words."""
-    texts = [_text(message) for message in messages if message.role == "system"]
-    return "\n\n".join([*texts, instruction] if instruction else texts)
 
 
 def _thinking(value: str | None, model: str, provider: Provider) -> dict[str, JSONValue]:
@@ -224,48 +79,22 @@ def _thinking(value: str | None, model: str, provider: Provider) -> dict[str, JS
     return on if value == "on" else {**on, "output_config": {"effort": value}}
 
 
-def parse(
-    status: int, headers: Mapping[str, str], body: bytes, *, provider: Provider, model: str, redactor: Redactor
-) -> Reply | Fault:
-    """A message, or why there is none. A 2xx whose body holds an `error` is read as that error."""
-    data = json_of(body)
-    if not 200 <= status < 300 or is_error(data):
-        error = read_anthropic_error(data)
-        return fault_of(
-            error, ANTHROPIC_RULES, status, headers, body, provider=provider, model=model, redactor=redactor
-        )
-    content = data.get("content") if isinstance(data, dict) else None
+def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
+    """A message."""
+    content = mapping(data).get("content")
     if not isinstance(content, list):
         return unreadable(provider, status, "a body that is no message")
-    reason = data.get("stop_reason")
-    finish = _FINISH.get(reason, Finish.OTHER) if isinstance(reason, str) else Finish.OTHER
-    usage = data.get("usage")
-    tier = usage.get("service_tier") if isinstance(usage, dict) else None
+    # thinking is no part of the answer
+    answer = "".join(text(block, "text") for block in objects(content) if block.get("type") == "text")
+    usage, refusal = data.get("usage"), None
+    finish = _FINISH.get(text(data, "stop_reason"), Finish.OTHER)
+    if finish is Finish.REFUSAL:  # why, in Anthropic's words, or what its classifiers call it
+        category = text(data.get("stop_details"), "category")
+        refusal = text(data.get("stop_details"), "explanation") or (f"category {category}" if category else None)
     return reply_of(
-        {**data, "service_tier": tier},
-        [_answer(content)],
-        finish,
-        usage=_usage(usage),
-        refusal=_refusal(data.get("stop_details")) if finish is Finish.REFUSAL else None,
-        provider=provider,
-        model=model,
-    )
-
-
-def _answer(content: list[Any]) -> str:
-    """The text of the blocks that are text. Thinking is none."""
-    blocks = (block for block in content if isinstance(block, dict) and block.get("type") == "text")
-    return "".join(text for block in blocks if isinstance(text := block.get("text"), str))
-
-
-def _refusal(details: Any) -> str | None:
-    """Why it was refused, in Anthropic's words, or what its classifiers call it."""
-    if not isinstance(details, dict):
-        return None
-    words, category = details.get("explanation"), details.get("category")
-    if isinstance(words, str) and words:
-        return words
-    return f"category {category}" if isinstance(category, str) and category else None
+        {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], finish,
+        usage=_usage(usage), refusal=refusal, provider=provider, model=model,
+    )  # fmt: skip
 
 
 def _usage(usage: Any) -> Usage:
@@ -273,8 +102,8 @@ def _usage(usage: Any) -> Usage:
     given, read = count(usage, "input_tokens"), count(usage, "cache_read_input_tokens")
     if given is not None:
         given += (read or 0) + (count(usage, "cache_creation_input_tokens") or 0)
-    details = usage.get("output_tokens_details") if isinstance(usage, dict) else None
-    return Usage(given, count(usage, "output_tokens"), read, count(details, "thinking_tokens"))
+    thought = count(mapping(usage).get("output_tokens_details"), "thinking_tokens")
+    return Usage(given, count(usage, "output_tokens"), read, thought)
 
 
 # Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of the anthropic SDK
@@ -324,23 +153,21 @@ class MessageAssembly(Assembly):
         if type(index) is int and isinstance(block, dict):
             self._blocks[index] = (dict(block), [])
             for name in ("text", "thinking"):
-                self._heard(name, block.get(name))
+                self._heard(name, text(block, name))
 
     def _add(self, index: Any, delta: Any) -> None:
         if type(index) is not int or not isinstance(delta, dict):
             return
-        kind = delta.get("type")
-        name = _PIECES.get(kind) if isinstance(kind, str) else None
-        piece = delta.get(name) if name else None
-        if name and isinstance(piece, str) and piece:
+        name = _PIECES.get(text(delta, "type"), "")
+        if piece := text(delta, name):
             # a block that was never begun is one of text, or of thinking
             begun: dict[str, Any] = {"type": "text" if name == "text" else "thinking"}
             self._blocks.setdefault(index, (begun, []))[1].append((name, piece))
             self._heard(name, piece)
 
-    def _heard(self, name: str, piece: Any) -> None:
+    def _heard(self, name: str, piece: str) -> None:
         """Notes that a token came."""
-        if isinstance(piece, str) and piece and name != "signature":
+        if piece and name != "signature":
             self.begun = True
             self.answering = self.answering or name == "text"
 
@@ -351,15 +178,26 @@ class MessageAssembly(Assembly):
             if delta.get("stop_reason") == "refusal":
                 self.begun = self.answering = True
         if isinstance(usage, dict):
-            before = self._frame.get("usage")
             counts = {name: value for name, value in usage.items() if value is not None}
-            self._frame["usage"] = {**(before if isinstance(before, dict) else {}), **counts}
+            self._frame["usage"] = {**mapping(self._frame.get("usage")), **counts}
 
 
 def _whole(block: dict[str, Any], pieces: list[tuple[str, str]]) -> dict[str, Any]:
     """A block with all its pieces."""
     for name in dict.fromkeys(name for name, _ in pieces):
-        begun = block.get(name)
         rest = "".join(piece for kind, piece in pieces if kind == name)
-        block = {**block, name: (begun if isinstance(begun, str) else "") + rest}
+        block = {**block, name: text(block, name) + rest}
     return block
+
+
+MESSAGES = Dialect(
+    path="/messages",
+    refused=_REFUSED,
+    headers=_headers,
+    build=_build,
+    read=_read,
+    read_error=read_anthropic_error,
+    rules=ANTHROPIC_RULES,
+    rates=dated_rate_state,
+    assembly=MessageAssembly,
+)

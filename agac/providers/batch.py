@@ -1,21 +1,13 @@
-"""What a provider's batch API is: the hooks in which providers differ, what is known of each, and reading its JSON."""
+"""Batches at providers as values, and what is known of each provider's batch API."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
-
-from agac.core.types import Fault
-
-# An implementation never sleeps, retries or logs, and sends every request once: what it could not do comes back as a
-# `Fault`, and the engine decides. `Fault.ambiguous` on a create says that the batch may exist: it is looked for then.
+from typing import Literal
 
 
 class BatchState(StrEnum):
@@ -45,7 +37,7 @@ its alone; by nothing but the number of its requests and the time (Anthropic), t
 class BatchTraits:
     """The batch API of a provider, as data: the column `batch` of the provider table. Sizes in bytes, times in seconds.
 
-    `api` is the key of its implementation in `batchapis.BATCH_APIS`. Every number has its source where it is set.
+    `api` is the key of its implementation in `batch_apis.BATCH_APIS`. Every number has its source where it is set.
     """
 
     api: str
@@ -170,66 +162,6 @@ class UnreadableLine(ValueError):
     """A line of results that is no result: not UTF-8, not JSON, no object, no custom_id. The message says which."""
 
 
-class BatchLines(Protocol):
-    """How one request is written into a batch, and how one result is read. Pure, a module without state."""
-
-    def line(self, custom_id: str, body: bytes, endpoint: str) -> bytes:
-        """One line of the input, without its line break; `body` is the encoded JSON that the dialect built."""
-
-    def result(self, line: bytes) -> ResultLine:
-        """One line of the results. Raises UnreadableLine."""
-
-
-class BatchApi(Protocol):
-    """The batches of one account. Made by `batchapis.open_batch_api`; every method sends its request once."""
-
-    @property
-    def uploads(self) -> bool:
-        """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
-
-    async def upload(self, path: Path, name: str) -> str | Fault:
-        """Uploads an input file and gives its id. Killed or failing, it may leave a file behind, which costs nothing;
-        `uploaded` finds it."""
-
-    async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        """The id of an input file with this name and size that lies at the provider."""
-
-    async def create(self, order: Order) -> ProviderBatch | Fault:
-        """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
-
-    def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
-        """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) those
-        created at or after `since` with as many requests. The list is read to its end, or well past `since`; a Fault
-        ends it. How they stand may lag behind what `look` says."""
-
-    async def look(self, batch: str) -> ProviderBatch | Fault:
-        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
-
-    async def download(self, result: Remote, path: Path) -> int | Fault:
-        """Writes a file of results to `path`, replacing it, syncs it to the disk and gives its size. A body that ends
-        before it should is a Fault of the kind RETRY; so is one that is not there (yet); one that is said to be gone
-        for good is of the kind TASK. Raises OSError when `path` cannot be written."""
-
-    async def cancel(self, batch: str) -> Fault | None:
-        """Asks for the end of a batch. One that has ended already is no fault."""
-
-    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
-        """Deletes a file, or a batch with its results where the provider can (else nothing is done). What is gone
-        already is no fault."""
-
-    def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
-        """Our input files (whose names begin with `prefix`) and result files that still lie at the provider."""
-
-    async def close(self) -> None:
-        """Closes every connection."""
-
-
-# What every batch API's JSON is read with: lines of results, moments, counts. Nothing that comes is trusted.
-
-_BOM = b"\xef\xbb\xbf"
-_MILLISECONDS_FROM = 100_000_000_000
-"""A number of seconds since 1970 that large lies in the year 5138: it counts milliseconds."""
-
 STATES: Mapping[str, tuple[BatchState, bool]] = {
     **{state.value: (state, True) for state in BatchState},
     "canceling": (BatchState.CANCELLING, True),
@@ -239,64 +171,6 @@ STATES: Mapping[str, tuple[BatchState, bool]] = {
 
 UNKNOWN = (BatchState.IN_PROGRESS, False)
 """A word that nobody knows is no end: the batch is asked for again."""
-
-
-def object_of(line: bytes) -> tuple[str, dict[str, Any]]:
-    """A line of results as an object, and its custom_id. Raises UnreadableLine."""
-    try:
-        data = json.loads(line.removeprefix(_BOM).decode())
-    except UnicodeDecodeError:
-        raise UnreadableLine("it is not UTF-8") from None
-    except (ValueError, RecursionError):
-        raise UnreadableLine("it is not JSON" if line.strip() else "it is empty") from None
-    if not isinstance(data, dict):
-        raise UnreadableLine(f"it is {_kind(data)}, not an object")
-    custom_id = data.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise UnreadableLine("it has no custom_id" if custom_id in (None, "") else "its custom_id is no text")
-    return custom_id, data
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    return {list: "a list", str: "a text", bool: "a truth value"}.get(type(value), "a number")
-
-
-def moment(value: Any) -> float | None:
-    """Seconds since 1970 of a number, of a text that is one, or of a date of RFC 3339; None for anything else."""
-    if isinstance(value, str):
-        value = _number(value) or _date(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        return None
-    return value / 1000 if value >= _MILLISECONDS_FROM else float(value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _date(text: str) -> float | None:
-    try:
-        date = datetime.fromisoformat(text)
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def count_of(of: Any, name: str) -> int | None:
-    """A count within an object; None when it is not told."""
-    value = of.get(name) if isinstance(of, dict) else None
-    return value if type(value) is int and value >= 0 else None
-
-
-def text_of(of: Any, name: str) -> str | None:
-    """A text within an object; None when there is none, or an empty one."""
-    value = of.get(name) if isinstance(of, dict) else None
-    return value if isinstance(value, str) and value else None
 
 
 # What is known about the batches of each provider, as data: numbers with their sources, read November 2026.

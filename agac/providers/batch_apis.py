@@ -1,24 +1,476 @@
-"""The batch APIs that agac speaks, by the name that a provider's column `batch` gives them. This loads no SDK."""
+"""The batch APIs that agac speaks: OpenAI's, as its look-alikes have it too, and Anthropic's. This loads no SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
-from agac.core.errors import UsageError
+from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
-from agac.providers import anthropic_batch, openai_batch
-from agac.providers.anthropic_batch import AnthropicBatches
-from agac.providers.batch import BatchApi, BatchLines, BatchTraits
-from agac.providers.openai_batch import OpenAIBatches
+from agac.core.types import Fault, FaultKind
+from agac.providers import error_tables
+from agac.providers.batch import (
+    STATES,
+    UNKNOWN,
+    BatchError,
+    BatchState,
+    BatchTraits,
+    EndedBatch,
+    Order,
+    ProviderBatch,
+    Remote,
+    RemoteFile,
+    ResultLine,
+    UnreadableLine,
+)
+from agac.providers.bodies import count, encode, http_status, mapping, moment, text
+from agac.providers.control_plane import PIECE, BatchApi, Sdk
 from agac.providers.provider import Provider
 
-BATCH_APIS: dict[str, Callable[[Provider, BatchTraits, Redactor], BatchApi]] = {
-    "openai": OpenAIBatches,
-    "anthropic": AnthropicBatches,
-}
+# OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the types of the openai SDK
+# 3.52; the odd shapes are from Azure's pages and public bug reports of OpenAI, Azure, Together, vLLM and others,
+# November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
 
-LINES: Mapping[str, BatchLines] = {"openai": openai_batch, "anthropic": anthropic_batch}
-"""How the requests and results of each are written; pure modules."""
+KEY = "agac_intent"
+"""The name in a batch's metadata under which it carries our key."""
+
+_FILES_PAGE = 1000
+"""Files that are asked for at once; 10,000 are the most."""
+
+_NOT_YET = re.compile(
+    r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"
+    r"|\bfile\b.{0,80}(?:not found|not be found|does not exist|doesn't exist|no access)",
+    re.IGNORECASE,
+)
+"""Words for a file that was just uploaded and is nowhere yet (github.com/bespokelabsai/curator/issues/116); there is no
+code for it."""
+
+_ENDED: dict[str, EndedBatch] = {
+    "batch_expired": "expired",
+    "batch_cancelled": "cancelled",
+    "batch_canceled": "cancelled",
+    "request_timeout": "unanswered",
+}
+"""What the codes of a line's error mean that say that the request was never, or not to its end, worked on."""
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
+    """A line of results as an object, and its custom_id. Raises UnreadableLine."""
+    try:
+        data = json.loads(line.removeprefix(_BOM).decode())
+    except UnicodeDecodeError:
+        raise UnreadableLine("it is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise UnreadableLine("it is not JSON" if line.strip() else "it is empty") from None
+    if not isinstance(data, dict):
+        kinds = {type(None): "null", list: "a list", str: "a text", bool: "a truth value"}
+        raise UnreadableLine(f"it is {kinds.get(type(data), 'a number')}, not an object")
+    if custom_id := text(data, "custom_id"):
+        return custom_id, data
+    raise UnreadableLine("it has no custom_id" if data.get("custom_id") in (None, "") else "its custom_id is no text")
+
+
+class OpenAIBatches(BatchApi):
+    """The batches of one account at OpenAI or somewhere that speaks its files and batches."""
+
+    uploads = True
+    address = "/batches"
+    cursor = "after"
+    page = 100  # the most
+    rules = error_tables.OPENAI_RULES
+    read_error = staticmethod(error_tables.read_openai_error)
+
+    @staticmethod
+    def sdk() -> Sdk:
+        """The openai package."""
+        import openai
+
+        return openai.AsyncOpenAI, openai.APIStatusError, openai.OpenAIError
+
+    async def upload(self, path: Path, name: str) -> str | Fault:
+        """Uploads an input file and gives its id. See `BatchApi.upload`."""
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            found = await self._ask(
+                "post",
+                "/files",
+                creates=True,
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+                body={"purpose": "batch"},
+                files=[("file", (name, file, "application/jsonl"))],
+            )
+        if isinstance(found, Fault):
+            return found
+        if 0 < (stored := count(found, "bytes") or 0) < size:
+            return self._refused(FaultKind.RETRY, f"kept {stored:,} of the {size:,} bytes of {name}")
+        return text(found, "id") or self._unreadable(200, "a file without an id", creates=True)
+
+    async def uploaded(self, name: str, size: int) -> str | Fault | None:
+        """The id of an input file with this name and size that is at the provider."""
+        async for one in self._files("batch"):
+            if isinstance(one, Fault):
+                return one
+            if one.name == name and one.size in (None, size):
+                return one.id
+        return None
+
+    async def create(self, order: Order) -> ProviderBatch | Fault:
+        """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
+        body = {
+            "input_file_id": order.file_id,
+            "endpoint": order.endpoint,
+            "completion_window": order.window or self._traits.windows[0],
+            "metadata": {KEY: order.key},
+        }
+        found = await self._ask("post", self.address, creates=True, model=order.model, body=body)
+        made = self._batch(found, creates=True)
+        if not isinstance(made, Fault) or made.status not in (400, 404) or made.ambiguous:
+            return made
+        # a file that was just uploaded can be unknown to whoever creates batches: nothing was created, try again
+        late = _NOT_YET.search(made.message)
+        return replace(made, kind=FaultKind.RETRY, code="input_file_not_found") if late else made
+
+    @staticmethod
+    def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
+        """Whether it echoes the key or the input file of `order`."""
+        return batch.key == order.key or bool(batch.file_id and batch.file_id == order.file_id)
+
+    async def download(self, result: Remote, path: Path) -> int | Fault:
+        """Writes a file of results to `path`, replacing it, and gives its size. See `BatchApi.download`."""
+        address = f"/files/{quote(result.ref, safe='')}"
+        saved = await self._save(f"{address}/content", path, "application/octet-stream")
+        if isinstance(saved, Fault):
+            return saved
+        size, declared = saved
+        if declared:
+            return size
+        # whether it has more than it sent without saying how much that would be; one that sends the same again has all
+        # of it: its own count is wrong
+        found = await self._ask("get", address, known=True)
+        whole = None if isinstance(found, Fault) else count(found, "bytes")
+        short = whole is not None and whole > size and self._cut.get(address) != size
+        self._cut[address] = size
+        return self._torn(size) if short else size
+
+    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
+        """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
+        return await self._delete(f"/files/{quote(file, safe='')}") if file is not None else None
+
+    async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
+        """Our input files and the result files of batches that carry our key, that are still at the provider."""
+        async for one in self._files("batch"):
+            if isinstance(one, Fault):
+                yield one
+                return
+            if one.name.startswith(prefix):
+                yield replace(one, key=one.name.removeprefix(prefix).removesuffix(".jsonl"))
+        made: dict[str, RemoteFile] = {}
+        async for one in self._files("batch_output"):
+            if isinstance(one, Fault):
+                yield one
+                return
+            made[one.id] = one
+        if not made:
+            return
+        async for batch in self._batches({}):
+            if isinstance(batch, Fault):
+                yield batch
+                return
+            for result in batch.results if batch.key else ():
+                if file := made.get(result.ref):
+                    yield replace(file, key=batch.key)
+
+    async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
+        async for one in self._listed("/files", _FILES_PAGE, {"purpose": purpose}):
+            if isinstance(one, Fault):
+                yield one
+            elif one.get("purpose") in (None, purpose):
+                yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"), moment(one.get("created_at")))
+
+    @staticmethod
+    def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
+        """A batch as it was reported; None when it has no id."""
+        if not (batch := text(data, "id")):
+            return None
+        word = text(data, "status")
+        state, known = STATES.get(word.lower(), UNKNOWN)
+        counts, created = data.get("request_counts"), moment(data.get("created_at"))
+        # either id may be null, absent, empty, or the same as the other
+        output, errors = text(data, "output_file_id"), text(data, "error_file_id")
+        results = [Remote(output, "output")] if output else []
+        results += [Remote(errors, "errors")] if errors and errors != output else []
+        return ProviderBatch(
+            id=batch,
+            state=state,
+            word=redactor.clean(word),
+            known=known,
+            total=count(counts, "total"),
+            done=count(counts, "completed"),
+            failed=count(counts, "failed"),
+            created_at=created,
+            expires_at=moment(data.get("expires_at")) if traits.expires else None,
+            ended_at=moment(data.get(f"{state.value}_at")) if state.is_terminal else None,
+            results_until=created + traits.results_kept if created and traits.results_kept else None,
+            key=text(data.get("metadata"), KEY) or None,
+            file_id=text(data, "input_file_id") or None,
+            results=tuple(results) if state.is_terminal else (),
+            errors=_errors(data.get("errors") or data.get("error"), redactor) if state is BatchState.FAILED else (),
+        )
+
+    @staticmethod
+    def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
+        """One line of an input file. Separators that some readers of lines split at are escaped."""
+        head = json.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint}, separators=(",", ":")).encode()
+        return head[:-1] + b',"body":' + _one_line(body) + b"}"
+
+    @staticmethod
+    def result(line: bytes) -> ResultLine:
+        """One line of an output or an error file. Raises UnreadableLine."""
+        custom_id, data = _object_of(line)
+        response, error = data.get("response"), data.get("error")
+        request_id, status = text(response, "request_id"), _status(response)
+        body = _body(mapping(response).get("body"))
+        if error:
+            return _failed(custom_id, error, status, body, request_id)
+        if not isinstance(response, dict):
+            return ResultLine(custom_id, "unanswered", message="neither a response nor an error")
+        if status is None:
+            return ResultLine(custom_id, "unanswered", message="a response without a status", request_id=request_id)
+        if not body:
+            message = f"a response of status {status} without a body"
+            return ResultLine(custom_id, "unanswered", status, message=message, request_id=request_id)
+        return ResultLine(custom_id, "answered", status, body, request_id=request_id)
+
+
+def _errors(errors: Any, redactor: Redactor) -> tuple[BatchError, ...]:
+    """Why a batch failed: OpenAI's list within an object, a bare list, one object, or a text."""
+    found = errors.get("data", [errors]) if isinstance(errors, dict) else errors
+    read = []
+    for error in filter(None, found if isinstance(found, list) else [found]):
+        if not isinstance(error, dict):
+            read.append(BatchError("", redactor.clean(str(error))))
+            continue
+        line, code = error.get("line"), text(error, "code") or text(error, "type")
+        message = redactor.clean(text(error, "message") or code)
+        read.append(BatchError(redactor.clean(code), message, line if type(line) is int and line > 0 else None))
+    return tuple(read)
+
+
+def _failed(custom_id: str, error: Any, status: int | None, body: bytes, request_id: str) -> ResultLine:
+    """A line with an error of its own. One that comes with an answer is read as the endpoint's error: what it means is
+    the dialect's to say."""
+    code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
+    if ended := _ENDED.get(code):
+        return ResultLine(custom_id, ended, message=message or code, request_id=request_id)
+    status = status or _status(error) or 0
+    if status >= 400 or code:
+        # an error that comes with no status, or with a good one, is told by its code
+        body = body if body and status >= 400 else encode({"error": error})
+        return ResultLine(custom_id, "answered", max(status, 200), body, message, request_id)
+    return ResultLine(custom_id, "unanswered", message=message or "an error without words", request_id=request_id)
+
+
+def _status(of: Any) -> int | None:
+    """The HTTP status that an object names; None where it names none, or 0."""
+    return http_status(mapping(of).get("status_code"), 100) or http_status(mapping(of).get("code"), 100)
+
+
+def _body(value: Any) -> bytes:
+    """The endpoint's payload; empty where there is none. Some send it as a text that holds JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass") if value.strip() not in ("", "null", "{}") else b""
+    return encode(value) if value else b""
+
+
+def _one_line(body: bytes) -> bytes:
+    """The same JSON without U+2028 and U+2029, which can stand in its texts only."""
+    if b"\xe2\x80" not in body:
+        return body
+    return body.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+
+
+# Anthropic. Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the anthropic SDK
+# 2.12, November 2026. Requests are sent inline, and a batch carries nothing of ours: it is found by the number of its
+# requests.
+
+_OPEN, _CLOSE = b'{"requests":[', b"]}"
+_FAILURES = ("errored", "canceled", "expired")
+
+_STATUSES: dict[str, int] = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "timeout_error": 504,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 529,
+}
+"""The status with which each error comes where it comes by itself (the SDK's `ErrorType`): a result has only its
+name."""
+
+
+class AnthropicBatches(BatchApi):
+    """The message batches of one workspace."""
+
+    uploads = False
+    address = "/messages/batches"
+    cursor = "after_id"
+    page = 1000
+    rules = error_tables.ANTHROPIC_RULES
+    read_error = staticmethod(error_tables.read_anthropic_error)
+
+    @staticmethod
+    def sdk() -> Sdk:
+        """The anthropic package, an extra. Raises AgacError when it is not installed."""
+        try:
+            import anthropic
+        except ImportError as problem:
+            raise AgacError(
+                "Anthropic's batches need the anthropic package, which is not installed",
+                remedy="Run `pip install 'agac[anthropic]'`, or write run_mode: sync.",
+            ) from problem
+        return anthropic.AsyncAnthropic, anthropic.APIStatusError, anthropic.AnthropicError
+
+    async def uploaded(self, name: str, size: int) -> str | Fault | None:
+        """No input is there."""
+        return None
+
+    async def create(self, order: Order) -> ProviderBatch | Fault:
+        """Creates a batch of the requests in `order.path`: this is what costs money. See `BatchApi.create`."""
+        size = order.path.stat().st_size - 1  # without the last line's break
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(_OPEN) + size + len(_CLOSE))}
+        with order.path.open("rb") as file:
+            found = await self._ask(
+                "post", self.address, creates=True, model=order.model,
+                options={"headers": headers}, content=_inline(file, size),
+            )  # fmt: skip
+        return self._batch(found, creates=True)
+
+    @staticmethod
+    def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
+        """Whether it was created since then with as many requests as `order` has."""
+        recent = batch.created_at is None or batch.created_at >= since
+        return recent and batch.total in (None, order.requests)
+
+    async def download(self, result: Remote, path: Path) -> int | Fault:
+        """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.
+
+        The address is made of the batch's id: the one that the batch names (`results_url`) may be elsewhere, where our
+        key has no business.
+        """
+        saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary")
+        if not isinstance(saved, Fault):
+            return saved[0]
+        if saved.status == 404:
+            found = await self._ask("get", self._at(result.ref), known=True)
+            if not isinstance(found, Fault) and text(found, "archived_at"):
+                return self._refused(FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone")
+        return saved
+
+    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
+        """Deletes a batch that has ended, with its results. What is gone already is no fault."""
+        return await self._delete(self._at(batch)) if batch is not None else None
+
+    async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
+        """There are no files."""
+        for file in list[RemoteFile]():
+            yield file
+
+    @staticmethod
+    def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
+        """A batch as it was reported; None when it has no id."""
+        if not (batch := text(data, "id")):
+            return None
+        word = text(data, "processing_status")
+        counts = data.get("request_counts")
+        told = {name: count(counts, name) for name in ("processing", "succeeded", *_FAILURES)}
+        numbers = [number for number in told.values() if number is not None]
+        state, known = STATES.get(word.lower(), UNKNOWN)
+        ended = word.lower() == "ended"
+        if ended:  # an end has one word; what it was is told by the counts
+            cancelled = data.get("cancel_initiated_at") and told["canceled"]
+            expired = BatchState.EXPIRED if told["expired"] else BatchState.COMPLETED
+            state, known = BatchState.CANCELLED if cancelled else expired, True
+        created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
+        return ProviderBatch(
+            id=batch,
+            state=state,
+            word=redactor.clean(word),
+            known=known,
+            total=sum(numbers) if numbers else None,
+            # all but `processing` stay 0 until the end: that is no count
+            done=told["succeeded"] if ended else None,
+            failed=sum(told[name] or 0 for name in _FAILURES) if ended else None,
+            created_at=created,
+            expires_at=moment(data.get("expires_at")),
+            ended_at=moment(data.get("ended_at")),
+            results_until=archived or (created + traits.results_kept if created and traits.results_kept else None),
+            results=(Remote(batch, "output"),) if ended and archived is None else (),
+        )
+
+    @staticmethod
+    def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
+        """One of the requests. All of them are messages: `endpoint` is not told."""
+        return b'{"custom_id":' + json.dumps(custom_id).encode() + b',"params":' + _one_line(body) + b"}"
+
+    @staticmethod
+    def result(line: bytes) -> ResultLine:
+        """One line of the results. Raises UnreadableLine."""
+        custom_id, data = _object_of(line)
+        found: Any = data.get("result")
+        match text(found, "type"):
+            case "":
+                return ResultLine(custom_id, "unanswered", message="no result")
+            case "succeeded":
+                if not (message := mapping(found.get("message"))):
+                    return ResultLine(custom_id, "unanswered", 200, message="a success without a message")
+                return ResultLine(custom_id, "answered", 200, encode(message))
+            case "expired":
+                return ResultLine(custom_id, "expired", message="the batch ended before the request was worked on")
+            case "canceled" | "cancelled":
+                why = "the batch was cancelled before the request was worked on"
+                return ResultLine(custom_id, "cancelled", message=why)
+            case "errored":
+                return _errored(custom_id, found.get("error"))
+            case kind:
+                return ResultLine(custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}")
+
+
+async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
+    """The request that creates a batch, made of the first `size` bytes of the lines while it is sent."""
+    yield _OPEN
+    while size > 0 and (piece := lines.read(min(PIECE, size))):
+        size -= len(piece)
+        yield piece.replace(b"\n", b",")
+    yield _CLOSE
+
+
+def _errored(custom_id: str, outer: Any) -> ResultLine:
+    """The reason is an error within the error; some who look alike leave the outer one out."""
+    inner = mapping(outer).get("error")
+    error = inner if isinstance(inner, dict) else outer
+    kind, words, request_id = text(error, "type"), text(error, "message"), text(outer, "request_id")
+    if not kind:
+        words = words or (outer if isinstance(outer, str) else "an error without words")
+        return ResultLine(custom_id, "unanswered", message=words, request_id=request_id)
+    body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
+    return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words, request_id)
+
+
+BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic": AnthropicBatches}
+"""By the name that a provider's column `batch` gives them."""
 
 
 def open_batch_api(provider: Provider, redactor: Redactor) -> BatchApi:

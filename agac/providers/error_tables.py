@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, RateState
+from agac.providers.bodies import date, http_status, items, mapping, number, objects, text
 from agac.providers.provider import Provider
 
 # Names are looked up in lower case: aiohttp's header mapping does not mind, a plain dict must be made so.
@@ -23,22 +22,21 @@ _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6
 
 def asked_delay(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks us to wait; `retry-after-ms` wins over `retry-after`. None: it asked for nothing."""
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+    if (milliseconds := _delay(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
-    text = headers.get("retry-after")
-    if (seconds := _number(text)) is not None:
-        return seconds
-    return _until(text, headers.get("date")) if text else None
+    after = headers.get("retry-after")
+    seconds = _delay(after)
+    return _until(after, headers.get("date")) if after and seconds is None else seconds
 
 
-def duration(text: str | None) -> float | None:
+def duration(written: str | None) -> float | None:
     """Seconds of a Go-style duration (`6m0s`, `120ms`, `7.66s`) or of a bare number; None for anything else."""
-    if not text:
+    if not written:
         return None
-    pieces = _PIECE.findall(text)
-    if pieces and "".join(number + unit for number, unit in pieces) == text:
-        return sum(float(number) * _UNITS[unit] for number, unit in pieces)
-    return _number(text)
+    pieces = _PIECE.findall(written)
+    if pieces and "".join(amount + unit for amount, unit in pieces) == written:
+        return sum(float(amount) * _UNITS[unit] for amount, unit in pieces)
+    return _delay(written)
 
 
 def rate_state(headers: Mapping[str, str]) -> RateState | None:
@@ -65,43 +63,26 @@ def dated_rate_state(headers: Mapping[str, str]) -> RateState | None:
         return None
     now = headers.get("date")
     resets = (headers.get(f"anthropic-ratelimit-{name}-reset") for name in ("requests", unit))
-    reset_requests, reset_tokens = (_until(text, now) if text else None for text in resets)
+    reset_requests, reset_tokens = (_until(reset, now) if reset else None for reset in resets)
     return RateState(_whole(requests), reset_requests, _whole(tokens), reset_tokens)
 
 
-def _number(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return max(value, 0.0) if math.isfinite(value) else None
+def _delay(written: str | None) -> float | None:
+    value = None if written is None else number(written)
+    return None if value is None else max(value, 0.0)
 
 
-def _whole(text: str | None) -> int | None:
-    value = _number(text)
+def _whole(written: str | None) -> int | None:
+    value = _delay(written)
     return None if value is None else int(value)
 
 
-def _moment(text: str) -> float | None:
-    """A date of HTTP or of RFC 3339, in seconds since 1970."""
-    from email.utils import parsedate_to_datetime  # 12 ms that only a date in a header is worth
-
-    try:
-        moment: datetime = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    # a date without a zone is UTC in HTTP
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _until(text: str, server_now: str | None) -> float | None:
+def _until(written: str, server_now: str | None) -> float | None:
     """Seconds until a moment, by the server's own clock where it gave one: ours may be wrong."""
-    then = _moment(text)
+    then = date(written)
     if then is None:
         return None
-    now = _moment(server_now) if server_now else None
+    now = date(server_now) if server_now else None
     return max(then - (time.time() if now is None else now), 0.0)
 
 
@@ -139,9 +120,9 @@ NOTHING: frozenset[str] = frozenset()
 """Whatever the code."""
 
 
-def codes(text: str) -> frozenset[str]:
+def codes(names: str) -> frozenset[str]:
     """Codes, written one after the other."""
-    return frozenset(text.split())
+    return frozenset(names.split())
 
 
 MONEY = "Add credit or raise the limit at {provider}, then run again: what is finished is kept."
@@ -199,83 +180,51 @@ def fault_of(
 ) -> Fault:
     """What an answer that is no reply means for the run: what the first of the rules says that it meets."""
     meant = error.status or status if 200 <= status < 300 else status
-    rule = _rule(rules, meant, error)
-    message = _message(status, headers, error, _words(error, body), rule, provider, model)
-    fault = Fault(
-        kind=rule.kind,
+    rule = next(rule for rule in rules if _applies(rule, meant, error))
+    kind, retries, delay, advice = rule.kind, rule.retries, None, headers.get("x-should-retry")
+    if kind in (FaultKind.RETRY, FaultKind.PAUSE):
+        asked = asked_delay(headers)
+        delay = error.delay if asked is None else asked
+        # `x-should-retry` is the server's own word on whether the same call can succeed later
+        retries = 0 if advice == "false" else retries
+    elif kind is FaultKind.TASK and advice == "true":
+        kind = FaultKind.RETRY
+    name = error.code or error.type
+    message = f"{provider.name} answered {status}{f' ({name})' if name else ''}: {_words(error, body)}"
+    if request_id := headers.get("x-request-id") or headers.get("request-id") or headers.get("cf-ray"):
+        message += f" [request {request_id[:80]}]"
+    if rule.remedy:
+        key = provider.key_variable or f"the key of {provider.name}"
+        message += " " + rule.remedy.format(provider=provider.name, model=model, base_url=provider.base_url, key=key)
+    return Fault(
+        kind=kind,
         type=rule.type,
         message=redactor.clean(message),
-        delay=_delay(rule, headers, error),
+        delay=delay,
         status=status,
         ambiguous=rule.ambiguous,
-        retries=rule.retries,
-        code=redactor.clean(error.code or error.type)[:CODE_LENGTH],
+        retries=retries,
+        code=redactor.clean(name)[:CODE_LENGTH],
     )
-    return _advised(fault, headers.get("x-should-retry"))
 
 
-def _rule(rules: Sequence[Rule], status: int, error: ErrorBody) -> Rule:
-    said = {error.code, error.type}
-    return next(rule for rule in rules if _applies(rule, status, said) and rule.says in error.message)
-
-
-def _applies(rule: Rule, status: int, said: set[str]) -> bool:
+def _applies(rule: Rule, status: int, error: ErrorBody) -> bool:
+    if rule.says not in error.message:
+        return False
     if not rule.codes:
         return status in rule.statuses
     # an error that came with a good status has only its code to go by
-    return bool(rule.codes & said) and (status in rule.statuses or 200 <= status < 300)
-
-
-def _delay(rule: Rule, headers: Mapping[str, str], error: ErrorBody) -> float | None:
-    if rule.kind not in (FaultKind.RETRY, FaultKind.PAUSE):
-        return None
-    asked = asked_delay(headers)
-    return error.delay if asked is None else asked
-
-
-def _advised(fault: Fault, advice: str | None) -> Fault:
-    """`x-should-retry` is the server's own word on whether the same call can succeed later."""
-    if advice == "false" and fault.kind in (FaultKind.RETRY, FaultKind.PAUSE):
-        return replace(fault, retries=0)
-    if advice == "true" and fault.kind is FaultKind.TASK:
-        return replace(fault, kind=FaultKind.RETRY)
-    return fault
-
-
-def _message(
-    status: int,
-    headers: Mapping[str, str],
-    error: ErrorBody,
-    words: str,
-    rule: Rule,
-    provider: Provider,
-    model: str,
-) -> str:
-    name = error.code or error.type
-    head = f"{provider.name} answered {status}" + (f" ({name})" if name else "")
-    request_id = headers.get("x-request-id") or headers.get("request-id") or headers.get("cf-ray")
-    tail = f" [request {request_id[:80]}]" if request_id else ""
-    remedy = rule.remedy.format(
-        provider=provider.name,
-        model=model,
-        base_url=provider.base_url,
-        key=provider.key_variable or f"the key of {provider.name}",
-    )
-    return f"{head}: {words}{tail}" + (f" {remedy}" if remedy else "")
+    return not rule.codes.isdisjoint((error.code, error.type)) and (status in rule.statuses or 200 <= status < 300)
 
 
 def _words(error: ErrorBody, body: bytes) -> str:
     """The provider's own words on one line, at most MESSAGE_LENGTH characters."""
-    text = error.message or _page(body)
-    text = " ".join(text.split())
-    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 1] + "…"
-
-
-def _page(body: bytes) -> str:
-    text = body[: 4 * MESSAGE_LENGTH].decode("utf-8", "replace").strip()
-    if not text:
-        return "an empty body"
-    return "an HTML page; something between us and the provider?" if text.startswith("<") else text
+    words = error.message
+    if not words:
+        words = body[: 4 * MESSAGE_LENGTH].decode("utf-8", "replace").strip() or "an empty body"
+        words = "an HTML page; something between us and the provider?" if words.startswith("<") else words
+    words = " ".join(words.split())
+    return words if len(words) <= MESSAGE_LENGTH else words[: MESSAGE_LENGTH - 1] + "…"
 
 
 # Decided on status, `error.type` and `error.code`, never on the words of a message; the two exceptions are marked.
@@ -283,49 +232,26 @@ def _page(body: bytes) -> str:
 
 OPENAI_RULES: tuple[Rule, ...] = (
     # money is gone: looks like a rate limit (429), but waiting does not help
-    Rule(
-        ANY,
-        codes(
-            """insufficient_quota credit_balance_exhausted organization_spend_limit_exceeded
-            project_spend_limit_exceeded organization_usage_limit_exceeded billing_hard_limit_reached
-            billing_not_active insufficient_balance
-            daily_quota_exceeded"""
-        ),
-        FaultKind.FATAL,
-        remedy=MONEY,
-    ),
+    Rule(ANY, codes("""
+        insufficient_quota credit_balance_exhausted organization_spend_limit_exceeded project_spend_limit_exceeded
+        organization_usage_limit_exceeded billing_hard_limit_reached billing_not_active insufficient_balance
+        daily_quota_exceeded
+    """), FaultKind.FATAL, remedy=MONEY),
     Rule(ANY, codes("invalid_api_key API_KEY_INVALID account_deactivated"), FaultKind.FATAL, remedy=KEY),
-    Rule(
-        (400, 403, 404, 410),
-        codes(
-            """model_not_found model_not_available model_decommissioned invalid_model DeploymentNotFound
-            unsupported_model"""
-        ),
-        FaultKind.FATAL,
-        remedy=MODEL,
-    ),
-    Rule(
-        (400, 413, 422),
-        codes("context_length_exceeded string_above_max_length context_window_exceeded"),
-        FaultKind.TASK,
-        remedy=TOO_LONG,
-    ),
-    Rule(
-        (400, 403, 422),
-        codes(
-            """content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged
-            invalid_prompt bio_policy misalignment_policy_violation image_content_policy_violation"""
-        ),
-        FaultKind.TASK,
-        ErrorType.FILTERED,
-    ),
+    Rule((400, 403, 404, 410), codes("""
+        model_not_found model_not_available model_decommissioned invalid_model DeploymentNotFound unsupported_model
+    """), FaultKind.FATAL, remedy=MODEL),
+    Rule((400, 413, 422), codes("""
+        context_length_exceeded string_above_max_length context_window_exceeded
+    """), FaultKind.TASK, remedy=TOO_LONG),
+    Rule((400, 403, 422), codes("""
+        content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged invalid_prompt
+        bio_policy misalignment_policy_violation image_content_policy_violation
+    """), FaultKind.TASK, ErrorType.FILTERED),
     # the request's frame is the same for every row
-    Rule(
-        (400, 422),
-        codes("invalid_json_schema invalid_schema unsupported_parameter unsupported_value unknown_parameter"),
-        FaultKind.FATAL,
-        remedy=REQUEST,
-    ),
+    Rule((400, 422), codes("""
+        invalid_json_schema invalid_schema unsupported_parameter unsupported_value unknown_parameter
+    """), FaultKind.FATAL, remedy=REQUEST),
     # a stream and a failed response have no status: there the code alone says that it was a rate
     Rule((429,), codes("rate_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED),
     # an hour is the most that OpenAI keeps a WebSocket: nothing was done yet
@@ -337,78 +263,52 @@ OPENAI_RULES: tuple[Rule, ...] = (
     Rule((400,), NOTHING, FaultKind.RETRY, retries=1, says="could not parse the JSON body"),
     Rule((400,), NOTHING, FaultKind.FATAL, remedy=KEY, says="Incorrect API key"),
     *BY_STATUS,
-)
+)  # fmt: skip
 
 
 def is_error(data: Any) -> bool:
     """Look-alikes report errors with status 200: OpenRouter at the top or in the choice, others by `object: error`."""
+    if isinstance(data, list):
+        return bool(data) and is_error(data[0])
     if not isinstance(data, dict):
-        return isinstance(data, list) and bool(data) and is_error(data[0])
-    if data.get("error") or data.get("object") == "error":
-        return True
-    choices = data.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return isinstance(first, dict) and isinstance(first.get("error"), dict)
+        return False
+    return bool(data.get("error")) or data.get("object") == "error" or isinstance(_choice_error(data), dict)
 
 
 def read_openai_error(data: Any) -> ErrorBody:
     """The error within a body: OpenAI's object, a list of one (Gemini), a bare text, FastAPI's `detail`, a choice's."""
-    if isinstance(data, list):
-        data = data[0] if data else None
-    if not isinstance(data, dict):
-        return ErrorBody()
+    data = mapping(data[0] if isinstance(data, list) and data else data)
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
         return _read_object(error)
+    code, kind = text(data, "code"), text(data, "type")
     if isinstance(error, str):
-        return ErrorBody(message=error, code=_text(data.get("code")), type=_text(data.get("type")))
+        return ErrorBody(error, kind, code)
     # Mistral and vLLM put the error's fields at the top; FastAPI servers say `detail`
-    detail = data.get("message") or data.get("detail")
-    message = detail if isinstance(detail, str) else str(detail) if detail else ""
-    return ErrorBody(message, _text(data.get("type")), _text(data.get("code")), _status(data.get("code")))
+    return ErrorBody(
+        str(data.get("message") or data.get("detail") or ""), kind, code, http_status(data.get("code"), 400)
+    )
 
 
 def _choice_error(data: dict[str, Any]) -> Any:
-    choices = data.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return first.get("error") if isinstance(first, dict) else None
+    return mapping(next(iter(items(data.get("choices"))), None)).get("error")
 
 
 def _read_object(error: dict[str, Any]) -> ErrorBody:
-    code, kind = _text(error.get("code")), _text(error.get("type")) or _text(error.get("status"))
+    code, delay = text(error, "code"), None
     if error.get("param") in ("response_format", "text.format.schema") and not code:
         code = "invalid_json_schema"  # OpenAI names a bad schema by its parameter, with or without a code
-    metadata = error.get("metadata")
-    if isinstance(metadata, dict) and metadata.get("reasons"):
+    if mapping(error.get("metadata")).get("reasons"):
         code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
-    delay = None
-    for detail in error["details"] if isinstance(error.get("details"), list) else ():
-        if isinstance(detail, dict):
-            code = _google_code(detail) or code
-            delay = duration(_text(detail.get("retryDelay"))) or delay
-    return ErrorBody(_text(error.get("message")), kind, code, _status(error.get("code")), delay)
-
-
-def _google_code(detail: dict[str, Any]) -> str:
-    """Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then."""
-    if detail.get("reason") == "API_KEY_INVALID":
-        return "API_KEY_INVALID"
-    violations = detail.get("violations")
-    for violation in violations if isinstance(violations, list) else ():
-        if isinstance(violation, dict) and "PerDay" in _text(violation.get("quotaId")):
-            return "daily_quota_exceeded"
-    return ""
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _status(value: Any) -> int | None:
-    """A code that is an HTTP status, as a number or as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    return value if type(value) is int and 400 <= value < 600 else None
+    # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
+    for detail in objects(error.get("details")):
+        if detail.get("reason") == "API_KEY_INVALID":
+            code = "API_KEY_INVALID"
+        elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
+            code = "daily_quota_exceeded"
+        delay = duration(text(detail, "retryDelay")) or delay
+    kind, status = text(error, "type") or text(error, "status"), http_status(error.get("code"), 400)
+    return ErrorBody(text(error, "message"), kind, code, status, delay)
 
 
 # Decided on status, `error.type` and `error.details.error_code`; by their words only where nothing else says it.
@@ -417,24 +317,14 @@ def _status(value: Any) -> int | None:
 
 ANTHROPIC_RULES: tuple[Rule, ...] = (
     # money is gone: the first two look like a rate limit (429), but waiting does not help
-    Rule(
-        ANY,
-        codes(
-            """enforced_spend_limit_reached contract_spend_limit_reached linked_organization_spend_limit_reached
-            linked_organization_billing_unavailable billing_error"""
-        ),
-        FaultKind.FATAL,
-        remedy=MONEY,
-    ),
-    Rule(
-        ANY,
-        codes(
-            """organization_on_hold organization_type_not_supported sandbox_egress_restricted cmek_key_disabled
-            cmek_key_network_blocked permission_error"""
-        ),
-        FaultKind.FATAL,
-        remedy=ACCESS,
-    ),
+    Rule(ANY, codes("""
+        enforced_spend_limit_reached contract_spend_limit_reached linked_organization_spend_limit_reached
+        linked_organization_billing_unavailable billing_error
+    """), FaultKind.FATAL, remedy=MONEY),
+    Rule(ANY, codes("""
+        organization_on_hold organization_type_not_supported sandbox_egress_restricted cmek_key_disabled
+        cmek_key_network_blocked permission_error
+    """), FaultKind.FATAL, remedy=ACCESS),
     Rule(ANY, codes("authentication_error"), FaultKind.FATAL, remedy=KEY),
     Rule(ANY, codes("not_found_error"), FaultKind.FATAL, remedy=MODEL),
     Rule(ANY, codes("request_too_large"), FaultKind.TASK, remedy=TOO_LONG),
@@ -450,24 +340,18 @@ ANTHROPIC_RULES: tuple[Rule, ...] = (
     *(
         Rule((400,), NOTHING, FaultKind.FATAL, remedy=REQUEST, says=words)
         for words in (
-            "output_config",
-            "compiled grammar is too large",
-            "for this model",
-            "on this model",
-            "Extra inputs are not permitted",
-            "max_tokens: ",
-            "temperature: ",
+            "output_config", "compiled grammar is too large", "for this model", "on this model",
+            "Extra inputs are not permitted", "max_tokens: ", "temperature: ",
         )
     ),
     Rule((400,), NOTHING, FaultKind.TASK, remedy=TOO_LONG, says="prompt is too long"),
     Rule((400,), NOTHING, FaultKind.TASK, remedy=TOO_LONG, says="exceed context limit"),
     *BY_STATUS,
-)
+)  # fmt: skip
 
 
 def read_anthropic_error(data: Any) -> ErrorBody:
     """The error within a body. What look-alikes and gateways say in OpenAI's ways is understood too."""
     error = read_openai_error(data)
-    details = data["error"].get("details") if isinstance(data, dict) and isinstance(data.get("error"), dict) else None
-    code = details.get("error_code") if isinstance(details, dict) else None
-    return replace(error, code=code) if isinstance(code, str) and code else error
+    code = text(mapping(mapping(data).get("error")).get("details"), "error_code")
+    return replace(error, code=code) if code else error

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from agac.providers.dialects import objections
@@ -29,47 +29,33 @@ class KeyRefused(ValueError):
     """A value that is understood and cannot be had; the text is the sentence."""
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value) or not low <= value <= high:
+def _reader(takes: str, read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Reads a value. It raises ValueError or KeyError for one that is not as its docstring, `takes`, says."""
+
+    def reader(text: str) -> Any:
+        value = read(text)
+        if not fits(value):
             raise ValueError
         return value
 
-    read.__doc__ = f"a number from {low:g} to {high:g}"
-    return read
+    reader.__doc__ = takes
+    return reader
 
 
-def _above_zero(text: str) -> float:
-    """a number above 0"""
-    value = float(text)
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError
-    return value
+def _number(low: float, high: float) -> Callable[[str], Any]:
+    return _reader(f"a number from {low:g} to {high:g}", float, lambda value: low <= value <= high)
 
 
-def _positive(text: str) -> int:
-    """a whole number above 0"""
-    value = int(text)
-    if value <= 0:
-        raise ValueError
-    return value
+def _one_of(values: tuple[str, ...], **others: str) -> Callable[[str], Any]:
+    return _reader(f"one of {', '.join(values)}", lambda text: others.get(text, text), values.__contains__)
 
 
-def _whole(text: str) -> int:
-    """a whole number"""
-    return int(text)
-
-
-def _one_of(values: tuple[str, ...], **others: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        value = others.get(text, text)
-        if value not in values:
-            raise ValueError
-        return value
-
-    read.__doc__ = f"one of {', '.join(values)}"
-    return read
+_above_zero = _reader("a number above 0", float, lambda value: 0 < value < math.inf)
+_positive = _reader("a whole number above 0", int, lambda value: value > 0)
+_whole = _reader("a whole number", int, lambda _value: True)
+_seconds = _reader(
+    "seconds above 0, or none", lambda text: math.inf if text == "none" else _above_zero(text), lambda _value: True
+)
 
 
 def _reasoning(text: str) -> str | None:
@@ -85,18 +71,11 @@ def _reasoning(text: str) -> str | None:
     return "on" if _SWITCH[text.lower()] else "off"
 
 
-def _seconds(text: str) -> float:
-    """seconds above 0, or none"""
-    return math.inf if text == "none" else _above_zero(text)
-
-
 def _schema_mode(text: str) -> str:
     """one of json_schema, json_object, none"""
     if text in ("tool", "tool_use"):
         raise KeyRefused(f"{text} is not supported yet: stages call no tools; write json, or leave it to the provider")
-    value = "json_schema" if text == "json" else text
-    if value not in SCHEMA_MODES:
-        raise ValueError
+    value: str = _one_of(SCHEMA_MODES, json="json_schema")(text)
     return value
 
 
@@ -104,17 +83,16 @@ def _schema_tools(text: str) -> None:
     """auto or no_tools"""
     if text in ("always", "defer"):
         raise KeyRefused(f"{text} is not supported yet: stages call no tools; leave it out")
-    if text not in ("auto", "no_tools"):
-        raise ValueError
+    _one_of(("auto", "no_tools"))(text)
 
 
-def _only_off(why: str) -> Callable[[str], None]:
-    def read(text: str) -> None:
+def _only_off(why: str) -> Callable[[str], Any]:
+    def on(text: str) -> bool:
         if text == "1m" or _SWITCH[text.lower()]:
             raise KeyRefused(why)
+        return True
 
-    read.__doc__ = "off"
-    return read
+    return _reader("off", on, bool)
 
 
 READERS: dict[str, Callable[[str], Any]] = {
@@ -182,79 +160,67 @@ SPELLINGS = {
 
 
 @dataclass(slots=True)
-class Query:
-    """What stands after `?`: values by key, `messages` about what cannot be read, `warnings` about the idle rest.
+class _Reading:
+    """A string taken apart: nothing of it is checked against its provider yet.
 
-    `written` is how each key was spelt.
+    `values` and `spelt` say of each key after `?` what it sets and how it was written; `messages` are about what cannot
+    be read, `warnings` about keys without an effect. `written` is what was written when that is a short name.
     """
 
+    provider: str = ""
+    model: str = ""
+    route: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    spelt: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    written: dict[str, str] = field(default_factory=dict)
+    written: str | None = None
 
 
-def read_query(text: str) -> Query:
+def _read_query(text: str) -> _Reading:
     """Reads `key=value&…`; every mistake in it is among the messages."""
-    query = Query()
+    read = _Reading()
     for pair in text.split("&"):
         key, equals, value = pair.partition("=")
-        name = SPELLINGS.get(key, key)
+        name, value = SPELLINGS.get(key, key), unquote(value)
+        reader = READERS.get(name) or NOT_HERE.get(name)
         if not equals:
-            query.messages.append(f"'{pair}' after ? is no key=value pair")
-        elif name not in READERS and name not in NOT_HERE and name not in NO_EFFECT:
-            query.messages.append(_unknown_key(key))
-        elif name in query.written:
-            same = query.written[name] == key
-            query.messages.append(
-                f"{name} is given twice" + ("" if same else f", as {query.written[name]} and as {key}")
-            )
+            read.messages.append(f"'{pair}' after ? is no key=value pair")
+        elif reader is None and name not in NO_EFFECT:
+            hint = _hint(key, [*READERS, *SPELLINGS, *NOT_HERE, *NO_EFFECT])
+            read.messages.append(f"unknown key '{key}'{hint} The keys are {', '.join(READERS)}")
+        elif name in read.spelt:
+            others = "" if read.spelt[name] == key else f", as {read.spelt[name]} and as {key}"
+            read.messages.append(f"{name} is given twice{others}")
         else:
-            query.written[name] = key
-            _read(query, key, name, unquote(value))
-    return query
+            read.spelt[name] = key
+            if reader is None:
+                read.warnings.append(f"{key} has no effect: {NO_EFFECT[name]}")
+                continue
+            try:
+                found = ("off" if _SWITCH[value.lower()] else "on") if key == "instant" else reader(value)
+            except KeyRefused as refused:
+                said = str(refused)
+                read.messages.append(said if said.startswith(f"{key}=") else f"{key}={value}: {said}")
+            except (ValueError, KeyError):
+                takes = "on or off" if key == "instant" else reader.__doc__
+                read.messages.append(f"{key}={value}: expected {takes}")
+            else:
+                if name in READERS:
+                    read.values[name] = found
+    return read
 
 
-def _read(query: Query, key: str, name: str, value: str) -> None:
-    if name in NO_EFFECT:
-        query.warnings.append(f"{key} has no effect: {NO_EFFECT[name]}")
-        return
-    reader = READERS.get(name) or NOT_HERE[name]
-    try:
-        found = _turned(value) if key == "instant" else reader(value)
-    except KeyRefused as refused:
-        said = str(refused)
-        query.messages.append(said if said.startswith(f"{key}=") else f"{key}={value}: {said}")
-    except (ValueError, KeyError):
-        takes = "on or off" if key == "instant" else reader.__doc__
-        query.messages.append(f"{key}={value}: expected {takes}")
-    else:
-        if name in READERS:
-            query.values[name] = found
-
-
-def _turned(value: str) -> str:
-    return "off" if _SWITCH[value.lower()] else "on"
-
-
-def write_query(values: Mapping[str, Any]) -> str:
-    """The values as `?key=value&…`, as `read_query` reads them; empty when there are none."""
-    pairs = [f"{name}={_written(values[name], name)}" for name in READERS if name in values]
+def _write_query(values: Mapping[str, Any]) -> str:
+    """The values as `?key=value&…`, as `_read_query` reads them; empty when there are none."""
+    pairs = []
+    for name in READERS:
+        if name in values:
+            value = values[name]
+            text = f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
+            text = "none" if value == math.inf and name == "idle_timeout" else text
+            pairs.append(f"{name}={'auto' if value is None else text}")
     return "?" + "&".join(pairs) if pairs else ""
-
-
-def _written(value: Any, name: str) -> str:
-    if value is None:
-        return "auto"
-    if value == math.inf and name == "idle_timeout":
-        return "none"
-    return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def _unknown_key(key: str) -> str:
-    near = get_close_matches(key, [*READERS, *SPELLINGS, *NOT_HERE, *NO_EFFECT], n=1, cutoff=0.7)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"unknown key '{key}'{hint} The keys are {', '.join(READERS)}"
 
 
 # The names and what they stand for are those that AgentCards are written with (fast-agent's, read November 2026), in
@@ -343,7 +309,6 @@ Transport = Literal["sse", "ws", "auto"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SUFFIX = re.compile(rf"(.+)\.({'|'.join((*EFFORTS, 'auto'))})\Z")
-_NONE = "no model is named; write provider/model, like openai/gpt-5.4-mini"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,54 +342,40 @@ class ModelRef:
     @property
     def meaning(self) -> str:
         """The string without short names, as far as it decides answers."""
-        return f"{self}{write_query(self.params)}"
+        return f"{self}{_write_query(self.params)}"
 
     @property
     def text(self) -> str:
         """The whole string without short names: read again it gives the same value."""
         said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        return f"{self}{write_query({**self.params, **said})}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A string taken apart: nothing of it is checked against its provider yet."""
-
-    provider: str = ""
-    model: str = ""
-    route: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    messages: tuple[str, ...] = ()
-    written: str | None = None
-    instant: bool = False
+        return f"{self}{_write_query({**self.params, **said})}"
 
 
 def parse_model(
     text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str] | None = None
 ) -> tuple[ModelRef | None, list[str]]:
     """The model that `text` names, or None and every reason why it names none. `aliases` are the project's own."""
-    read = _modelref_read(text.strip(), providers, aliases or {})
+    read = _read(text.strip(), providers, aliases or {})
     if read.messages:
-        return None, list(read.messages)
+        return None, read.messages
+    row = providers[read.provider]
     params = {name: value for name, value in read.values.items() if name not in FIELDS}
+    effort = row.meant_reasoning(read.model, params.get("reasoning"))
+    if effort is not None:
+        params["reasoning"] = effort
     found = ModelRef(
         read.provider,
         read.model,
         params,
         read.route,
-        transport=cast("Transport | None", read.values.get("transport")),
+        transport=read.values.get("transport"),
         idle_timeout=read.values.get("idle_timeout"),
-        schema_mode=cast("Structured | None", read.values.get("schema_mode")),
+        schema_mode=read.values.get("schema_mode"),
         written=read.written,
-        warnings=read.warnings,
+        warnings=tuple(read.warnings),
     )
-    row = providers[read.provider]
-    effort = row.meant_reasoning(read.model, params.get("reasoning"))
-    if effort is not None:
-        found = replace(found, params={**params, "reasoning": effort})
     messages = objections(found.model, found.params, found.transport, row)
-    if read.instant and row.switch_of(found.model) is None:
+    if read.spelt.get("reasoning") == "instant" and row.switch_of(found.model) is None:
         messages = [f"instant: {row.name}/{found.model} has no such switch; write an effort as reasoning", *messages]
     return (None, messages) if messages else (found, [])
 
@@ -438,51 +389,50 @@ def alias_problem(name: str, providers: Mapping[str, Provider]) -> str | None:
     return None
 
 
-def _modelref_read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Read:
-    address, question, query_text = text.partition("?")
+def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Reading:
+    address, question, query = text.partition("?")
     address = address.strip()
-    query = read_query(query_text) if question else Query()
-    name, colon, route = address.partition(":")
-    if name in aliases or name in ALIASES:
-        return _short(address, query, providers, aliases)
-    provider, model, trouble = _address(address, providers, aliases)
-    messages = (*([trouble] if trouble else []), *query.messages)
-    if not trouble and providers[provider].routed:
-        model, colon, route = model.partition(":")
-        if (colon and not route) or not model:
-            messages = (f"'{address}' ends in a colon without a route; write {provider}/{model}:<route>", *messages)
-    else:
-        route = ""
-    instant = query.written.get("reasoning") == "instant"
-    return _Read(provider, model, route or None, query.values, tuple(query.warnings), messages, instant=instant)
+    read = _read_query(query) if question else _Reading()
+    if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
+        return _short(address, read, providers, aliases)
+    read.provider, read.model, trouble = _address(address, providers, aliases)
+    if trouble:
+        read.messages.insert(0, trouble)
+    elif providers[read.provider].routed:
+        read.model, colon, route = read.model.partition(":")
+        read.route = route or None
+        if (colon and not route) or not read.model:
+            wanted = f"{read.provider}/{read.model}:<route>"
+            read.messages.insert(0, f"'{address}' ends in a colon without a route; write {wanted}")
+    return read
 
 
-def _short(address: str, query: Query, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Read:
-    """A short name, its own route and keys under those that are written with it."""
+def _short(address: str, read: _Reading, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Reading:
+    """A short name, its own route and keys under those that are written with it, `read`."""
     name, colon, route = address.partition(":")
     own = aliases.get(name)
     target = ALIASES[name].target if own is None else own
     if not target:
-        return _Read(messages=(ALIASES[name].refused, *query.messages))
+        return _Reading(messages=[ALIASES[name].refused, *read.messages])
     # without itself, so that a project may give a known name to something else, and no circle is endless
-    base = _modelref_read(
-        target, providers, {key: value for key, value in aliases.items() if key != name and own is not None}
-    )
-    messages = [f"'{name}' means {target}: {message}" for message in base.messages] + query.messages
+    others = {} if own is None else {key: value for key, value in aliases.items() if key != name}
+    base = _read(target, providers, others)
+    messages = [f"'{name}' means {target}: {message}" for message in base.messages] + read.messages
     if colon and not base.messages:
         if not route:
             messages.append(f"'{address}' ends in a colon without a route; write {name}, or {name}:<route>")
         elif not providers[base.provider].routed:
             messages.append(f"'{name}' means {target}, which has no routes; leave out ':{route}'")
-    return _Read(
-        base.provider,
-        base.model,
-        route or base.route,
-        {**base.values, **query.values},
-        tuple(dict.fromkeys([*base.warnings, *query.warnings])),
-        tuple(messages),
-        address + write_query({key: value for key, value in query.values.items() if key not in FIELDS}),
-        instant=query.written.get("reasoning") == "instant",
+    decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
+    return replace(
+        read,
+        provider=base.provider,
+        model=base.model,
+        route=route or base.route,
+        values={**base.values, **read.values},
+        messages=messages,
+        warnings=list(dict.fromkeys([*base.warnings, *read.warnings])),
+        written=address + _write_query(decisive),
     )
 
 
@@ -521,7 +471,7 @@ def _named(provider: str, model: str, mark: str) -> tuple[str, str, str | None]:
 
 def _unknown(text: str, prefix: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> str:
     if not text:
-        return _NONE
+        return "no model is named; write provider/model, like openai/gpt-5.4-mini"
     if text.startswith("$"):
         return f"'{text}' refers to another program's settings; write aliases: {{name: provider/model}} in agac.yml"
     listed = ", ".join(sorted(providers))

@@ -18,7 +18,7 @@ from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
-    from agac.spec.models import BatchApiFile, LimitsFile, PriceFile, ProviderSpec
+    from agac.spec.models import ProviderSpec
 
 
 # The providers that agac knows, as data: one row each. What a provider can do is asked of its row, never of its name.
@@ -35,39 +35,22 @@ SIMULATOR_PRICE = Price(input=0.25, cached_input=0.025, output=2.0, batch=0.5)
 """What a simulated token would cost: the order of a small hosted model, so that cost reports have something to show."""
 
 SIMULATOR = _chat(
-    name="simulator",
-    base_url="",
-    strict_schema=True,
-    max_tokens_field="max_completion_tokens",
-    extras=(),
-    prices={"*": SIMULATOR_PRICE},
-    simulated=True,
-    embedded=True,
-    batch=batch.SIMULATOR,
-)
+    name="simulator", base_url="", strict_schema=True, max_tokens_field="max_completion_tokens", extras=(),
+    prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True, batch=batch.SIMULATOR,
+)  # fmt: skip
 
+# platform.openai.com/docs/api-reference/chat: `max_tokens` is deprecated and refused by reasoning models
 OPENAI = _chat(
-    # platform.openai.com/docs/api-reference/chat: `max_tokens` is deprecated and refused by reasoning models
-    name="openai",
-    base_url="https://api.openai.com/v1",
-    key_variable="OPENAI_API_KEY",
-    strict_schema=True,
-    max_tokens_field="max_completion_tokens",
-    extras=(),
-    service_tiers=("auto", "default", "flex", "priority"),
-    price_id="openai",
-    tiers_priced=True,
-    batch=batch.OPENAI,
-)
+    name="openai", base_url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", strict_schema=True,
+    max_tokens_field="max_completion_tokens", extras=(), service_tiers=("auto", "default", "flex", "priority"),
+    price_id="openai", tiers_priced=True, batch=batch.OPENAI,
+)  # fmt: skip
 
+# whatever speaks chat completions; agac.yml can say more about it than two variables can
 GENERIC = _chat(
-    # whatever speaks chat completions; agac.yml can say more about it than two variables can
-    name="generic",
-    base_url="${GENERIC_BASE_URL}",
-    key_variable="GENERIC_API_KEY",
-    key_optional=True,
+    name="generic", base_url="${GENERIC_BASE_URL}", key_variable="GENERIC_API_KEY", key_optional=True,
     structured="json_object",
-)
+)  # fmt: skip
 
 _THINKING = Switch(on={"thinking": {"type": "enabled"}}, off={"thinking": {"type": "disabled"}})
 
@@ -77,9 +60,14 @@ _IN_TEMPLATE = Switch(
 
 _ADAPTIVE = {"thinking": {"type": "adaptive"}}
 _DISABLED = {"thinking": {"type": "disabled"}}
+_COUNTING = ("claude-haiku-4-5", "claude-haiku-4-5-20251001", "claude-sonnet-4-5", "claude-sonnet-4-5-20250929")
 _COUNTED = Switch(on=None, off=_DISABLED, tokens=True)
 """A model that thinks when it is told for how many tokens."""
 
+_ALWAYS_THINKING = (
+    *("claude-opus-5-5", "claude-fable-5", "claude-fable-5-1", "claude-fable-5-2"),
+    *("claude-mythos-5", "claude-mythos-5-1", "claude-mythos-5-2", "claude-mythos-preview"),
+)
 _ALWAYS = Switch(on=_ADAPTIVE, off=None, efforts=True)
 """A model that cannot be kept from thinking."""
 
@@ -96,33 +84,13 @@ ANTHROPIC = Provider(
     service_tiers=("auto", "standard_only"),
     efforts=("low", "medium", "high", "xhigh", "max"),
     unsampled=(
-        "claude-opus-4-7",
-        "claude-opus-4-8",
-        "claude-opus-5",
-        "claude-sonnet-5",
-        "claude-haiku-5",
-        "claude-fable",
-        "claude-mythos",
+        *("claude-opus-4-7", "claude-opus-4-8", "claude-opus-5", "claude-sonnet-5", "claude-haiku-5"),
+        *("claude-fable", "claude-mythos"),
     ),
     switches={
-        **dict.fromkeys(
-            ("claude-haiku-4-5", "claude-haiku-4-5-20251001", "claude-sonnet-4-5", "claude-sonnet-4-5-20250929"),
-            _COUNTED,
-        ),
+        **dict.fromkeys(_COUNTING, _COUNTED),
         **dict.fromkeys(("claude-opus-4-5", "claude-opus-4-5-20251101"), replace(_COUNTED, efforts=True)),
-        **dict.fromkeys(
-            (
-                "claude-opus-5-5",
-                "claude-fable-5",
-                "claude-fable-5-1",
-                "claude-fable-5-2",
-                "claude-mythos-5",
-                "claude-mythos-5-1",
-                "claude-mythos-5-2",
-                "claude-mythos-preview",
-            ),
-            _ALWAYS,
-        ),
+        **dict.fromkeys(_ALWAYS_THINKING, _ALWAYS),
         "claude-sonnet-5-5": Switch(on=_ADAPTIVE, off={"thinking": {"type": "between_tools"}}, efforts=True),
         "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True),
     },
@@ -167,79 +135,47 @@ SHIPPED: dict[str, Provider] = {
         # the same models, account and prices by OpenAI's other API
         replace(OPENAI, name="responses", dialect="openai-responses"),
         ANTHROPIC,
+        # ai.google.dev/gemini-api/docs/openai: response_format takes json_schema; an error's body is a list of one
+        # seeds: github.com/Vali-98/ChatterUI/issues/227, `Unknown name "seed": Cannot find field`
         _chat(
-            # ai.google.dev/gemini-api/docs/openai: response_format takes json_schema; an error's body is a list of one
-            name="gemini",
-            base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-            key_variable="GEMINI_API_KEY",
-            extras=(),
-            # github.com/Vali-98/ChatterUI/issues/227: `Unknown name "seed": Cannot find field`
-            seeds=False,
-            price_id="google",
+            name="gemini", base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+            key_variable="GEMINI_API_KEY", extras=(), seeds=False, price_id="google",
         ),
+        # docs.mistral.ai/api: `random_seed`; unknown fields are refused with 422; json_schema is offered
+        # stream_usage: github.com/avante-corp/avante.nvim/issues/2347, refused too, and the usage comes without it
         _chat(
-            # docs.mistral.ai/api: `random_seed`; unknown fields are refused with 422; json_schema is offered
-            name="mistral",
-            base_url="https://api.mistral.ai/v1",
-            key_variable="MISTRAL_API_KEY",
-            renames={"seed": "random_seed"},
-            extras=(),
-            service_tiers=(),
-            # github.com/avante-corp/avante.nvim/issues/2347: refused too, and the usage comes without it
-            stream_usage=False,
-            price_id="mistral",
+            name="mistral", base_url="https://api.mistral.ai/v1", key_variable="MISTRAL_API_KEY",
+            renames={"seed": "random_seed"}, extras=(), service_tiers=(), stream_usage=False, price_id="mistral",
         ),
+        # console.groq.com/docs/structured-outputs: json_schema for a few models only, JSON mode for all
         _chat(
-            # console.groq.com/docs/structured-outputs: json_schema for a few models only, JSON mode for all
-            name="groq",
-            base_url="https://api.groq.com/openai/v1",
-            key_variable="GROQ_API_KEY",
-            structured="json_object",
-            max_tokens_field="max_completion_tokens",
-            extras=(),
-            service_tiers=("auto", "flex"),
-            price_id="groq",
+            name="groq", base_url="https://api.groq.com/openai/v1", key_variable="GROQ_API_KEY",
+            structured="json_object", max_tokens_field="max_completion_tokens", extras=(),
+            service_tiers=("auto", "flex"), price_id="groq",
         ),
+        # openrouter.ai/docs: json_schema depends on the model's host; errors can come with status 200
         _chat(
-            # openrouter.ai/docs: json_schema depends on the model's host; errors can come with status 200
-            name="openrouter",
-            base_url="https://openrouter.ai/api/v1",
-            key_variable="OPENROUTER_API_KEY",
-            structured="json_object",
-            price_id="openrouter",
+            name="openrouter", base_url="https://openrouter.ai/api/v1", key_variable="OPENROUTER_API_KEY",
+            structured="json_object", price_id="openrouter",
         ),
+        # docs.together.ai/docs/json-mode: depends on the model
         _chat(
-            # docs.together.ai/docs/json-mode: depends on the model
-            name="together",
-            base_url="https://api.together.xyz/v1",
-            key_variable="TOGETHER_API_KEY",
-            structured="json_object",
-            price_id="together",
+            name="together", base_url="https://api.together.xyz/v1", key_variable="TOGETHER_API_KEY",
+            structured="json_object", price_id="together",
         ),
+        # docs.fireworks.ai/structured-responses: both modes for every model, by grammar
         _chat(
-            # docs.fireworks.ai/structured-responses: both modes for every model, by grammar
-            name="fireworks",
-            base_url="https://api.fireworks.ai/inference/v1",
-            key_variable="FIREWORKS_API_KEY",
+            name="fireworks", base_url="https://api.fireworks.ai/inference/v1", key_variable="FIREWORKS_API_KEY",
             price_id="fireworks",
         ),
+        # api-docs.deepseek.com/guides/json_mode: JSON mode only
         _chat(
-            # api-docs.deepseek.com/guides/json_mode: JSON mode only
-            name="deepseek",
-            base_url="https://api.deepseek.com/v1",
-            key_variable="DEEPSEEK_API_KEY",
-            structured="json_object",
-            extras=(),
-            service_tiers=(),
-            price_id="deepseek",
+            name="deepseek", base_url="https://api.deepseek.com/v1", key_variable="DEEPSEEK_API_KEY",
+            structured="json_object", extras=(), service_tiers=(), price_id="deepseek",
         ),
+        # docs.x.ai/docs/guides/structured-outputs: json_schema for every current model
         _chat(
-            # docs.x.ai/docs/guides/structured-outputs: json_schema for every current model
-            name="xai",
-            base_url="https://api.x.ai/v1",
-            key_variable="XAI_API_KEY",
-            extras=(),
-            price_id="x-ai",
+            name="xai", base_url="https://api.x.ai/v1", key_variable="XAI_API_KEY", extras=(), price_id="x-ai",
         ),
         _chat(
             # huggingface.co/docs/inference-providers: `model:route` names who runs the model. The switches are those
@@ -259,35 +195,21 @@ SHIPPED: dict[str, Provider] = {
             },
             price_id="huggingface",
         ),
+        # platform.moonshot.ai/docs: thinking is on unless it is disabled; kimi-k3 takes efforts
         _chat(
-            # platform.moonshot.ai/docs: thinking is on unless it is disabled; kimi-k3 takes efforts
-            name="moonshot",
-            base_url="https://api.moonshot.ai/v1",
-            key_variable="MOONSHOT_API_KEY",
-            structured="json_object",
-            extras=(),
-            service_tiers=(),
-            switches={"kimi-k2.5": _THINKING, "kimi-k2.6": _THINKING},
-            price_id="moonshotai",
+            name="moonshot", base_url="https://api.moonshot.ai/v1", key_variable="MOONSHOT_API_KEY",
+            structured="json_object", extras=(), service_tiers=(),
+            switches={"kimi-k2.5": _THINKING, "kimi-k2.6": _THINKING}, price_id="moonshotai",
         ),
+        # docs.z.ai/guides/capabilities/thinking-mode: `thinking`; newer models take efforts too
         _chat(
-            # docs.z.ai/guides/capabilities/thinking-mode: `thinking`; newer models take efforts too
-            name="zai",
-            base_url="https://api.z.ai/api/paas/v4",
-            key_variable="ZAI_API_KEY",
-            structured="json_object",
-            extras=(),
-            service_tiers=(),
-            switches={"*": replace(_THINKING, efforts=True)},
-            price_id="zai",
+            name="zai", base_url="https://api.z.ai/api/paas/v4", key_variable="ZAI_API_KEY", structured="json_object",
+            extras=(), service_tiers=(), switches={"*": replace(_THINKING, efforts=True)}, price_id="zai",
         ),
+        # alibabacloud.com/help/en/model-studio: `enable_thinking` beside OpenAI's parameters; JSON mode
         _chat(
-            # alibabacloud.com/help/en/model-studio: `enable_thinking` beside OpenAI's parameters; JSON mode
-            name="aliyun",
-            base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
-            key_variable="DASHSCOPE_API_KEY",
-            structured="json_object",
-            service_tiers=(),
+            name="aliyun", base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+            key_variable="DASHSCOPE_API_KEY", structured="json_object", service_tiers=(),
             switches={"*": Switch(on={"enable_thinking": True}, off={"enable_thinking": False}, efforts=True)},
         ),
         replace(
@@ -300,21 +222,14 @@ SHIPPED: dict[str, Provider] = {
             tiers_priced=False,
             batch=batch.AZURE,
         ),
+        # the address and the variable are those of fast-agent 0.10; what it is held to is not known
         Provider(
-            # the address and the variable are those of fast-agent 0.10; what it is held to is not known
-            name="metaai",
-            dialect="openai-responses",
-            base_url="https://api.meta.ai/v1",
-            key_variable="META_AI_API_KEY",
-            structured="json_object",
-            service_tiers=(),
+            name="metaai", dialect="openai-responses", base_url="https://api.meta.ai/v1",
+            key_variable="META_AI_API_KEY", structured="json_object", service_tiers=(),
         ),
+        # github.com/ollama/ollama docs/openai.md: json_schema is turned into a grammar; no key
         _chat(
-            # github.com/ollama/ollama docs/openai.md: json_schema is turned into a grammar; no key
-            name="ollama",
-            base_url="http://127.0.0.1:11434/v1",
-            extras=(),
-            service_tiers=(),
+            name="ollama", base_url="http://127.0.0.1:11434/v1", extras=(), service_tiers=(),
         ),
         GENERIC,
         # whatever speaks the Responses API
@@ -326,14 +241,14 @@ SHIPPED: dict[str, Provider] = {
             key_variable="OPENRESPONSES_API_KEY",
         ),
     )
-}
+}  # fmt: skip
 """The rows that come with agac, by name."""
 
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Locate = Callable[[tuple[str, ...]], Where]
-"""Where a key of agac.yml stands, by its path (`("providers", "local", "base_url")`)."""
+"""The place of a key of agac.yml, by its path (`("providers", "local", "base_url")`)."""
 
 
 _PLAIN = Provider(name="", dialect="", base_url="", structured="json_object")
@@ -371,60 +286,39 @@ def build_providers(
     providers = {name: _filled(row, env) for name, row in SHIPPED.items()}
     problems: list[Problem] = []
     for name, spec in specs.items():
-        checked = _check(name, spec, locate or _whole_file)
-        problems += checked
-        if not checked:
+        found = list(_troubles(name, spec))
+        for keys, message in found:
+            path = ("providers", name, *keys)
+            problems.append(Problem(locate(path) if locate else Where("agac.yml"), message, ".".join(path)))
+        if not found:
             providers[name] = _overlay(name, spec, env)
     return providers, problems
 
 
-def _whole_file(_path: tuple[str, ...]) -> Where:
-    return Where("agac.yml")
-
-
-def _place(row: Provider, env: _Environment) -> str:
-    """A shipped row's address; one that a user's variable names is no secret."""
-    return re.sub(r"(?<!:)/{2,}", "/", env.fill(row.base_url)).rstrip("/")
-
-
-def _check(name: str, spec: ProviderSpec, locate: Locate) -> list[Problem]:
-    def problem(key: str, message: str) -> Problem:
-        return Problem(locate(("providers", name, *key.split())), message, ".".join(("providers", name, *key.split())))
-
-    problems: list[Problem] = []
-    if spec.dialect is None and name not in SHIPPED:
-        problems.append(problem("", f"dialect is missing; write one of {_listed(DIALECTS)}"))
-    if spec.base_url is None and name not in SHIPPED:
-        problems.append(
-            problem("", "base_url is missing; write the address before the dialect's path, like https://host/v1")
-        )
+def _troubles(name: str, spec: ProviderSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with a row of agac.yml: the key that it is about, and the words."""
+    shipped = SHIPPED.get(name)
+    if spec.dialect is None and shipped is None:
+        yield (), f"dialect is missing; write one of {', '.join(sorted(DIALECTS))}"
+    if spec.base_url is None and shipped is None:
+        yield (), "base_url is missing; write the address before the dialect's path, like https://host/v1"
     if spec.base_url is not None and (trouble := _url_trouble(spec.base_url)):
-        problems.append(problem("base_url", trouble))
-    if spec.batch is not None:
-        dialect = spec.dialect or SHIPPED[name].dialect if name in SHIPPED else spec.dialect
-        problems += [problem(f"batch {key}".strip(), trouble) for key, trouble in _batch_troubles(spec.batch, dialect)]
-    return problems
-
-
-def _batch_troubles(spec: BatchApiFile, dialect: str | None) -> Iterator[tuple[str, str]]:
-    """What is wrong with `batch`: the key that it is about, and the words."""
-    if spec.api == "anthropic" and dialect not in (None, "anthropic"):
-        yield "", f"Anthropic's batches hold messages, but the dialect is {dialect}; write batch: openai"
-    if spec.api == "openai":
-        if spec.finds_by == "count":
-            yield "finds_by", "OpenAI's batches are found by their key or their file; write key or file"
+        yield ("base_url",), trouble
+    if (said := spec.batch) is None:
         return
-    useless = spec.model_fields_set - {"api", *(_INLINE if spec.api == "anthropic" else ())}
-    for key in sorted(useless):
-        yield key, f"means nothing where api is {spec.api}; remove it"
+    dialect = spec.dialect or (shipped.dialect if shipped else None)
+    if said.api == "openai":
+        if said.finds_by == "count":
+            yield ("batch", "finds_by"), "OpenAI's batches are found by their key or their file; write key or file"
+        return
+    if said.api == "anthropic" and dialect not in (None, "anthropic"):
+        yield ("batch",), f"Anthropic's batches hold messages, but the dialect is {dialect}; write batch: openai"
+    for key in sorted(said.model_fields_set - {"api", *(_INLINE if said.api == "anthropic" else ())}):
+        yield ("batch", key), f"means nothing where api is {said.api}; remove it"
 
 
 _INLINE = ("max_requests", "max_bytes", "pages", "grace", "results_kept")
 """What can differ between those who take requests inline, as Anthropic does."""
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names))
 
 
 def _url_trouble(text: str) -> str | None:
@@ -451,8 +345,8 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
         dialect=spec.dialect or base.dialect,
         structured=spec.structured or base.structured,
         seeds=base.seeds if spec.seeds is None else spec.seeds,
-        limits=_limits(spec.limits),
-        prices={**base.prices, **{model: _price(price) for model, price in spec.prices.items()}},
+        limits=Limits(**dict(spec.limits)),
+        prices={**base.prices, **{model: Price(**dict(price)) for model, price in spec.prices.items()}},
         batch=_batch(spec, base),
         # an embedded provider that is given an address is somebody's own server
         embedded=base.embedded and spec.base_url is None,
@@ -475,10 +369,13 @@ def _filled(
     place, found = _Environment(env), _Environment(env)
     if key is not None:
         api_key = found.fill(key)
+    elif row.key_variable and (not row.key_optional or env.get(row.key_variable, "").strip()):
+        api_key = found.value(row.key_variable)
     else:
-        api_key = found.value(row.key_variable) if row.key_variable and _has_key(row, env) else ""
+        api_key = ""
     sent = {name: found.fill(value) for name, value in headers.items()}
-    base_url = found.fill(address) if address else _place(row, place)
+    # a shipped row's address that a user's variable names is no secret
+    base_url = found.fill(address) if address else re.sub(r"(?<!:)/{2,}", "/", place.fill(row.base_url))
     return replace(
         row,
         base_url=base_url.rstrip("/"),
@@ -487,15 +384,6 @@ def _filled(
         missing_variables=(*place.missing, *found.missing),
         secrets=tuple(dict.fromkeys([*found.values, *([api_key] if api_key else [])])),
     )
-
-
-def _has_key(row: Provider, env: Mapping[str, str]) -> bool:
-    """Whether a key is there, or must be."""
-    return not row.key_optional or bool(env.get(row.key_variable or "", "").strip())
-
-
-def _limits(spec: LimitsFile) -> Limits:
-    return Limits(spec.concurrency, spec.rpm, spec.tpm, spec.enqueued_tokens)
 
 
 def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
@@ -515,17 +403,6 @@ def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
     if said.windows is not None:
         told["windows"] = tuple(said.windows)
     return replace(traits, **told)
-
-
-def _price(spec: PriceFile) -> Price:
-    return Price(
-        input=spec.input,
-        output=spec.output,
-        cached_input=spec.cached_input,
-        batch=spec.batch,
-        flex=spec.flex,
-        priority=spec.priority,
-    )
 
 
 # Providers that agac does not reach, by the names that model strings have for them: why, and what to write instead.

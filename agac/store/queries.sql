@@ -841,7 +841,7 @@ UPDATE batch SET state = 'BUILT', tasks = :tasks, bytes = :bytes, tokens = :toke
 
 -- name: batch_step
 -- One step further, or aside, with the reason.
-UPDATE batch SET state = :to, note = :note WHERE id = :id AND state = :from;
+UPDATE batch SET state = :to, note = :note WHERE id = :id AND state = :before;
 
 -- name: batch_uploaded
 -- Its input lies at the provider.
@@ -856,7 +856,7 @@ WHERE id = :id AND state IN ('BUILT', 'UPLOADED');
 -- name: batch_defer
 -- Nothing was created: it is tried again later, under the next name.
 UPDATE batch SET state = :to, attempt = attempt + 1, provider_id = NULL, status = NULL, word = NULL, total = NULL,
-    done = NULL, failed = NULL, try_at = :try_at, note = :note WHERE id = :id AND state = :from;
+    done = NULL, failed = NULL, try_at = :try_at, note = :note WHERE id = :id AND state = :before;
 
 -- name: batch_remark
 -- Why it stays where it is.

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply
-from agac.providers.dialects import DIALECTS, STREAMS, Assembly, asking
+from agac.providers.bodies import encode
+from agac.providers.dialects import DIALECTS
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
-from agac.providers.wire import encode
+from agac.providers.wire import STREAMED, Assembly, asking
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.openai import CHAT, RESPONSES
 from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall
@@ -45,7 +46,7 @@ class Member:
     api: ModelApi
 
     def assembly(self) -> Assembly:
-        return STREAMS[self.name].assembly()
+        return DIALECTS[self.name].assembly()
 
     def parse(self, body: bytes) -> Reply | Fault:
         provider = Provider(name="local", dialect=self.name, base_url="http://127.0.0.1/v1")
@@ -157,18 +158,17 @@ def test_no_event_makes_it_stumble(member: Member, events: list[Any]) -> None:
 
 @members
 def test_what_asks_for_a_stream_leaves_the_body_a_body(member: Member) -> None:
-    streaming = STREAMS[member.name]
-    asked = json.loads(asking(b'{"model":"m","n":[1]}', streaming.asks))
+    dialect = DIALECTS[member.name]
+    asked = json.loads(asking(b'{"model":"m","n":[1]}', STREAMED + dialect.asks_usage))
     assert asked["stream"] is True
     assert (asked["model"], asked["n"]) == ("m", [1])
-    if streaming.socket_asks is not None:
-        created = json.loads(asking(b'{"model":"m"}', streaming.socket_asks))
+    if dialect.socket_asks is not None:
+        created = json.loads(asking(b'{"model":"m"}', dialect.socket_asks))
         assert created == {"type": "response.create", "model": "m"}
 
 
 def test_every_dialect_says_how_it_streams() -> None:
-    assert {member.name for member in MEMBERS} == set(DIALECTS) == set(STREAMS)
-    assert {name for name, how in STREAMS.items() if how.socket_asks} == {n for n, d in DIALECTS.items() if d.websocket}
+    assert {member.name for member in MEMBERS} == set(DIALECTS)
 
 
 def test_an_event_may_take_several_lines_and_comments_between_them() -> None:

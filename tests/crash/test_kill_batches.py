@@ -23,7 +23,7 @@ SUBMITTING = [
 COLLECTING = [
     "provider.look.before", "provider.look.after", "journal.seen.after", "journal.step.before", "journal.step.after",
     "provider.download.before", "provider.download.amid", "provider.download.after", "journal.downloaded.before",
-    "journal.downloaded.after", "results._lines.before", "results._put.before", "results._put.after",
+    "journal.downloaded.after", "results.lines.before", "results.put.before", "results.put.after",
     "journal.ingested.before", "journal.ingested.after", "journal.cleaned.before", "journal.cleaned.after",
     "os.rename:2", "os.scandir:1",
 ]  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
 
 
 ANEW = [
-    "results._put.after", "journal.ingested.before", "journal.ingested.after", "journal.plan.after",
+    "results.put.after", "journal.ingested.before", "journal.ingested.after", "journal.plan.after",
     "journal.built.after", "provider.create.before", "provider.create.after", "journal.submitted.before",
 ]  # fmt: skip
 

@@ -311,7 +311,7 @@ def test_a_provider_that_falls_over_meanwhile_changes_nothing(api: str, moment: 
         case.assert_whole()
 
 
-@pytest.mark.parametrize("moment", [f"results._put.{when}:{n}" for n in (1, 2) for when in ("before", "after")])
+@pytest.mark.parametrize("moment", [f"results.put.{when}:{n}" for n in (1, 2) for when in ("before", "after")])
 def test_results_that_are_half_taken_in_are_counted_once(moment: str, start: Start) -> None:
     """Case 18, with more results than one commit takes: rows, calls, tokens and dollars."""
     case = start("openai", rows=1100)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.providers.wire import Encoder, encode
+from agac.providers.bodies import Encoder, encode
 
 texts = st.text()  # lone surrogates too
 values = st.recursive(

@@ -5,15 +5,14 @@ from itertools import pairwise, product
 import pytest
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import Fault, FaultKind
+from agac.core.types import FaultKind
 from agac.engine.batch.ingest import (
     AttemptCounts,
     MissingAnswer,
     NextStep,
     Then,
-    after_check,
-    after_fault,
-    after_missing_answer,
+    missing_error,
+    next_step,
 )
 from agac.spec.workflow import BatchRules
 from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
@@ -46,7 +45,7 @@ def expected(retry: str, round_: int, models: int) -> Then | None:
     ("retry", "round_", "models", "lack"), list(product(RETRIES, range(1, LAST + 2), (0, 1, 2), LACKS))
 )
 def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack: MissingAnswer) -> None:
-    found = after_missing_answer(lack, asked(round_, models, repairs=5), rules(retry), "as it says")
+    found = next_step(missing_error(lack, "as it says"), asked(round_, models, repairs=5), rules(retry), may_pass=True)
     assert found.then == expected(retry, round_, models)
     assert found.error.type is KINDS[lack]
     assert "as it says" in found.error.message
@@ -56,9 +55,9 @@ def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack
 
 @pytest.mark.parametrize(("kind", "retry", "round_", "models"), list(product(FaultKind, RETRIES, (1, 2, LAST), (0, 1))))
 def test_a_line_that_holds_an_error(kind: FaultKind, retry: str, round_: int, models: int) -> None:
-    fault = Fault(kind, ErrorType.RATE_LIMITED, "slow down")
-    found = after_fault(fault, asked(round_, models), rules(retry))
     may_pass = kind in (FaultKind.RETRY, FaultKind.PAUSE)
+    error = RowError(ErrorType.RATE_LIMITED, "slow down")
+    found = next_step(error, asked(round_, models), rules(retry), may_pass=may_pass)
     other = "fallback" if models else None
     assert found.then == (expected(retry, round_, models) if may_pass else other)
     assert found.error.type is ErrorType.RATE_LIMITED
@@ -78,14 +77,14 @@ def test_a_line_that_holds_an_error(kind: FaultKind, retry: str, round_: int, mo
 )
 def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, repairs: int) -> None:
     error = RowError(type_, "not so")
-    found = after_check(error, asked(LAST, models, repairs), rules(retry))
+    found = next_step(error, asked(LAST, models, repairs), rules(retry))
     quoted = type_ is ErrorType.SCHEMA_MISMATCH and repairs > 0 and retry != "fail"
     other = "fallback" if models else None
     assert found == NextStep("repair" if quoted else other, error)
 
 
 def test_one_round_is_said_in_the_singular() -> None:
-    found = after_missing_answer("missing", asked(1), BatchRules(max_rounds=1))
+    found = next_step(missing_error("missing"), asked(1), BatchRules(max_rounds=1), may_pass=True)
     assert found == NextStep(
         None, RowError(ErrorType.BATCH_LOST, "the batch results have no line for this request (after 1 round)")
     )

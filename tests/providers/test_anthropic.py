@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from agac.core.types import Message, Params, RateState, Request, Schema
-from agac.providers import anthropic
+from agac.providers.anthropic import MESSAGES
 from agac.providers.dialects import of_budget
 from agac.providers.provider import Provider
+from agac.providers.structured import INSTRUCTION
 from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
-from agac.providers.wire import INSTRUCTION
 from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
 from agac.simulator.replies import canonical
 from agac.spec.models import ProviderSpec
@@ -24,7 +24,7 @@ def wire(
     model: str = "claude-haiku-4-5", to: Provider = ANTHROPIC, schema: Any = None, **params: Any
 ) -> dict[str, Any]:
     asked = Request(ASKED, None if schema is None else Schema("verdict", schema), Params(**params))
-    return anthropic.build(asked, model, to)
+    return MESSAGES.build(asked, model, to)
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def sent(schema: dict[str, Any]) -> Any:
 
 def test_the_key_and_the_version_go_with_every_call() -> None:
     keyed = replace(ANTHROPIC, api_key="sk-ant-1")
-    assert anthropic.headers(keyed) == {"x-api-key": "sk-ant-1", "anthropic-version": "2023-06-01"}
+    assert MESSAGES.headers(keyed) == {"x-api-key": "sk-ant-1", "anthropic-version": "2023-06-01"}
 
 
 def test_the_system_message_stands_apart() -> None:
@@ -210,7 +210,7 @@ def test_a_look_alike_is_told_in_words(structured: Any) -> None:
 
 def test_a_schema_without_a_system_message_makes_one() -> None:
     asked = Request(ASKED[1:], Schema("v", closed(a=STRING)))
-    assert anthropic.build(asked, "m", OWN)["system"].startswith(INSTRUCTION)
+    assert MESSAGES.build(asked, "m", OWN)["system"].startswith(INSTRUCTION)
 
 
 @pytest.mark.parametrize("schema", [schema for schema, _ in CHANGED.values()])
@@ -238,10 +238,10 @@ def test_what_is_left_of_the_limits() -> None:
         "anthropic-ratelimit-tokens-reset": "2026-11-21T12:01:00+00:00",
         "anthropic-ratelimit-input-tokens-remaining": "7",
     }
-    assert anthropic.rates(headers) == RateState(49, 1.5, 40000, 60.0)
-    assert anthropic.rates({"anthropic-ratelimit-input-tokens-remaining": "7"}) == RateState(None, None, 7, None)
-    assert anthropic.rates({"x-ratelimit-remaining-requests": "1"}) is None
-    assert anthropic.rates({"anthropic-ratelimit-requests-remaining": "x", "anthropic-ratelimit-requests-reset": "20"})
+    assert MESSAGES.rates(headers) == RateState(49, 1.5, 40000, 60.0)
+    assert MESSAGES.rates({"anthropic-ratelimit-input-tokens-remaining": "7"}) == RateState(None, None, 7, None)
+    assert MESSAGES.rates({"x-ratelimit-remaining-requests": "1"}) is None
+    assert MESSAGES.rates({"anthropic-ratelimit-requests-remaining": "x", "anthropic-ratelimit-requests-reset": "20"})
 
 
 def test_a_row_of_agac_yml_that_speaks_it_knows_what_claude_models_take() -> None:

@@ -17,11 +17,11 @@ from support.canned import Answer, Canned, canned
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import anthropic_batch, control_plane, openai_batch
 from agac.providers import batch as batchtraits
-from agac.providers.batch import BatchApi, BatchError, BatchState, Order, ProviderBatch, Remote
-from agac.providers.batch_apis import open_batch_api
-from agac.providers.control_plane import lost
+from agac.providers import control_plane
+from agac.providers.batch import BatchError, BatchState, Order, ProviderBatch, Remote
+from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
+from agac.providers.control_plane import BatchApi, lost
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
 
@@ -446,7 +446,7 @@ def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Can
 
 
 def seen(**told: Any) -> ProviderBatch:
-    found = openai_batch.seen_of({"id": "b", **told}, batchtraits.OPENAI, REDACTOR)
+    found = OpenAIBatches.seen_of({"id": "b", **told}, batchtraits.OPENAI, REDACTOR)
     assert found is not None
     return found
 
@@ -547,19 +547,19 @@ def test_when_it_ended_and_until_when_it_is_kept() -> None:
     running, done = seen(status="in_progress", **told), seen(status="completed", **told)
     assert (running.ended_at, done.ended_at, done.expires_at) == (None, 150.0, 900.0)
     assert done.results_until == 100 + 30 * 86_400
-    azure = openai_batch.seen_of({"id": "b", **told}, batchtraits.AZURE, REDACTOR)
+    azure = OpenAIBatches.seen_of({"id": "b", **told}, batchtraits.AZURE, REDACTOR)
     assert azure is not None
     assert azure.expires_at is None, "it goes on after that"
 
 
 @pytest.mark.parametrize("told", [None, [], {}, {"id": None}, {"id": ""}, {"id": 5}, "b"])
 def test_a_batch_without_an_id_is_none(told: Any) -> None:
-    assert openai_batch.seen_of(told, batchtraits.OPENAI, REDACTOR) is None
-    assert anthropic_batch.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
+    assert OpenAIBatches.seen_of(told, batchtraits.OPENAI, REDACTOR) is None
+    assert AnthropicBatches.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
 
 
 def message_batch(word: str, **told: Any) -> ProviderBatch:
-    found = anthropic_batch.seen_of({"id": "b", "processing_status": word, **told}, batchtraits.ANTHROPIC, REDACTOR)
+    found = AnthropicBatches.seen_of({"id": "b", "processing_status": word, **told}, batchtraits.ANTHROPIC, REDACTOR)
     assert found is not None
     return found
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Reply, Request
 from agac.providers.batch import ResultLine, UnreadableLine
-from agac.providers.batch_apis import LINES
+from agac.providers.batch_apis import BATCH_APIS
+from agac.providers.bodies import encode
 from agac.providers.dialects import DIALECTS
 from agac.providers.table import SHIPPED
-from agac.providers.wire import encode
 
-OPENAI, ANTHROPIC = LINES["openai"], LINES["anthropic"]
+OPENAI, ANTHROPIC = BATCH_APIS["openai"], BATCH_APIS["anthropic"]
 COMPLETION = {"id": "chatcmpl-1", "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
 REFUSED = {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}
 
@@ -189,7 +189,7 @@ CASES = [("openai", *case) for case in OPENAI_LINES] + [("anthropic", *case) for
     ("api", "line", "expected"), [case[:1] + case[2:] for case in CASES], ids=[f"{c[0]}: {c[1]}" for c in CASES]
 )
 def test_a_line_of_results(api: str, line: bytes, expected: ResultLine) -> None:
-    assert LINES[api].result(line) == expected
+    assert BATCH_APIS[api].result(line) == expected
 
 
 UNREADABLE = [
@@ -212,15 +212,15 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("api", LINES)
+@pytest.mark.parametrize("api", BATCH_APIS)
 @pytest.mark.parametrize(("line", "words"), UNREADABLE, ids=[words + repr(line[:9]) for line, words in UNREADABLE])
 def test_a_line_that_is_no_result(api: str, line: bytes, words: str) -> None:
     with pytest.raises(UnreadableLine) as raised:
-        LINES[api].result(line)
+        BATCH_APIS[api].result(line)
     assert str(raised.value) == words
 
 
-@pytest.mark.parametrize("api", LINES)
+@pytest.mark.parametrize("api", BATCH_APIS)
 @given(
     line=st.binary(max_size=300)
     | st.text(max_size=300).map(str.encode)
@@ -243,7 +243,7 @@ def test_a_line_that_is_no_result(api: str, line: bytes, words: str) -> None:
 )
 def test_whatever_comes_is_a_result_or_no_line(api: str, line: bytes) -> None:
     try:
-        found = LINES[api].result(line)
+        found = BATCH_APIS[api].result(line)
     except UnreadableLine:
         return
     assert found.custom_id
@@ -306,7 +306,7 @@ def parsed(provider: str, line: ResultLine) -> Reply | Fault:
     ],
 )
 def test_the_dialect_says_what_a_bad_line_means(provider: str, line: bytes, kind: FaultKind) -> None:
-    found = parsed(provider, LINES["anthropic" if provider == "anthropic" else "openai"].result(line))
+    found = parsed(provider, BATCH_APIS["anthropic" if provider == "anthropic" else "openai"].result(line))
     assert isinstance(found, Fault)
     assert found.kind is kind
 
@@ -323,7 +323,7 @@ def test_the_dialect_reads_a_good_line() -> None:
 @pytest.mark.parametrize("provider", ["openai", "responses", "anthropic"])
 def test_a_request_of_a_batch_is_the_one_of_a_call(provider: str) -> None:
     row = SHIPPED[provider]
-    dialect, lines = DIALECTS[row.dialect], LINES[row.batch.api]
+    dialect, lines = DIALECTS[row.dialect], BATCH_APIS[row.batch.api]
     body = dialect.build(Request((Message.of("user", "Say yes."),)), "the-model", row)
     line = json.loads(lines.line("x", encode(body), "/v1" + dialect.path))
     assert line.get("body", line.get("params")) == body

@@ -17,9 +17,10 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.batch import ProviderBatch
 from agac.providers.batch_apis import open_batch_api
-from agac.providers.http import HttpReply, Sender, proxy_for, tls_context
+from agac.providers.http import HttpReply, Sender
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
+from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"
 

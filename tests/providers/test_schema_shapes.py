@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agac.core.types import Message, Request, Schema
-from agac.providers import openai_chat
+from agac.providers.openai import CHAT
 from agac.providers.provider import Provider, Structured
+from agac.providers.structured import is_strict, openai_format, shape_of
 from agac.providers.table import OPENAI
-from agac.providers.wire import shape_of, strict_obstacles
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def provider(structured: Structured, *, strict: bool = False) -> Provider:
 
 def wire(schema: dict[str, Any], to: Provider, *messages: Message) -> dict[str, Any]:
     asked = messages or (Message.of("system", "Classify."), Message.of("user", "Great!"))
-    return openai_chat.build(Request(asked, Schema("verdict", schema)), "m", to)
+    return CHAT.build(Request(asked, Schema("verdict", schema)), "m", to)
 
 
 def test_a_schema_within_the_strict_subset_is_enforced() -> None:
@@ -91,7 +91,7 @@ def test_what_is_no_object_is_only_told(structured: Structured, root: dict[str, 
 def test_what_is_sent_depends_on_the_schema_and_not_on_the_one_before() -> None:
     for number in range(600):  # more than are kept
         body = closed(**{f"field{number}": STRING})
-        assert shape_of(Schema("s", body), OPENAI).response_format == {
+        assert shape_of(Schema("s", body), OPENAI, openai_format).response_format == {
             "type": "json_schema",
             "json_schema": {"name": "s", "schema": body, "strict": True},
         }
@@ -99,17 +99,17 @@ def test_what_is_sent_depends_on_the_schema_and_not_on_the_one_before() -> None:
 
 def test_one_schema_has_a_shape_for_each_ability() -> None:
     schema = Schema("s", STRICT)
-    shapes = [shape_of(schema, provider(each)) for each in ("json_schema", "json_object", "none")]
+    shapes = [shape_of(schema, provider(each), openai_format) for each in ("json_schema", "json_object", "none")]
     assert len({str(shape) for shape in shapes}) == 3
     assert (
-        shape_of(schema, replace(OPENAI, strict_schema=False)).response_format
-        != shape_of(schema, OPENAI).response_format
+        shape_of(schema, replace(OPENAI, strict_schema=False), openai_format).response_format
+        != shape_of(schema, OPENAI, openai_format).response_format
     )
-    assert shape_of(None, OPENAI).response_format is None
+    assert shape_of(None, OPENAI, openai_format).response_format is None
 
 
-def test_a_strict_schema_has_no_obstacles() -> None:
-    assert strict_obstacles(STRICT) == []
+def test_a_schema_within_the_subset_is_strict() -> None:
+    assert is_strict(STRICT)
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -149,13 +149,13 @@ def deep(levels: int) -> dict[str, Any]:
         (closed(a={"type": "string", "enum": [str(n) for n in range(1001)]}), "more than 1000 enum values"),
     ],
 )
-def test_each_obstacle_is_named_with_its_place(schema: dict[str, Any], obstacle: str) -> None:
-    assert obstacle in strict_obstacles(schema)
+def test_each_obstacle_keeps_a_schema_from_strict_mode(schema: dict[str, Any], obstacle: str) -> None:
+    assert not is_strict(schema), obstacle
 
 
 def test_ten_levels_are_no_obstacle() -> None:
-    assert strict_obstacles(deep(10)) == []
+    assert is_strict(deep(10))
 
 
 def test_a_schema_that_holds_itself_ends() -> None:
-    assert strict_obstacles(closed(again={"$ref": "#"})) == []
+    assert is_strict(closed(again={"$ref": "#"}))

@@ -14,8 +14,9 @@ from wire_servers import AUTHORITY, Seen, Server, always, http, never, server_tl
 from agac.core.errors import ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers.http import DEFAULT_TIMEOUT, EXCEPTION_RULES, HttpReply, Sender, exception_rule, filled
+from agac.providers.http import DEFAULT_TIMEOUT, HttpReply, Sender, filled
 from agac.providers.provider import Provider
+from agac.providers.transport import EXCEPTION_RULES, exception_rule
 from agac.spec.workflow import Timeout
 
 CANARY = "sk-canary-0123456789abcdef"
@@ -86,7 +87,7 @@ async def test_calls_at_once_do_not_wait_for_a_connection() -> None:
         writer.write(http())
         return True
 
-    async with serving(when_all_are_here) as server, sender(server, limit=40) as sending:
+    async with serving(when_all_are_here) as server, sender(server) as sending:
         answers = await asyncio.gather(*(sending.send(b"{}") for _ in range(40)))
     assert all(isinstance(answer, HttpReply) for answer in answers)
 
@@ -256,7 +257,7 @@ async def test_a_cancelled_call_leaves_the_pool_usable() -> None:
         return True
 
     arrived = asyncio.Event()
-    async with serving(silent_once) as server, sender(server, limit=1) as sending:
+    async with serving(silent_once) as server, sender(server) as sending:
         call = asyncio.create_task(sending.send(b"{}"))
         await arrived.wait()
         call.cancel()

@@ -14,11 +14,10 @@ from wire_servers import never, serving
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import websocket
-from agac.providers.dialects import DIALECTS, STREAMS
-from agac.providers.http import HttpReply, Sender
+from agac.providers import http as sending
+from agac.providers.dialects import DIALECTS
+from agac.providers.http import HttpReply, Sender, SocketSender
 from agac.providers.provider import Provider
-from agac.providers.websocket import SocketSender
 from agac.spec.workflow import Timeout
 
 KEY = "sk-1234567890"
@@ -88,7 +87,7 @@ async def sockets(port: int, *, fallback: bool = False, **options: Any) -> Async
     at = f"http://127.0.0.1:{port}/v1"
     provider = Provider(name="local", dialect="openai-responses", base_url=at, api_key=KEY, key_variable="LOCAL_KEY")
     http = Sender(provider, Redactor([KEY]), env={}, stream=True, **options)
-    sender = SocketSender(http, STREAMS["openai-responses"], fallback=fallback)
+    sender = SocketSender(http, DIALECTS["openai-responses"], fallback=fallback)
     try:
         yield sender
     finally:
@@ -216,13 +215,13 @@ def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest
     async def check() -> None:
         async with server() as seen, sockets(seen.port) as sender:
             await sender.send(WIRE)
-            monkeypatch.setattr(websocket, "MAX_LIFETIME_S", -1.0)
+            monkeypatch.setattr(sending, "MAX_LIFETIME_S", -1.0)
             await sender.send(WIRE)
         assert len(seen.upgrades) == 2
 
     asyncio.run(check())
     monkeypatch.undo()
-    assert websocket.MAX_LIFETIME_S < 60 * 60
+    assert sending.MAX_LIFETIME_S < 60 * 60
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
@@ -265,10 +264,10 @@ async def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_mea
 
 async def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
     async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
-        for _ in range(websocket.STRIKES + 2):
+        for _ in range(sending.STRIKES + 2):
             assert isinstance(await sender.send(WIRE), HttpReply)
-    assert len(seen.upgrades) == websocket.STRIKES
-    assert len(seen.posts) == websocket.STRIKES + 2
+    assert len(seen.upgrades) == sending.STRIKES
+    assert len(seen.posts) == sending.STRIKES + 2
 
 
 async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
@@ -276,7 +275,7 @@ async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
         return False
 
     async with server(hang_up) as seen, sockets(seen.port, fallback=True) as sender:
-        faults = [await sender.send(WIRE) for _ in range(websocket.STRIKES)]
+        faults = [await sender.send(WIRE) for _ in range(sending.STRIKES)]
         assert all(isinstance(fault, Fault) and fault.ambiguous for fault in faults)
         assert isinstance(await sender.send(WIRE), HttpReply)
     assert len(seen.posts) == 1

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from agac.core.errors import AgacError
-from agac.engine.batch.enrol import BatchedTasks, Enrolment, OpenBatch, Spool
-from agac.engine.batch.ingest import STRANGE, Ingester, counts_of
-from agac.engine.batch.lifecycle import BatchContext, BatchFormat, batch_context, batch_formats
-from agac.engine.batch.poll import BatchPoller
-from agac.engine.batch.submit import CAP_KEPT, Submitter
-from agac.engine.budget import NOTHING, Amount, BudgetLimiter
+from agac.engine.batch.enrol import Enrolment, OpenBatch
+from agac.engine.batch.ingest import STRANGE, counts_of
+from agac.engine.batch.lifecycle import BatchContext
+from agac.engine.batch.poll import collect
+from agac.engine.batch.submit import deadline, look_for, send
+from agac.engine.budget import NOTHING, Amount
 from agac.engine.caller import Caller
 from agac.engine.invocation import InvocationContext
-from agac.engine.settle import Totals
 from agac.engine.stop_rules import RunStopped
 from agac.plan.plan import Plan
 from agac.store.batches import (
@@ -27,7 +26,6 @@ from agac.store.batches import (
     BatchStep,
     batches_of_run,
     intents,
-    lane_load,
     outdated_tasks,
     read_batch,
     rows_in_batches,
@@ -39,7 +37,7 @@ from agac.store.batches import (
 from agac.store.db import Database
 
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
-# enrol), what is full is submitted meanwhile, the rest at the end. With `stays` this goes round until nothing is open.
+# enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this goes round until nothing is open.
 
 _log = logging.getLogger("agac.batch")
 
@@ -49,8 +47,8 @@ SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0
 UNSENT = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED})
 """Steps at which nothing of a batch can cost anything."""
 
-FEWER = 97
-"""Where batches are told apart by nothing but their size, those of one lane get sizes that differ by less than this."""
+Stale = list[tuple[BatchRecord, int]]
+"""Batches of other runs with the number of tasks in them that this run does not want."""
 
 
 @dataclass(slots=True)
@@ -60,195 +58,112 @@ class BatchActivity:
     submitted: list[int] = field(default_factory=list)
     ingested: list[int] = field(default_factory=list)
     moved: bool = False
-    stale: list[tuple[BatchRecord, int]] = field(default_factory=list)
+    stale: Stale = field(default_factory=list)
     any_open: bool = False
     """Whether batches of the run were open when it ended."""
     touched: bool = False
     """Whether the workflow has batches at all."""
 
 
-Stale = list[tuple[BatchRecord, int]]
-"""Batches of other runs with the number of tasks in them that this run does not want."""
-
-
 class Batches:
-    """The batches of a workflow in one invocation. `agree` is asked before anything is submitted beside stale ones;
-    None: what is not submitted stays BUILT. `only`: the one batch that is taken in, None: all that have ended."""
+    """The batches of a workflow in one invocation. `poll`: seconds between looks at open batches, None: growing;
+    `enrolment`: where batch stages ask."""
 
-    def __init__(
-        self,
-        context: BatchContext,
-        budget: BudgetLimiter | None,
-        totals: Totals,
-        *,
-        confirm_stale: Callable[[Stale], Awaitable[bool]],
-        only_batch: int | None,
-        poll: float | None,
-        takes_over: bool,
-    ) -> None:
-        self._context, self._journal, self._budget = context, context.journal, budget
-        self._submitter = Submitter(context)
-        self._collector = BatchPoller(context, self._submitter, Ingester(context, budget, totals))
-        self._confirm_stale, self._only_batch, self._poll = confirm_stale, only_batch, poll
-        self._takes_over = takes_over
-        self._closed: asyncio.Queue[OpenBatch] = asyncio.Queue()
-        self._open_batches: dict[int, OpenBatch] = {}
+    def __init__(self, context: BatchContext, caller: Caller, poll: float | None) -> None:
+        self._context, self._journal, self._poll = context, context.journal, poll
         self._may_submit: bool | None = None
         self._had_open = self._released = False
-        self._batched_tasks = BatchedTasks(context)
-        self._enrolment: Enrolment | None = None
+        self.enrolment = Enrolment(context, caller)
         self.done = BatchActivity(touched=True)
 
     async def recover(self) -> None:
         """Puts right what an earlier invocation left, and takes in what has ended."""
-        for record in await unfinished_batches(self._context.database, self._context.workflow):
-            own = record.run_id == self._context.run
-            self._had_open = self._had_open or own
-            if not own and self._takes_over and record.state in UNSENT:
-                note = "another run of the workflow went on before it was submitted"
-                await self._journal.release(record, BatchStep.NOT_CREATED, "run", note)
-            elif record.state == BatchStep.PLANNED:  # its file is torn; nothing of it is known outside
-                note = "the command that filled it ended before it was whole"
-                await self._journal.release(record, BatchStep.NOT_CREATED, "batch", note)
-            elif self._budget is not None and record.run_id == self._context.run and record.ingested_at is None:
-                amount = Amount(record.held_usd, record.held_tokens, record.tasks)
-                self._budget.load(record.id, record.stage, amount)
-        with suppress(RunStopped):
-            await self.collect()
-        await clean_up(self._context)
-
-    async def enrolling(self, caller: Caller, *, resume_parked: bool) -> Enrolment:
-        """Where batch stages ask in this invocation. `resume_parked`: what was left for the user is gone on with."""
-        forms = await self._context.forms(self._context.run)
-        self._enrolment = Enrolment(
-            forms, self, caller, self._context.ledger, self._context.stop_signal, self._budget,
-            live=self._batched_tasks.live, quoting=self._batched_tasks.quoting, resume_parked=resume_parked,
-        )  # fmt: skip
-        return self._enrolment
-
-    async def look_up(self) -> None:
-        """Answers the enrolment's questions until cancelled."""
-        await self._batched_tasks.run()
-
-    @property
-    def held_back(self) -> int:
-        """Tasks for which a budget had no room."""
-        return self._enrolment.held_back if self._enrolment is not None else 0
-
-    def begin_again(self) -> bool:
-        """Rows are walked once more: whether for some tasks a budget had no room the last time."""
-        held_back = self.held_back > 0
-        if self._enrolment is not None:
-            self._enrolment.held_back = 0
-        return held_back
-
-    def close_all(self) -> None:
-        """Nothing more is enrolled for now."""
-        if self._enrolment is not None:
-            self._enrolment.close()
-
-    def stop_at_limit(self) -> None:
-        """Nothing is open that could make room in the budget for what was held back."""
-        if self._budget is not None:
-            self._budget.stop_at_limit()
-
-    async def begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
-        """A new batch to be filled (`enrol.Planner`)."""
         context = self._context
-        account = context.accounts.of(form.model.provider.name)
-        record = await self._journal.plan(
-            form, first, run=context.run, event=context.event, account=account.mark, base_url=account.base_url
-        )
-        load = await lane_load(context.database, record, account.mark, context.clocks.wall() - CAP_KEPT)
-        caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
-        most = form.max_requests
-        if account.traits.finds_by == "count" and most > 10 * FEWER:
-            most -= record.id % FEWER
-        spool = Spool(context.path(record))
-        filling = OpenBatch(record.id, record.intent, form, spool, most, form.max_bytes, min(caps, default=None))
-        self._open_batches[record.id] = filling
-        return filling
-
-    def close(self, filling: OpenBatch) -> None:
-        """One is full (`enrol.Planner`)."""
-        self._closed.put_nowait(filling)
+        for record in await unfinished_batches(context.database, context.workflow):
+            own = record.run_id == context.run
+            self._had_open = self._had_open or own
+            if not own and context.batching.resume_run is None and record.state in UNSENT:
+                note = "another run of the workflow went on before it was submitted"
+                await self._journal.release(record, "run", note)
+            elif record.state == BatchStep.PLANNED:
+                await give_up_torn(context, record)
+            elif context.budget is not None and own and record.ingested_at is None:
+                amount = Amount(record.held_usd, record.held_tokens, record.tasks)
+                context.budget.load(record.id, record.stage, amount)
+        with suppress(RunStopped):
+            await self._collect()
+        await clean_up(context)
 
     async def work(self) -> None:
         """Builds and submits what is full, until cancelled; a step that was begun is ended by the next command."""
+        full = self.enrolment.full
         while True:
-            filling = await self._closed.get()
+            filling = await full.get()
             try:
                 await self._build(filling)
             except RunStopped:
-                _log.info("batch %d is not submitted: the run stops", filling.batch)
+                _log.info("batch %d is not submitted: the run stops", filling.record.id)
             finally:
-                self._closed.task_done()
+                full.task_done()
 
     async def _build(self, filling: OpenBatch) -> None:
         """Its tasks are committed first, then its file is brought to the disk, then both are declared whole."""
         await self._context.ledger.durable()
-        if not filling.spool.lines:  # a budget had room when it was opened, and none when it was filled
-            await self._empty(filling)
+        spool = filling.spool
+        if not spool.lines:  # a budget had room when it was opened, and none when it was filled
+            self.enrolment.built(filling)
+            spool.drop()
+            await self._journal.release(filling.record, "batch", "nothing was written into it")
             return
-        sha256 = await asyncio.to_thread(filling.spool.finish)
-        self._open_batches.pop(filling.batch, None)
-        record = await self._journal.built(
-            filling.batch, tasks=filling.spool.lines, size=filling.spool.bytes, tokens=filling.tokens, sha256=sha256,
-            held=filling.held, deadline=self._submitter.day_deadline(filling.form),
+        sha256 = await asyncio.to_thread(spool.finish)
+        self.enrolment.built(filling)
+        record = await self._journal.write(
+            filling.record, "built", tasks=spool.lines, bytes=spool.bytes, tokens=filling.tokens, sha256=sha256,
+            usd=filling.held.usd, held_tokens=filling.held.tokens,
+            deadline=deadline(self._context, filling.form, day_only=True),
         )  # fmt: skip
         if self._may_submit is None:
-            self._may_submit = not await self.stale()
+            self._may_submit = not await self._stale()
         if self._may_submit:
             await self._submit(record)
 
-    async def _empty(self, filling: OpenBatch) -> None:
-        self._open_batches.pop(filling.batch, None)
-        filling.spool.drop()
-        record = await read_batch(self._context.database, filling.batch)
-        if record is not None:
-            await self._journal.release(record, BatchStep.NOT_CREATED, "batch", "nothing was written into it")
+    async def _let_go(self, record: BatchRecord, then_do: str, note: str) -> None:
+        """A batch of this run that was not sent ends, and what was set aside for it is free again."""
+        self._give_back(await self._journal.release(record, then_do, note))
 
     async def _too_late(self, record: BatchRecord) -> bool:
         """Whether a batch met its deadline before there was room for it: then its tasks are called."""
-        due = record.deadline is not None and self._context.clocks.wall() >= record.deadline
-        if not due or record.state not in UNSENT or record.run_id != self._context.run:
+        if not self._context.is_due(record) or record.state not in UNSENT or record.run_id != self._context.run:
             return False
-        form = await self._context.form(record)
-        if form is None or form.rules.on_deadline != "sync":
+        form = await self._context.format(record)
+        if form is None or form.stage.batch.on_deadline != "sync":
             return False
-        note = "its deadline came before there was room for it: its tasks are called"
-        self._give_back(await self._journal.release(record, BatchStep.NOT_CREATED, "sync", note))
+        await self._let_go(record, "sync", "its deadline came before there was room for it: its tasks are called")
         self._released = True
         return True
 
-    async def _let_go(self, waiting: Sequence[BatchRecord]) -> None:
-        """Nobody said yes: what was not sent waits for the next time that somebody runs the workflow."""
-        for record in waiting:
-            if record.run_id == self._context.run and record.state in UNSENT:
-                note = "its user did not want it submitted beside others that are open"
-                self._give_back(await self._journal.release(record, BatchStep.NOT_CREATED, "run", note))
-
-    async def stale(self) -> Stale:
+    async def _stale(self) -> Stale:
         """Open batches with tasks that nobody wants any more: those of other runs of the workflow, and those of this
         run where its rows changed."""
-        await self._context.ledger.durable()
-        database, run = self._context.database, self._context.run
-        found = []
-        changed = self._had_open and self._takes_over  # who retrieves looks at no input
+        context = self._context
+        await context.ledger.durable()
+        database, run = context.database, context.run
         sent = [one.submitted_at for one in await batches_of_run(database, run) if one.submitted_at is not None]
-        for number, count in await stale_tasks(database, run, self._context.workflow):
+        changed = self._had_open and context.batching.resume_run is None  # who retrieves looks at no input
+        others = await stale_tasks(database, run, context.workflow)
+        own = await outdated_tasks(database, run) if changed else []
+        found = []
+        for number, count in [*others, *own]:
             record = await read_batch(database, number)
-            # beside which something of this run was submitted already: somebody said yes to that
-            if record is not None and not any(at > record.planned_at for at in sent):
+            if record is None or record.state not in WAITING | AT_PROVIDER:
+                continue
+            # next to which something of this run was submitted already: somebody said yes to that
+            if record.run_id == run or not any(at > record.planned_at for at in sent):
                 found.append((record, count))
-        for number, count in await outdated_tasks(database, run) if changed else ():
-            record = await read_batch(database, number)
-            if record is not None:
-                found.append((record, count))
-        return [(record, count) for record, count in found if record.state in WAITING | AT_PROVIDER]
+        return found
 
     async def _submit(self, record: BatchRecord) -> None:
-        after = await self._submitter.send(record)
+        after = await send(self._context, record)
         self._released = self._released or after.state == BatchStep.NOT_CREATED
         self._give_back(after)
         if after.state == BatchStep.SUBMITTED and record.state != after.state:
@@ -257,50 +172,56 @@ class Batches:
 
     async def submit(self) -> None:
         """Everything that was filled, and what waited before; as far as there is room."""
+        context = self._context
         with suppress(RunStopped):
-            await self._built()
+            await self._all_built()
             waiting = await self._of(WAITING)
             if not waiting:
                 return
             if not self._may_submit:
-                self.done.stale = await self.stale()
+                self.done.stale = await self._stale()
                 try:
-                    self._may_submit = not self.done.stale or await self._confirm_stale(self.done.stale)
+                    self._may_submit = not self.done.stale or await context.batching.confirm_stale(self.done.stale)
                 except AgacError as error:
-                    self._context.stop_signal.refuse(error)
-                    await self._let_go(waiting)
+                    context.stop_signal.refuse(error)
+                    # what was not sent waits for the next time that somebody runs the workflow
+                    for record in waiting:
+                        if record.run_id == context.run and record.state in UNSENT:
+                            note = "its user did not want it submitted beside others that are open"
+                            await self._let_go(record, "run", note)
             for record in waiting:
                 if await self._too_late(record):
                     continue
-                if record.run_id == self._context.run:
+                if record.run_id == context.run:
                     if self._may_submit or record.state == BatchStep.CREATE_INTENT:
                         await self._submit(record)
                 elif record.state == BatchStep.CREATE_INTENT:
-                    await self._submitter.look_for(record)
-            await clean_up(self._context)
+                    await look_for(context, record)
+            await clean_up(context)
 
     def _give_back(self, record: BatchRecord) -> None:
         """What was set aside for a batch that never ran is free again."""
-        if self._budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
-            self._budget.ingested(record.id, NOTHING)
+        if self._context.budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
+            self._context.budget.ingested(record.id, NOTHING)
 
-    async def _built(self) -> None:
+    async def _all_built(self) -> None:
         """Waits until everything that was filled is built and on its way; no longer once a user insists on the end."""
-        ends = [asyncio.ensure_future(one) for one in (self._closed.join(), self._context.stop_signal.forced.wait())]
+        waits = (self.enrolment.full.join(), self._context.stop_signal.forced.wait())
+        ends = [asyncio.ensure_future(one) for one in waits]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for one in ends:
                 one.cancel()
 
-    async def collect(self) -> bool:
+    async def _collect(self) -> bool:
         """Looks at every batch at its provider once and takes in what has ended: whether anything was ingested."""
         ingested = False
         for record in await self._of(AT_PROVIDER | {BatchStep.INGESTED}):
-            if self._only_batch is not None and record.id != self._only_batch:
+            if self._context.batching.only_batch not in (None, record.id):
                 continue
             try:
-                after = await self._collector.collect(record)
+                after = await collect(self._context, record)
             except AgacError as error:
                 if record.run_id == self._context.run and record.state in AT_PROVIDER:
                     raise
@@ -316,8 +237,8 @@ class Batches:
         return ingested
 
     async def complete(self, walk: Callable[[], Awaitable[None]]) -> None:
-        """Submits what was filled; with `stays` waits for it, takes in what ends and `walk`s the rows on, until nothing
-        is open or the run stops. Raises Halted then."""
+        """Submits what was filled; with `wait` waits for it, takes in what ends and `walk`s the rows on, until nothing
+        is open or the run stops. Raises RunStopped then."""
         wait = 0.0
         while True:
             await self.submit()
@@ -327,9 +248,9 @@ class Batches:
                 self._released = False
                 await walk()
                 continue
-            if not self._context.wait:
+            if not self._context.batching.wait:
                 return
-            if await self.collect():
+            if await self._collect():
                 wait = 0.0
                 await walk()
                 continue
@@ -353,34 +274,33 @@ class Batches:
         found = await unfinished_batches(self._context.database, self._context.workflow)
         return [record for record in found if record.state in steps]
 
-    def drop(self) -> None:
-        """What is half filled when an invocation stops is enrolled again by the next one."""
-        for filling in self._open_batches.values():
-            filling.spool.drop()
-        self._open_batches.clear()
+
+async def give_up_torn(context: BatchContext, record: BatchRecord) -> str:
+    """Ends a batch that is PLANNED while nobody fills it: its file is torn, and nothing of it is known outside. Returns
+    the reason."""
+    note = "the command that filled it ended before it was whole"
+    await context.journal.release(record, "batch", note)
+    return note
 
 
 async def clean_up(context: BatchContext) -> None:
-    """Removes what lies at providers, and on this machine, of batches that never ran."""
+    """Removes the files of batches that never ran at providers, and on this machine those of batches that are over,
+    whichever way; strange lines stay as long as the store knows the batch. Files of others that are being filled belong
+    to batches that the store knew before."""
     for record in await untidy_batches(context.database, context.workflow):
         assert record.file_id is not None
         try:
-            fault = await context.account(record).api.delete(file=record.file_id)
+            fault = await context.account(record.provider).api.delete(file=record.file_id)
         except AgacError as error:  # its provider is not to be had any more, and nothing hangs on it
             why = error.message
         else:
             if fault is None:
-                await context.journal.tidied(record)
+                await context.journal.write(record, "tidied")
                 continue
             why = fault.message
         _log.warning("batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why)
-    await remove_old_files(context)
-
-
-async def remove_old_files(context: BatchContext) -> None:
-    """Removes what lies on this machine of batches that are over, whichever way; strange lines stay as long as the
-    store knows the batch. Files of others that are being filled belong to batches that the store knew before."""
-    files = list(context.folder.glob("*")) if context.folder.is_dir() else []
+    folder = context.batching.folder
+    files = list(folder.glob("*")) if folder.is_dir() else []
     needed, known = await intents(context.database)  # after the files: who fills one is in the store before it
     for file in files:
         wanted = known if file.name.endswith(STRANGE) else needed
@@ -405,33 +325,22 @@ async def has_batches(database: Database, plan: Plan) -> bool:
 
 
 @asynccontextmanager
-async def batches_of(invocation: InvocationContext) -> AsyncIterator[Batches | None]:
-    """The batches of an invocation's workflow; None where rows cannot wait for any."""
+async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIterator[Batches | None]:
+    """The batches of an invocation's workflow; None where rows cannot wait for any. What is half filled at the end is
+    enrolled again by the next invocation."""
     if not invocation.batched:
         yield None
         return
-    work, plan, batching, (database, run, event) = (
-        invocation.work,
-        invocation.plan,
-        invocation.work.batching,
-        invocation.places,
-    )
-    formats = {run: batch_formats(plan, work.redactor)}
-    async with batch_context(
-        database, invocation.ledger, batching, work.redactor, work.clocks, invocation.stop_signal,
-        workflow=plan.workflow, run=run, event=event, formats=formats,
-    ) as context:  # fmt: skip
-        polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
-        batches = Batches(
-            context,
-            invocation.budgets,
-            invocation.totals,
-            confirm_stale=batching.confirm_stale,
-            only_batch=batching.only_batch,
-            poll=min(polls, default=None),
-            takes_over=batching.resume_run is None,
-        )
-        try:
-            yield batches
-        finally:
-            batches.drop()
+    work, plan, (database, run, event) = invocation.work, invocation.plan, invocation.places
+    context = BatchContext(
+        database, invocation.ledger, work.batching, work.redactor, work.clocks, invocation.stop_signal,
+        workflow=plan.workflow, run=run, event=event, totals=invocation.totals,
+        plan=plan, budget=invocation.budgets,
+    )  # fmt: skip
+    polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
+    batches = Batches(context, caller, min(polls, default=None))
+    try:
+        yield batches
+    finally:
+        batches.enrolment.drop()
+        await context.close()

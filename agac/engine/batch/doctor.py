@@ -11,16 +11,15 @@ from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
 from agac.core.report import Report, dollars
 from agac.core.types import Fault
-from agac.engine.batch.coordinator import clean_up
-from agac.engine.batch.ingest import Ingester
-from agac.engine.batch.lifecycle import BatchContext, batch_context
-from agac.engine.batch.poll import NOT_CANCELLED, BatchPoller
-from agac.engine.batch.submit import CLOCKS_APART, UNSURE, Submitter, order_of
+from agac.engine.batch.coordinator import clean_up, give_up_torn
+from agac.engine.batch.lifecycle import BatchContext
+from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
+from agac.engine.batch.submit import CLOCKS_APART, UNSURE, deadline, look_for, look_once, order_of
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
-from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, known_ids
+from agac.store.batches import BatchRecord, BatchStep, known_ids
 from agac.store.db import Database
 from agac.store.lease import lease_held
 from agac.store.writer import Ledger
@@ -28,38 +27,27 @@ from agac.store.writer import Ledger
 NO_RUN = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchMaintenance:
-    """A workflow's batches, and who works on them, under its lease."""
-
-    context: BatchContext
-    submitter: Submitter
-    collector: BatchPoller
-    ingester: Ingester
-
-
 @asynccontextmanager
 async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
-) -> AsyncIterator[BatchMaintenance]:
-    """The workflow's batches, for the block. Raises LeaseHeld when another process works on the workflow."""
+) -> AsyncIterator[BatchContext]:
+    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another process works on the
+    workflow."""
     async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
             database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
         )  # fmt: skip
-        opened = batch_context(
+        context = BatchContext(
             database, ledger, batching, redactor, clocks, StopSignal(),
-            workflow=workflow, run=NO_RUN, event=NO_RUN, formats={},
+            workflow=workflow, run=NO_RUN, event=NO_RUN, totals=Totals(),
         )  # fmt: skip
-        async with opened as context:
-            submitter = Submitter(context)
-            ingester = Ingester(context, None, Totals())
-            beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
-            try:
-                yield BatchMaintenance(context, submitter, BatchPoller(context, submitter, ingester), ingester)
-            finally:
-                beating.cancel()
-                await asyncio.wait({beating})
+        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
+        try:
+            yield context
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+            await context.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,48 +73,42 @@ class Finding(Report):
         return self.batch.provider_id if self.batch else None
 
 
-async def look_at(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    """An open batch: found where it was lost, told where it is undecided."""
+async def look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
+    """An open batch: found where it was lost, reported where it is undecided."""
     match BatchStep(record.state):
-        case BatchStep.CREATE_INTENT:
-            return await _lost(maintenance, record)
-        case BatchStep.NEEDS_HUMAN:
-            return await _once_more(maintenance, record)
+        case BatchStep.CREATE_INTENT:  # it was being created when something ended
+            after = await look_for(context, record)
+            if after.state == BatchStep.SUBMITTED:
+                return [_adopted(after)]
+            if after.state == BatchStep.NEEDS_HUMAN:
+                return [_undecided(after)]
+            if after.state == BatchStep.CREATE_INTENT:
+                message = f"batch {after.id} is looked for: {after.note or 'it may still show up'}"
+                return [Finding("lost", message, after)]
+            message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
+            return [Finding("lost", message, after, done=True)]
+        case BatchStep.NEEDS_HUMAN:  # nobody could find it; perhaps with the right key
+            if record.provider_id is not None or context.account(record.provider).mark != record.account:
+                return [_undecided(record)]
+            after = await look_once(context, record)
+            return [_adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)]
         case BatchStep.SUBMITTED | BatchStep.TERMINAL:
-            return await _at_provider(maintenance, record)
+            seen = await observe(context, record)
+            if not isinstance(seen, Fault):
+                return []
+            message = f"batch {record.id} ({record.provider_id}): {seen.message}"
+            remedy = "if it stays so, check that the key is that of the project which submitted it"
+            return [Finding("not_asked", message, record, remedy=remedy)]
         case BatchStep.PLANNED:
-            note = "the command that filled it ended before it was whole"
-            await maintenance.context.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
+            note = await give_up_torn(context, record)
             return [Finding("damaged", f"batch {record.id}: {note}; its tasks go into another one", record, done=True)]
         case _:
             return []
 
 
-async def _lost(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    """It was being created when something ended."""
-    after = await maintenance.submitter.look_for(record)
-    match BatchStep(after.state):
-        case BatchStep.SUBMITTED:
-            message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
-            return [Finding("adopted", message, after, done=True)]
-        case BatchStep.NEEDS_HUMAN:
-            return [_undecided(after)]
-        case BatchStep.CREATE_INTENT:
-            return [Finding("lost", f"batch {after.id} is looked for: {after.note or 'it may still show up'}", after)]
-        case _:
-            message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
-            return [Finding("lost", message, after, done=True)]
-
-
-async def _once_more(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    """Nobody could find it; perhaps with the right key."""
-    if record.provider_id is not None or maintenance.context.account(record).mark != record.account:
-        return [_undecided(record)]
-    after = await maintenance.submitter.look_once(record)
-    if after.state != BatchStep.SUBMITTED:
-        return [_undecided(record)]
-    message = f"batch {after.id} was found at {after.provider} as {after.provider_id}, and taken over"
-    return [Finding("adopted", message, after, done=True)]
+def _adopted(record: BatchRecord) -> Finding:
+    message = f"batch {record.id} was found at {record.provider} as {record.provider_id}, and taken over"
+    return Finding("adopted", message, record, done=True)
 
 
 def _undecided(record: BatchRecord) -> Finding:
@@ -142,82 +124,65 @@ def _undecided(record: BatchRecord) -> Finding:
     )
 
 
-async def _at_provider(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
-    seen = await maintenance.collector.observe(record)
-    if not isinstance(seen, Fault):
-        return []
-    remedy = "if it stays so, check that the key is that of the project which submitted it"
-    return [Finding("not_asked", f"batch {record.id} ({record.provider_id}): {seen.message}", record, remedy=remedy)]
-
-
-async def find_late(maintenance: BatchMaintenance, record: BatchRecord) -> list[Finding]:
+async def find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
     """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
     twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
     if record.created_after is None or not (never or twice):
         return []
-    form = await maintenance.context.form(record)
-    account = maintenance.context.account(record)
+    form = await context.format(record)
+    account = context.account(record.provider)
     if form is None or account.traits.finds_by == "count":
         return []
     findings = []
-    async for seen in account.api.candidates(
-        order_of(maintenance.context, record, form.address), record.planned_at - CLOCKS_APART
-    ):
+    async for seen in account.api.candidates(order_of(context, record, form), record.planned_at - CLOCKS_APART):
         if isinstance(seen, Fault):
             return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
-        known = seen.id in record.not_ours or bool(await known_ids(maintenance.context.database, [seen.id]))
+        known = seen.id in record.not_ours or bool(await known_ids(context.database, [seen.id]))
         if known or (seen.state is BatchState.FAILED and not seen.results):  # one that was refused cost nothing
             continue
-        findings.append(await _came_late(maintenance, record, seen))
+        findings.append(await _came_late(context, record, seen))
     return findings
 
 
-async def _came_late(maintenance: BatchMaintenance, record: BatchRecord, seen: ProviderBatch) -> Finding:
+async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> Finding:
     """It exists, though its tasks were sent again: it is ended, and its finished answers are kept for reuse."""
-    account = maintenance.context.account(record)
     if not seen.state.is_terminal:
-        fault = await account.api.cancel(seen.id)
-        message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: it was cancelled"
-        if fault is not None:
-            message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: {fault.message}"
-        return Finding(
-            "given_up",
-            message,
-            record,
-            remedy="run `agac doctor` again once it has ended: it stores the finished answers",
-        )
-    kept, twice = await maintenance.collector.take_late(record, seen)
+        fault = await context.account(record.provider).api.cancel(seen.id)
+        message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: "
+        message += "it was cancelled" if fault is None else fault.message
+        remedy = "run `agac doctor` again once it has ended: it stores the finished answers"
+        return Finding("given_up", message, record, remedy=remedy)
+    kept, twice = await take_late(context, record, seen)
     message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
     message += f", {twice:,} were billed twice" if twice else ""
     return Finding("given_up", message, record, done=True)
 
 
-async def adopt_as(maintenance: BatchMaintenance, record: BatchRecord, provider_id: str) -> Finding:
+async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str) -> Finding:
     """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
-    account = maintenance.context.account(record)
-    seen = await account.api.look(provider_id)
+    seen = await context.account(record.provider).api.look(provider_id)
     if isinstance(seen, Fault):
         raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
-    if await known_ids(maintenance.context.database, [seen.id]):
+    if await known_ids(context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
         raise UsageError(
             f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
             remedy="check the id",
         )
-    form = await maintenance.context.form(record)
-    due = maintenance.submitter.deadline(form) if form is not None else None
-    after = await maintenance.context.journal.submitted(record, seen, due, None)
+    form = await context.format(record)
+    due = deadline(context, form) if form is not None else None
+    after = await context.journal.submitted(record, seen, due, None)
     return Finding("adopted", f"batch {after.id} is {seen.id} from now on", after, done=True)
 
 
-async def resubmit_as(maintenance: BatchMaintenance, record: BatchRecord) -> Finding:
+async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     """A user says that the batch or its results are lost: its requests are sent again."""
     note = "its user chose to send its requests again"
-    after = await maintenance.context.journal.release(record, BatchStep.NOT_CREATED, "batch", note)
-    maintenance.collector.forget_files(after)
-    await clean_up(maintenance.context)
+    after = await context.journal.release(record, "batch", note)
+    forget_files(context, after)
+    await clean_up(context)
     message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"
     return Finding("needs_human", message, after, done=True)
 
@@ -226,35 +191,34 @@ ENDED = "run"
 """What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
 
 
-async def end(maintenance: BatchMaintenance, record: BatchRecord) -> bool:
+async def end(context: BatchContext, record: BatchRecord) -> bool:
     """Ends a batch wherever it stands: whether anything was to be ended. Killed anywhere: decided is decided, the next
     look at it asks its provider again."""
-    journal, note = maintenance.context.journal, "its user ended it before it was created"
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
-        ended = await journal.release(record, BatchStep.NOT_CREATED, ENDED, note)
-        maintenance.collector.forget_files(ended)
+        note = "its user ended it before it was created"
+        forget_files(context, await context.journal.release(record, ENDED, note))
         return True
     if step is BatchStep.CREATE_INTENT:
-        record = await maintenance.submitter.look_for(record)
+        record = await look_for(context, record)
         if record.state == BatchStep.CREATE_INTENT:
             raise UsageError(
                 f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
                 remedy="run `agac doctor`, then the same command again",
             )
-        return await end(maintenance, record)
-    if step not in AT_PROVIDER or step is not BatchStep.SUBMITTED:
+        return await end(context, record)
+    if step is not BatchStep.SUBMITTED:
         return False
     if record.note == UNSURE:
         raise UsageError(
             f"batch {record.id} was matched by its size alone, and may not be ours",
             remedy="wait until it has ended: its results show whether it is ours",
         )
-    record = await maintenance.collector.cancel(await journal.cancel(record, ENDED))
+    record = await cancel(context, await context.journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(
             f"batch {record.id} runs on: {record.note}",
             remedy="the next command that checks it asks the provider again; to be sure, run this command again",
         )
-    await maintenance.collector.observe(record)
+    await observe(context, record)
     return True

@@ -7,18 +7,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.types import Fault, FaultKind
-from agac.engine.batch.enrol import full_or_forbidden, sync_folder
-from agac.engine.batch.ingest import Ingester
-from agac.engine.batch.lifecycle import BatchContext, StepRefused
-from agac.engine.batch.submit import UNSURE, Submitter, capped, is_whole, names_other
-from agac.engine.stop_rules import RunStopped
+from agac.data.files import sync_folder
+from agac.engine.batch.enrol import writing
+from agac.engine.batch.ingest import ingest, keep_late
+from agac.engine.batch.lifecycle import BatchContext, foreign
+from agac.engine.batch.submit import UNSURE, is_cap, is_whole, names_other, over_cap
 from agac.providers.batch import BatchError, BatchState, ProviderBatch, Remote
 from agac.store.batches import BatchRecord, BatchStep
 
@@ -26,7 +25,6 @@ _log = logging.getLogger("agac.batch")
 
 KINDS = {"output": ".output", "errors": ".errors"}
 """The endings of downloaded files, by what they hold."""
-
 
 RESULTS_KEPT = 30 * 86_400.0
 """Seconds for which results are taken to be kept where a provider does not say."""
@@ -41,230 +39,177 @@ LATE_FILES = (0.1, 0.5, 2.0, 5.0)
 """Seconds between looks at a batch that has finished requests and names no file with results."""
 
 
-class BatchPoller:
-    """Takes batches from SUBMITTED to their end, each as far as it goes now."""
-
-    def __init__(self, context: BatchContext, submitter: Submitter, ingester: Ingester) -> None:
-        self._context, self._journal = context, context.journal
-        self._submitter, self._ingester = submitter, ingester
-
-    async def collect(self, record: BatchRecord) -> BatchRecord:
-        """As far as it goes: CLEANED, or a step before it. Raises Halted when the run stops."""
-        while True:
-            self._context.stop_signal.check()
-            before = record.state
-            match BatchStep(before):
-                case BatchStep.SUBMITTED:
-                    record = await self._follow(record)
-                case BatchStep.TERMINAL:
-                    record = await self._fetch(record)
-                case BatchStep.DOWNLOADED:
-                    record = await self._ingest(record)
-                case BatchStep.INGESTED:
-                    record = await self._clean(record)
-                case _:
-                    return record
-            if record.state == before:
-                return record
-
-    async def _follow(self, record: BatchRecord) -> BatchRecord:
-        """Asks how it stands. What is not found may show up yet: only a state that ends it ends it."""
-        assert record.provider_id is not None
-        seen = await self._context.account(record).api.look(record.provider_id)
-        if isinstance(seen, Fault):
-            if seen.kind is FaultKind.FATAL:
-                self._context.stop_signal.fail(seen)
-                raise RunStopped
-            _log.warning("batch %d (%s): %s", record.id, record.provider_id, seen.message)
-            if seen.status == HTTPStatus.NOT_FOUND and self._is_past(record):
-                return await self._vanished(record)
+async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Takes a batch from SUBMITTED as far as it goes now: CLEANED, or a step before it. Raises RunStopped when the run
+    stops."""
+    steps = {
+        BatchStep.SUBMITTED: _follow,
+        BatchStep.TERMINAL: _fetch,
+        BatchStep.DOWNLOADED: _ingest,
+        BatchStep.INGESTED: _clean,
+    }
+    while True:
+        context.stop_signal.check()
+        before = record.state
+        if (step := steps.get(BatchStep(before))) is None:
             return record
-        if not seen.known:
-            _log.warning("batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word)
-        record = await self._journal.seen(record, seen)
-        if not seen.state.is_terminal:
-            return await self._in_time(record)
-        if seen.state is BatchState.FAILED and not seen.results and not seen.done:
-            return await self._refused(record, seen)
-        return await self._journal.step(record, BatchStep.TERMINAL, _told(seen))
-
-    async def _vanished(self, record: BatchRecord) -> BatchRecord:
-        note = f"{record.provider} does not know it (any more); what it finished may have been paid"
-        return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
-
-    def _is_past(self, record: BatchRecord) -> bool:
-        """Whether what is not found is not late any more: its results would be deleted by now, or its user ended it."""
-        kept = self._context.account(record).traits.results_kept or RESULTS_KEPT
-        until = record.results_until or (record.submitted_at or record.planned_at) + kept
-        return record.cancel_at is not None or self._context.clocks.wall() > until
-
-    async def _in_time(self, record: BatchRecord) -> BatchRecord:
-        """Ends what has met its deadline; asks again for the end of what was cancelled and goes on."""
-        due = record.deadline is not None and self._context.clocks.wall() >= record.deadline
-        form = await self._context.form(record)
-        if record.note == UNSURE:  # it may be somebody else's
+        record = await step(context, record)
+        if record.state == before:
             return record
-        if due and record.cancel_at is None and form is not None and form.rules.on_deadline == "sync":
-            record = await self._journal.cancel(record, "sync")
-        if record.cancel_at is not None and record.status != BatchState.CANCELLING:
-            return await self.cancel(record)
+
+
+async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | Fault:
+    assert record.provider_id is not None
+    return await context.account(record.provider).api.look(record.provider_id)
+
+
+async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | Fault:
+    """How it stands now, without going on with it."""
+    seen = await _seen(context, record)
+    return seen if isinstance(seen, Fault) else await context.journal.seen(record, seen)
+
+
+async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Asks how it stands. What is not found may show up yet: only a state that ends it ends it."""
+    seen = await _seen(context, record)
+    if isinstance(seen, Fault):
+        if seen.kind is FaultKind.FATAL:
+            raise context.stopped_by(seen)
+        _log.warning("batch %d (%s): %s", record.id, record.provider_id, seen.message)
+        return await _vanished(context, record) if _is_gone(context, record, seen) else record
+    if not seen.known:
+        _log.warning("batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word)
+    record = await context.journal.seen(record, seen)
+    if seen.state is BatchState.FAILED and not seen.results and not seen.done:
+        return await _refused(context, record, seen)
+    if seen.state.is_terminal:
+        note = "; ".join(map(_words, seen.errors)) or None
+        return await context.journal.step(record, BatchStep.TERMINAL, note)
+    # ends what has met its deadline; asks again for the end of what was cancelled and goes on
+    form = await context.format(record)
+    if record.note == UNSURE:  # it may be somebody else's
         return record
+    if (
+        context.is_due(record)
+        and record.cancel_at is None
+        and form is not None
+        and form.stage.batch.on_deadline == "sync"
+    ):
+        record = await context.journal.cancel(record, "sync")
+    if record.cancel_at is not None and record.status != BatchState.CANCELLING:
+        return await cancel(context, record)
+    return record
 
-    async def observe(self, record: BatchRecord) -> BatchRecord | Fault:
-        """How it stands now, without going on with it."""
-        assert record.provider_id is not None
-        seen = await self._context.account(record).api.look(record.provider_id)
-        return seen if isinstance(seen, Fault) else await self._journal.seen(record, seen)
 
-    async def cancel(self, record: BatchRecord) -> BatchRecord:
-        """Asks for the end of a batch for which that is decided. Asked twice it is ended once; where it could not be
-        asked for, the note says why, and the next look at it asks again."""
-        assert record.provider_id is not None
-        attempt = 0
-        while True:
-            attempt += 1
-            fault = await self._context.account(record).api.cancel(record.provider_id)
-            if fault is None:
-                return record
-            fatal = fault.kind is FaultKind.FATAL
-            if fatal or not await self._context.wait_and_retry(fault, attempt, f"cancelling batch {record.id}"):
-                return await self._journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
+def _is_gone(context: BatchContext, record: BatchRecord, fault: Fault) -> bool:
+    """Whether what is not found is not late any more: its results would be deleted by now, or its user ended it."""
+    kept = context.account(record.provider).traits.results_kept or RESULTS_KEPT
+    until = record.results_until or (record.submitted_at or record.planned_at) + kept
+    is_past = record.cancel_at is not None or context.clocks.wall() > until
+    return fault.status == HTTPStatus.NOT_FOUND and is_past
 
-    async def _refused(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
-        """Nothing of it ran. Too many tokens enqueued: it waits. Lines that the provider cannot take fail their tasks,
-        the others go into another batch; what would meet every batch stops the run."""
-        back = BatchStep.UPLOADED if record.file_id is not None else BatchStep.BUILT
-        message = capped(seen.errors)
-        if message is not None:
-            return await self._submitter.over_cap(record, back, message)
-        lines = [StepRefused(one.line, _refusal(one)) for one in seen.errors if one.line is not None]
-        reasons = "; ".join(_words(one.code, one.message) for one in seen.errors) or "no reason was given"
-        note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
-        record = await self._journal.reject(record, lines, note)
-        if not lines:
-            self._context.stop_signal.fail(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
-            raise RunStopped
-        return record
 
-    async def _fetch(self, record: BatchRecord) -> BatchRecord:
-        """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
-        assert record.provider_id is not None
-        api = self._context.account(record).api
-        seen = await api.look(record.provider_id)
-        if isinstance(seen, Fault):
-            if seen.status == HTTPStatus.NOT_FOUND and self._is_past(record):
-                return await self._vanished(record)
-            return await self._journal.remark(record, seen.message)
-        if not seen.state.is_terminal:  # a look that flapped: what it does not show is no proof of anything
-            return await self._journal.remark(
-                record, f"{record.provider} calls it {seen.word} again: it is looked at later"
-            )
-        seen = await self._with_results(record, seen)
-        if not seen.results and seen.done:
-            note = f"what it finished may have been paid, and {record.provider} has no results of it (any more)"
-            return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
-        files = []
-        for remote in seen.results:
-            got = await self._download(record, remote)
-            if isinstance(got, Fault):
-                if got.kind is FaultKind.TASK:
-                    note = f"its results are gone from {record.provider}, and may have been paid: {got.message}"
-                    return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
-                return await self._journal.remark(record, f"its results could not be fetched: {got.message}")
-            files.append(got)
-        if not seen.results and seen.results_until is not None and seen.results_until < self._context.clocks.wall():
-            note = f"its results are gone from {record.provider}, and may have been paid"
-            return await self._journal.step(record, BatchStep.NEEDS_HUMAN, note)
-        return await self._journal.downloaded(record, files)
+async def _vanished(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    note = f"{record.provider} does not know it (any more); what it finished may have been paid"
+    return await context.journal.step(record, BatchStep.NEEDS_HUMAN, note)
 
-    async def _with_results(self, record: BatchRecord, seen: ProviderBatch) -> ProviderBatch:
-        """The batch with its result files: some servers name them a moment after it has ended."""
-        for pause in LATE_FILES:
-            finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
-            if seen.results or not finished:
-                break
-            await self._context.stop_signal.sleep(pause)
-            again = await self._context.account(record).api.look(seen.id)
-            if isinstance(again, ProviderBatch) and again.state.is_terminal:
-                seen = again
-        return seen
 
-    async def _download(self, record: BatchRecord, remote: Remote, suffix: str = "") -> tuple[str, int, str] | Fault:
-        """One file, whole or not at all. `suffix` keeps it apart from what the batch has itself."""
-        path = self._context.path(record, KINDS[remote.kind] + suffix)
-        part = path.with_name(path.name + ".part")
-        gone = record.results_until is not None and self._context.clocks.wall() > record.results_until
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
+async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Asks for the end of a batch for which that is decided. Asked twice it is ended once; where it could not be asked
+    for, the note says why, and the next look at it asks again."""
+    assert record.provider_id is not None
+    attempt = 0
+    while True:
+        attempt += 1
+        fault = await context.account(record.provider).api.cancel(record.provider_id)
+        if fault is None:
+            return record
+        fatal = fault.kind is FaultKind.FATAL
+        if fatal or not await context.wait_and_retry(fault, attempt, f"cancelling batch {record.id}"):
+            return await context.journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
+
+
+async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
+    """Nothing of it ran. Too many tokens enqueued: it waits. Lines that the provider cannot take fail their tasks, the
+    others go into another batch; what would meet every batch stops the run."""
+    if capped := next((one for one in seen.errors if is_cap(one.code, one.message)), None):
+        return await over_cap(context, record, capped.message)
+    errors: dict[int, RowError] = {}
+    for one in seen.errors:
+        if one.line is not None:
+            message = f"line {one.line} was refused: {_words(one)}"
+            errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
+    reasons = "; ".join(map(_words, seen.errors)) or "no reason was given"
+    note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
+    record = await context.journal.reject(record, errors, note)
+    if not errors:
+        fault = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}")
+        raise context.stopped_by(fault)
+    return record
+
+
+def _words(error: BatchError) -> str:
+    return f"{error.message} ({error.code})" if error.code else error.message
+
+
+async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
+    journal = context.journal
+    seen = await _seen(context, record)
+    if isinstance(seen, Fault):
+        gone = _is_gone(context, record, seen)
+        return await (_vanished(context, record) if gone else journal.remark(record, seen.message))
+    if not seen.state.is_terminal:  # a look that flapped: what it does not show is no proof of anything
+        return await journal.remark(record, f"{record.provider} calls it {seen.word} again: it is looked at later")
+    for pause in LATE_FILES:  # some servers name result files a moment after it has ended
+        finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
+        if seen.results or not finished:
+            break
+        await context.stop_signal.sleep(pause)
+        again = await _seen(context, record)
+        if isinstance(again, ProviderBatch) and again.state.is_terminal:
+            seen = again
+    if not seen.results and seen.done:
+        note = f"what it finished may have been paid, and {record.provider} has no results of it (any more)"
+        return await journal.step(record, BatchStep.NEEDS_HUMAN, note)
+    lost = f"its results are gone from {record.provider}, and may have been paid"
+    files = []
+    for remote in seen.results:
+        got = await _download(context, record, remote)
+        if isinstance(got, Fault):
+            if got.kind is FaultKind.TASK:
+                return await journal.step(record, BatchStep.NEEDS_HUMAN, f"{lost}: {got.message}")
+            return await journal.remark(record, f"its results could not be fetched: {got.message}")
+        files.append(got)
+    if not seen.results and seen.results_until is not None and seen.results_until < context.clocks.wall():
+        return await journal.step(record, BatchStep.NEEDS_HUMAN, lost)
+    return await journal.write(record, "downloaded", outputs=json.dumps(files))
+
+
+async def _download(
+    context: BatchContext, record: BatchRecord, remote: Remote, suffix: str = ""
+) -> tuple[str, int, str] | Fault:
+    """One file, whole or not at all. `suffix` keeps it apart from what the batch has itself."""
+    path = context.path(record, KINDS[remote.kind] + suffix)
+    part = path.with_name(path.name + ".part")
+    gone = record.results_until is not None and context.clocks.wall() > record.results_until
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            with writing(part):
                 part.parent.mkdir(parents=True, exist_ok=True)
-                got = await self._context.account(record).api.download(remote, part)
+                got = await context.account(record.provider).api.download(remote, part)
                 if not isinstance(got, Fault):
                     return path.name, got, await asyncio.to_thread(_kept, part, path)
-            except OSError as error:
-                part.unlink(missing_ok=True)
-                raise full_or_forbidden(error, part) from error
-            if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
-                got = replace(got, kind=FaultKind.TASK)
-            if got.kind is FaultKind.TASK or not await self._context.wait_and_retry(
-                got, attempt, f"fetching {path.name}"
-            ):
-                part.unlink(missing_ok=True)
-                return got
-
-    async def _ingest(self, record: BatchRecord) -> BatchRecord:
-        """Reads its results into the store; a file that is not what was downloaded is downloaded again."""
-        for name, size, digest in json.loads(record.outputs or "[]"):
-            if not await asyncio.to_thread(is_whole, self._context.folder / name, size, digest):
-                return await self._journal.step(record, BatchStep.TERMINAL, f"{name} is not what was downloaded")
-        files = [self._context.folder / name for name, _, _ in json.loads(record.outputs or "[]")]
-        form = await self._context.form(record)
-        if form is None:
-            return await self._journal.remark(record, f"{record.provider} has no batch API in agac.yml any more")
-        if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its size alone
-            return await self._journal.not_ours(record, "what was taken for it is another one: it is looked for again")
-        return await self._ingester.ingest(record, form, files)
-
-    async def take_late(self, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
-        """Keeps the answers of a batch whose tasks were asked again, where no other is there: how many, and how many
-        were paid for twice."""
-        form = await self._context.form(record)
-        assert form is not None
-        kept = twice = 0
-        for remote in seen.results:
-            got = await self._download(record, remote, LATE)
-            if not isinstance(got, Fault):
-                file = self._context.folder / got[0]
-                fresh, others = await self._ingester.late(record, form, file)
-                kept, twice = kept + fresh, twice + others
-                file.unlink(missing_ok=True)
-        await self._journal.late(record, seen)
-        return kept, twice
-
-    async def _clean(self, record: BatchRecord) -> BatchRecord:
-        """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no fault."""
-        api = self._context.account(record).api
-        refs = await self._remote_files(record)
-        for ref in refs:
-            fault = await api.delete(file=ref)
-            if fault is not None:
-                return await self._journal.remark(record, f"a file of it is left at {record.provider}: {fault.message}")
-        self.forget_files(record)
-        return await self._journal.cleaned(record)
-
-    async def _remote_files(self, record: BatchRecord) -> Sequence[str]:
-        api = self._context.account(record).api
-        if not api.uploads:
-            return []
-        seen = await api.look(record.provider_id) if record.provider_id is not None else None
-        results = [one.ref for one in seen.results] if isinstance(seen, ProviderBatch) else []
-        return [*([record.file_id] if record.file_id else []), *results]
-
-    def forget_files(self, record: BatchRecord) -> None:
-        """Removes what lies on this machine of a batch."""
-        for suffix in ("", *KINDS.values()):
-            self._context.path(record, suffix).unlink(missing_ok=True)
+        except StoreError:
+            part.unlink(missing_ok=True)
+            raise
+        if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
+            got = replace(got, kind=FaultKind.TASK)
+        if got.kind is FaultKind.TASK or not await context.wait_and_retry(got, attempt, f"fetching {path.name}"):
+            part.unlink(missing_ok=True)
+            return got
 
 
 def _kept(part: Path, path: Path) -> str:
@@ -277,14 +222,56 @@ def _kept(part: Path, path: Path) -> str:
     return digest
 
 
-def _refusal(one: BatchError) -> RowError:
-    return RowError(ErrorType.PROVIDER_ERROR, f"line {one.line} was refused: {_words(one.code, one.message)}")
+async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Reads its results into the store; a file that is not what was downloaded is downloaded again."""
+    files = []
+    for name, size, digest in json.loads(record.outputs or "[]"):
+        files.append(context.batching.folder / name)
+        if not await asyncio.to_thread(is_whole, files[-1], size, digest):
+            return await context.journal.step(record, BatchStep.TERMINAL, f"{name} is not what was downloaded")
+    form = await context.format(record)
+    if form is None:
+        return await context.journal.remark(record, f"{record.provider} has no batch API in agac.yml any more")
+    if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its size alone
+        return await context.journal.write(
+            record, "not_ours", foreign=foreign(record, record.provider_id),
+            note="what was taken for it is another one: it is looked for again",
+        )  # fmt: skip
+    return await ingest(context, record, form, files)
 
 
-def _words(code: str, message: str) -> str:
-    return f"{message} ({code})" if code else message
+async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
+    """Keeps the answers of a batch whose tasks were sent again, where no other is there: how many, and how many were
+    paid for twice."""
+    form = await context.format(record)
+    assert form is not None
+    kept = twice = 0
+    for remote in seen.results:
+        got = await _download(context, record, remote, LATE)
+        if not isinstance(got, Fault):
+            file = context.batching.folder / got[0]
+            fresh, others = await keep_late(context, record, form, file)
+            kept, twice = kept + fresh, twice + others
+            file.unlink(missing_ok=True)
+    await context.journal.write(record, "late", foreign=foreign(record, seen.id))
+    return kept, twice
 
 
-def _told(seen: ProviderBatch) -> str | None:
-    """Why a batch that ended badly did, where it says so."""
-    return "; ".join(_words(one.code, one.message) for one in seen.errors) or None
+async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no fault."""
+    api = context.account(record.provider).api
+    if api.uploads:
+        seen = await _seen(context, record) if record.provider_id is not None else None
+        results = [one.ref for one in seen.results] if isinstance(seen, ProviderBatch) else []
+        for file in [*([record.file_id] if record.file_id else []), *results]:
+            if (fault := await api.delete(file=file)) is not None:
+                note = f"a file of it is left at {record.provider}: {fault.message}"
+                return await context.journal.remark(record, note)
+    forget_files(context, record)
+    return await context.journal.write(record, "cleaned")
+
+
+def forget_files(context: BatchContext, record: BatchRecord) -> None:
+    """Removes the files of a batch on this machine."""
+    for suffix in ("", *KINDS.values()):
+        context.path(record, suffix).unlink(missing_ok=True)

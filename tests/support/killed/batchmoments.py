@@ -19,7 +19,9 @@ JOURNAL = (
     "plan", "built", "step", "release", "reject", "uploaded", "intend", "defer", "submitted", "remark", "put_off",
     "seen", "not_ours", "cancel", "downloaded", "ingested", "cleaned",
 )  # fmt: skip
-METHODS = {"provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("_lines", "_put")}
+"""Methods of `Journal`, and statements that it writes by their names."""
+
+METHODS = {"provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("lines", "put")}
 
 Happens = Callable[[str], None]
 
@@ -32,18 +34,19 @@ def is_moment(event: str) -> bool:
 def tell(happens: Happens) -> None:
     """Has every moment told to `happens`."""
     from agac.engine.batch.enrol import Spool
-    from agac.engine.batch.ingest import Ingester
+    from agac.engine.batch.ingest import ResultReader
     from agac.engine.batch.lifecycle import Journal
-    from agac.providers.anthropic_batch import AnthropicBatches
-    from agac.providers.openai_batch import OpenAIBatches
+    from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches
 
     classes: dict[str, list[type]] = {
-        "provider": [OpenAIBatches, AnthropicBatches], "journal": [Journal], "spool": [Spool], "results": [Ingester],
+        "provider": [OpenAIBatches, AnthropicBatches], "journal": [Journal], "spool": [Spool],
+        "results": [ResultReader],
     }  # fmt: skip
     for owner, methods in METHODS.items():
         for made in classes[owner]:
-            for method in methods:
-                setattr(made, method, _telling(getattr(made, method), f"{owner}.{method}", happens))
+            for method in (*methods, "write") if made is Journal else methods:
+                if hasattr(made, method):
+                    setattr(made, method, _telling(getattr(made, method), f"{owner}.{method}", happens))
 
 
 def _telling(method: Any, name: str, happens: Happens) -> Any:
@@ -60,11 +63,12 @@ def _telling(method: Any, name: str, happens: Happens) -> Any:
 
     @functools.wraps(method)
     async def waited(*arguments: Any, **options: Any) -> Any:
-        happens(f"{name}.before")
+        moment = f"journal.{arguments[2]}" if name == "journal.write" else name  # which statement it writes
+        happens(f"{moment}.before")
         done = await method(*arguments, **options)
         if name == "provider.download":
             _halving(arguments[2], lambda: happens(f"{name}.amid"))
-        happens(f"{name}.after")
+        happens(f"{moment}.after")
         return done
 
     return waited

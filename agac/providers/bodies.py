@@ -1,0 +1,132 @@
+"""JSON as bodies: written, and read where a server sent it, when nothing is sure to have its shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from agac.core.types import JSONValue
+
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_escaped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+
+
+class Encoder:
+    """Encodes the bodies of one stage's calls to one model as `encode` does. A member that is the same object as in the
+    call before, as the schema is, is not encoded again."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[JSONValue, str]] = {}
+
+    def encode(self, wire: Mapping[str, JSONValue]) -> bytes:
+        """The body's bytes."""
+        members = []
+        for name, value in wire.items():
+            kept = self._kept.get(name)
+            if kept is None or kept[0] is not value:
+                kept = self._kept[name] = (value, f"{_compact(name)}:{_compact(value)}")
+            members.append(kept[1])
+        try:
+            return f"{{{','.join(members)}}}".encode()
+        except UnicodeEncodeError:
+            return encode(dict(wire))
+
+
+def encode(wire: JSONValue) -> bytes:
+    """JSON as bytes, once a call. A lone surrogate, which UTF-8 cannot hold, travels as its JSON escape."""
+    try:
+        return _compact(wire).encode()
+    except UnicodeEncodeError:
+        return _escaped(wire).encode()
+
+
+_decode = json.JSONDecoder().decode
+
+MAX_COUNT = 1 << 53
+"""A count beyond that is none: nothing bills so much, and no database column holds more than 2^63."""
+
+
+def json_of(body: bytes) -> Any:
+    """The body's JSON; None when it is none."""
+    try:
+        # json.loads would guess the encoding, and does where it may be another one
+        return (
+            _decode(body.decode("utf-8", "surrogatepass"))
+            if body[:1] == b"{" and body[1:2] != b"\0"
+            else json.loads(body)
+        )
+    except (ValueError, RecursionError):
+        return None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object; an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """A list; an empty one in the place of anything else."""
+    return value if isinstance(value, list) else []
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Those of a list's items that are objects."""
+    return [item for item in items(value) if isinstance(item, dict)]
+
+
+def text(of: Any, name: str) -> str:
+    """A text within an object; an empty one when there is none."""
+    value = mapping(of).get(name)
+    return value if isinstance(value, str) else ""
+
+
+def count(of: Any, name: str) -> int | None:
+    """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
+    value = mapping(of).get(name)
+    return value if type(value) is int and 0 <= value < MAX_COUNT else None
+
+
+def http_status(value: Any, lowest: int) -> int | None:
+    """An HTTP status from `lowest` on, as a number or as text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and lowest <= value < 600 else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number in a text."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def date(value: str) -> float | None:
+    """A date of HTTP or of RFC 3339, in seconds since 1970."""
+    from email.utils import parsedate_to_datetime  # 12 ms that only a date in a header is worth
+
+    try:
+        found: datetime = datetime.fromisoformat(value) if value[:4].isdigit() else parsedate_to_datetime(value)
+        # a date without a zone is UTC in HTTP
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+_MILLISECONDS_FROM = 100_000_000_000
+"""A number of seconds since 1970 that large is in the year 5138: it counts milliseconds."""
+
+
+def moment(value: Any) -> float | None:
+    """Seconds since 1970 of a number, of a text that is one, or of a date; None for anything else."""
+    if isinstance(value, str):
+        value = number(value) or date(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        return None
+    return value / 1000 if value >= _MILLISECONDS_FROM else float(value)

@@ -1,0 +1,226 @@
+"""How a JSON Schema is sent to each dialect's providers.
+
+Whatever is sent, the answer is validated here afterwards; this only decides how many answers fail that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any
+
+from agac.core.types import JSONValue, Schema
+from agac.providers.bodies import mapping
+from agac.providers.provider import Provider
+
+INSTRUCTION = """\
+Answer with one JSON value that satisfies the JSON Schema below, and with nothing else: no prose, no code fence.
+
+JSON Schema:
+"""
+"""What a model is told where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a schema adds to a request: a `response_format`, a text ending the system message, both or neither."""
+
+    response_format: dict[str, JSONValue] | None = None
+    instruction: str | None = None
+
+
+_PLAIN = Shape()
+_MOST_SHAPES = 256
+
+Shaping = Callable[[Schema, Provider], dict[str, JSONValue] | None]
+"""A schema as a dialect's `response_format`, for a provider that is held to schemas; None: it takes another form."""
+
+_shapes: dict[tuple[int, str, bool, Shaping], tuple[Schema, Shape]] = {}
+
+
+def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping) -> Shape:
+    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value."""
+    if schema is None:
+        return _PLAIN
+    key = (id(schema), provider.structured, provider.strict_schema, shaping)
+    if (kept := _shapes.get(key)) is not None:
+        return kept[1]
+    if len(_shapes) >= _MOST_SHAPES:
+        _shapes.clear()
+    form = None if provider.structured == "none" else shaping(schema, provider)
+    shape = Shape(form)
+    if form is None or form["type"] != "json_schema":
+        told = json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
+        shape = Shape(form, INSTRUCTION + told)
+    # the schema is kept with its shape, so that its id cannot be given to another one
+    _shapes[key] = (schema, shape)
+    return shape
+
+
+# OpenAI. platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict: true` accepts. Other
+# keywords are refused with a 400 for every row, so one that the page does not name counts as an obstacle.
+
+_STRICT_KEYWORDS = frozenset((
+    "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "enum",
+    "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maximum", "minItems", "minimum",
+    "multipleOf", "pattern", "properties", "required", "title", "type",
+))  # fmt: skip
+_STRICT_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"))
+_DEFINED = ("$defs", "definitions")
+_STRICT_DEPTH = 10
+_STRICT_PROPERTIES = 5000
+_STRICT_ENUM_VALUES = 1000
+
+
+def openai_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
+    """OpenAI's `response_format`. Both of its modes give objects only."""
+    if schema.body.get("type") != "object":
+        return None
+    if provider.structured == "json_object":
+        return {"type": "json_object"}
+    described: dict[str, JSONValue] = {"name": schema.name, "schema": schema.body}
+    if provider.strict_schema and is_strict(schema.body):
+        described["strict"] = True
+    return {"type": "json_schema", "json_schema": described}
+
+
+def is_strict(schema: Mapping[str, JSONValue]) -> bool:
+    """Whether a schema is within the subset of OpenAI's strict mode."""
+    if schema.get("type") != "object" or "anyOf" in schema:
+        return False
+    properties = enum_values = 0
+    waiting: list[tuple[Any, int]] = [(schema, 0)]  # schemas within it, and how many levels of values below the root
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > _STRICT_DEPTH or not _is_strict_node(node):
+            return False
+        own = mapping(node.get("properties"))
+        properties += len(own)
+        enum_values += len(node.get("enum") or ())
+        waiting += [(part, depth + 1) for part in own.values()]
+        waiting += [(part, depth) for name in _DEFINED for part in mapping(node.get(name)).values()]
+        waiting += [(node["items"], depth + 1)] if "items" in node else []
+        waiting += [(part, depth) for part in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
+    return properties <= _STRICT_PROPERTIES and enum_values <= _STRICT_ENUM_VALUES
+
+
+def _is_strict_node(node: Any) -> bool:
+    if not isinstance(node, dict) or not node.keys() <= _STRICT_KEYWORDS or not node.keys() & {"type", "anyOf", "$ref"}:
+        return False
+    if "$ref" in node and len(node) > 1 and not node.keys() <= {"$ref", *_DEFINED}:
+        return False
+    if isinstance(name := node.get("format"), str) and name not in _STRICT_FORMATS:
+        return False
+    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    if "object" not in kinds and "properties" not in node:
+        return True
+    required = node.get("required") or ()
+    return node.get("additionalProperties") is False and all(n in required for n in mapping(node.get("properties")))
+
+
+# Anthropic holds answers to part of the language, with every object closed. Facts: platform.claude.com, Structured
+# outputs, and what the anthropic SDK 2.12 makes of schemas, read November 2026. As there, a bound that cannot be held
+# is told in a description.
+
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
+_KEPT_AS_THEY_ARE = ("type", "enum", "const", "title", "description", "required")
+_TOLD = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
+    *("format", "minItems", "maxItems", "uniqueItems", "minProperties"),
+)
+"""Bounds of a value, in the order in which a description tells of them."""
+
+_IDLE = ("$schema", "$id", "$comment", "default", "deprecated", "examples", "readOnly", "writeOnly")
+_NESTED = ("properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref")
+_KNOWN = frozenset((*_KEPT_AS_THEY_ARE, *_TOLD, *_IDLE, *_NESTED))
+_KINDS = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"))
+_MOST_OPTIONAL = 24
+_MOST_UNIONS = 16
+
+
+class _Beyond(ValueError):
+    """The schema says what Anthropic's part of the language cannot."""
+
+
+def anthropic_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
+    """`output_config.format`; None where the schema has to be told in words."""
+    if provider.structured != "json_schema" or schema.body.get("type") != "object":
+        return None
+    try:
+        return {"type": "json_schema", "schema": _closed_root(schema.body)}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _closed_root(body: Mapping[str, Any]) -> dict[str, JSONValue]:
+    """The whole schema. Raises ValueError, also for one that is larger than Anthropic compiles."""
+    # references must name definitions, and never come back to where they are
+    named = {f"#/{kind}/{name}": part for kind in _DEFINED for name, part in (body.get(kind) or {}).items()}
+    if not _references(body) <= named.keys():
+        raise _Beyond
+    TopologicalSorter({name: _references(part) for name, part in named.items()}).prepare()
+    closed = _closed({name: value for name, value in body.items() if name not in _DEFINED})
+    for kind in _DEFINED:
+        if kind in body:
+            closed[kind] = {name: _closed(part) for name, part in body[kind].items()}
+    nodes = [node for node in _dicts(closed) if "type" in node or "anyOf" in node]
+    optional = sum(len(set(n["properties"]) - set(n.get("required") or ())) for n in nodes if "properties" in n)
+    unions = sum("anyOf" in node or isinstance(node["type"], list) for node in nodes)
+    if optional > _MOST_OPTIONAL or unions > _MOST_UNIONS:
+        raise _Beyond
+    return closed
+
+
+def _references(schema: Any) -> set[str]:
+    return {str(node["$ref"]) for node in _dicts(schema) if "$ref" in node}
+
+
+def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping within a value, itself included."""
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _dicts(part)
+
+
+def _closed(node: Any) -> dict[str, JSONValue]:
+    """A schema within it. Raises _Beyond."""
+    if not isinstance(node, dict) or not node.keys() <= _KNOWN or not node.keys() & _KINDS:
+        raise _Beyond
+    if "$ref" in node:
+        return {"$ref": node["$ref"]}
+    if any(isinstance(value, (dict, list)) for value in (*(node.get("enum") or ()), node.get("const"))):
+        raise _Beyond
+    closed: dict[str, JSONValue] = {name: node[name] for name in _KEPT_AS_THEY_ARE if name in node}
+    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    if "object" in kinds or "properties" in node:
+        # one that says nothing of other properties is closed; one that asks for others cannot be told
+        properties = node.get("properties")
+        if not properties or node.get("additionalProperties", False) is not False:
+            raise _Beyond
+        closed["properties"] = {name: _closed(part) for name, part in properties.items()}
+        closed["additionalProperties"] = False
+    if "array" in kinds or "items" in node:
+        closed["items"] = _closed(node.get("items"))
+    # `oneOf` is widened to `anyOf`; what `allOf` joins must not be closed apart, nor be a reference
+    if "allOf" in node or {"anyOf", "oneOf"} <= node.keys():
+        raise _Beyond
+    if (parts := node.get("anyOf", node.get("oneOf"))) is not None:
+        closed["anyOf"] = [_closed(part) for part in parts]
+    return closed | _bounds(node)
+
+
+def _bounds(node: Mapping[str, Any]) -> dict[str, JSONValue]:
+    """Bounds that can be held, and the others in the description."""
+    bounds = {name: node[name] for name in _TOLD if name in node}
+    held: dict[str, JSONValue] = {}
+    if bounds.get("format") in _FORMATS:
+        held["format"] = bounds.pop("format")
+    if bounds.get("minItems") in (0, 1):
+        held["minItems"] = bounds.pop("minItems")
+    if bounds:
+        words = "{" + ", ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in bounds.items())
+        held["description"] = f"{node['description']}\n\n{words}}}" if node.get("description") else words + "}"
+    return held

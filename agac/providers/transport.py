@@ -1,0 +1,282 @@
+"""The way to a provider: its address, the headers, the proxy and the certificates, and what a way that fails means."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+import aiohttp
+from yarl import URL
+
+from agac.core.errors import ErrorType, UsageError
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers.provider import Provider
+
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Where a file of trusted certificates is named; the first that is set counts."""
+
+
+def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
+    """The proxy that the environment names for `url`, credentials included; None: straight.
+
+    HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else ALL_PROXY, in either case of letters (lower wins); NO_PROXY's
+    hosts and every loopback address are reached straight, since a proxy's loopback is another machine's.
+
+    Raises:
+        UsageError: the variable names something else than an HTTP proxy.
+    """
+    found = {
+        name.lower(): (name, value) for name, value in sorted(env.items()) if value and name.lower().endswith("_proxy")
+    }
+    name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
+    excepted = found.get("no_proxy", ("", ""))[1]
+    if not text or _is_loopback(url.host or ""):
+        return None
+    if excepted and proxy_bypass_environment(f"{url.host}:{url.port}", {"no": excepted}):
+        return None
+    proxy = URL(text if "://" in text else f"http://{text}")
+    if proxy.scheme not in ("http", "https") or not proxy.host:
+        raise UsageError(
+            f"{name} names a {proxy.scheme} proxy; agac goes through http proxies only",
+            remedy=f"Set {name} to http://host:port, or add {url.host} to NO_PROXY.",
+        )
+    return proxy
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def tls_context(env: Mapping[str, str]) -> ssl.SSLContext:
+    """Verifies servers against the file that the environment names, else against the system's certificates.
+
+    Raises:
+        UsageError: the file is not there or holds no certificates.
+    """
+    variable = next((variable for variable in CA_VARIABLES if env.get(variable)), None)
+    if variable is None:
+        return ssl.create_default_context()
+    file = Path(env[variable])
+    try:
+        folder = file.is_dir()
+        return ssl.create_default_context(cafile=None if folder else str(file), capath=str(file) if folder else None)
+    except (OSError, ssl.SSLError) as problem:
+        reason = "holds no certificates" if isinstance(problem, ssl.SSLError) else "cannot be read"
+        raise UsageError(
+            f"{variable}: {file} {reason}", remedy=f"Set {variable} to a PEM file of certificates, or unset it."
+        ) from problem
+
+
+def address_of(provider: Provider, path: str) -> URL:
+    """Where a dialect is spoken. Raises UsageError when that is no address."""
+    try:
+        url = URL(provider.base_url + path)
+        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"the base_url of {provider.name} is no address: '{provider.base_url}'",
+            remedy="Write it as https://host/path in agac.yml.",
+        )
+    return url
+
+
+@cache
+def _user_agent() -> str:
+    """It takes 4 ms to look up, for each provider of each run."""
+    return f"agac/{version('agac')}"
+
+
+def headers_for(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
+    """All that is sent with every call. A value that cannot stand in a header is refused here, without being shown.
+
+    Raises UsageError.
+    """
+    headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": _user_agent()}
+    headers |= {**own, **provider.headers}
+    for name, value in headers.items():
+        if not value.isprintable() or not value.isascii():
+            source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+            raise UsageError(
+                f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
+                remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+            )
+    return headers
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionRule:
+    """What an exception means. `sentence` and `remedy` have the fields `{provider} {host} {proxy} {reason} {connect}
+    {first_byte} {total} {status} {base_url}`."""
+
+    kind: FaultKind
+    type: ErrorType
+    sentence: str
+    remedy: str = ""
+    ambiguous: bool = False
+    """The request may have been sent: the provider may have done the work."""
+
+
+def _rule(kind: FaultKind, sentence: str, remedy: str = "") -> ExceptionRule:
+    return ExceptionRule(kind, ErrorType.PROVIDER_ERROR, sentence, remedy)
+
+
+def _late(sentence: str) -> ExceptionRule:
+    return ExceptionRule(FaultKind.RETRY, ErrorType.TIMEOUT, sentence)
+
+
+_RETRY, _FATAL = FaultKind.RETRY, FaultKind.FATAL
+
+_CUT = _rule(_RETRY, "the connection to {provider} ({host}) was lost before the answer was complete")
+_NO_HTTP = _rule(_RETRY, "what {host} sent is not HTTP")
+_GARBLED = _rule(_RETRY, "{provider} ({host}) streamed an event that is not JSON")
+_NO_CONNECTION = _rule(
+    _RETRY,
+    "{provider} ({host}) cannot be reached: {reason}",
+    "Check that the server runs and that its base_url, {base_url}, is right.",
+)
+_NO_HOST = _rule(
+    _RETRY,
+    "{provider}: the host {host} cannot be found: {reason}",
+    "Check the host in its base_url, {base_url}, and that this machine is online.",
+)
+_NO_PROXY = _rule(
+    _RETRY,
+    "the proxy {proxy} cannot be reached: {reason}",
+    "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} to NO_PROXY.",
+)
+_PROXY_REFUSES = _rule(
+    _FATAL,
+    "the proxy {proxy} refused the way to {host} ({status})",
+    "Give its credentials in the variable (http://user:password@host:port), or add {host} to NO_PROXY.",
+)
+_NO_TLS = _rule(
+    _RETRY,
+    "no TLS connection to {provider} ({host}): {reason}",
+    "Check that its base_url, {base_url}, is right: https only where the server speaks TLS.",
+)
+_NOT_TRUSTED = _rule(
+    _FATAL,
+    "the certificate of {host} is not trusted: {reason}",
+    "Set SSL_CERT_FILE to a PEM file with the certificates that sign it (a company's proxy has its own).",
+)
+_NO_ADDRESS = _rule(_FATAL, "{base_url} is no address", "Write the base_url of {provider} as https://host/path.")
+_SLOW_CONNECT = _late("no connection to {provider} ({host}) within {connect} s (timeout.connect)")
+_SILENT = _late("{provider} sent nothing for {first_byte} s (timeout.first_byte)")
+_SLOW = _late("{provider} did not finish within {total} s (timeout.total)")
+
+NO_WEBSOCKET = _rule(
+    _FATAL,
+    "{provider} accepts no WebSocket at {base_url} ({status})",
+    "Write transport=auto or transport=sse in the model.",
+)
+"""An upgrade that was refused, where nothing else was allowed."""
+
+_REDIRECTED = _rule(
+    _FATAL,
+    "{provider} ({base_url}) answered {status} and points to {target}; a key is not carried on to another address",
+    "Write the address that serves the API as base_url of {provider}.",
+)
+
+
+class GarbledStream(aiohttp.ClientPayloadError):
+    """An event is not JSON: with a piece missing, the answer would be another one."""
+
+
+EXCEPTION_RULES: dict[type[BaseException], ExceptionRule] = {
+    # before anything is sent
+    aiohttp.ConnectionTimeoutError: _SLOW_CONNECT,
+    aiohttp.ClientConnectorError: _NO_CONNECTION,  # of a Unix socket too
+    aiohttp.ClientConnectorDNSError: _NO_HOST,
+    aiohttp.ClientProxyConnectionError: _NO_PROXY,
+    aiohttp.ClientHttpProxyError: _PROXY_REFUSES,
+    aiohttp.ClientSSLError: _NO_TLS,
+    aiohttp.ClientConnectorSSLError: _NO_TLS,
+    aiohttp.ClientConnectorCertificateError: _NOT_TRUSTED,
+    aiohttp.ServerFingerprintMismatch: _NOT_TRUSTED,
+    ssl.SSLCertVerificationError: _NOT_TRUSTED,
+    ssl.SSLError: _NO_TLS,
+    aiohttp.InvalidURL: _NO_ADDRESS,
+    aiohttp.InvalidUrlClientError: _NO_ADDRESS,
+    aiohttp.NonHttpUrlClientError: _NO_ADDRESS,
+    aiohttp.InvalidUrlRedirectClientError: _NO_ADDRESS,
+    aiohttp.NonHttpUrlRedirectClientError: _NO_ADDRESS,
+    aiohttp.RedirectClientError: _NO_ADDRESS,
+} | {
+    # afterwards: the work may have been done
+    kind: replace(rule, ambiguous=True)
+    for rule, kinds in {
+        _SILENT: (aiohttp.SocketTimeoutError, aiohttp.ServerTimeoutError),
+        _SLOW: (TimeoutError,),
+        _CUT: (
+            *(aiohttp.ServerDisconnectedError, aiohttp.ServerConnectionError, aiohttp.ClientConnectionResetError),
+            *(aiohttp.ClientOSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError),
+            aiohttp.ClientError,
+        ),
+        _GARBLED: (GarbledStream,),
+        _NO_HTTP: (aiohttp.ClientResponseError, aiohttp.ContentTypeError, aiohttp.TooManyRedirects),
+    }.items()
+    for kind in kinds
+}
+"""Every exception that a request can end in. Classes are named one by one: a new one of aiohttp fails a test."""
+
+
+def exception_rule(problem: BaseException) -> ExceptionRule:
+    """The row of the exception's nearest class. Raises KeyError for what no request raises."""
+    if isinstance(problem, aiohttp.ClientHttpProxyError) and problem.status >= 500:
+        return _NO_CONNECTION
+    return next(EXCEPTION_RULES[cls] for cls in type(problem).__mro__ if cls in EXCEPTION_RULES)
+
+
+def reason_of(problem: BaseException) -> str:
+    """The system's words for an exception, without addresses and without anything that was sent."""
+    if isinstance(problem, aiohttp.ClientConnectorCertificateError):
+        inner: BaseException = problem.certificate_error
+        return getattr(inner, "verify_message", "") or type(inner).__name__
+    if isinstance(problem, aiohttp.ClientHttpProxyError):
+        return f"the proxy answered {problem.status}"
+    if isinstance(problem, aiohttp.ClientConnectorError):
+        problem = problem.os_error
+    if isinstance(problem, ssl.SSLError):
+        return (problem.reason or "TLS failed").replace("_", " ").lower()
+    strerror = str(getattr(problem, "strerror", None) or problem)
+    number = getattr(problem, "errno", None) or next(iter(re.findall(r"\[Errno (\d+)\]", strerror)), None)
+    if number and "Connect call failed" in strerror:  # asyncio puts an address there, or one for each try
+        return os.strerror(int(number)).lower()
+    return strerror if getattr(problem, "strerror", None) else type(problem).__name__
+
+
+def named(rule: ExceptionRule, words: Mapping[str, object], redactor: Redactor, status: int | None = None) -> Fault:
+    """The Fault of an exception, in the words that its rule has fields for."""
+    message = rule.sentence.format(**words)
+    if rule.remedy:
+        message = f"{message}. {rule.remedy.format(**words)}"
+    return Fault(rule.kind, rule.type, redactor.clean(message), status=status, ambiguous=rule.ambiguous)
+
+
+def redirected(provider: Provider, status: int, location: str, redactor: Redactor) -> Fault:
+    """An answer that points elsewhere, which is not followed."""
+    try:
+        target = URL(location).host
+    except ValueError:
+        target = None
+    words = {
+        "provider": provider.name,
+        "base_url": provider.base_url,
+        "status": status,
+        "target": target or "another address",
+    }
+    return named(_REDIRECTED, words, redactor, status)
