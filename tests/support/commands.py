@@ -82,8 +82,8 @@ class Template:
     nothing but agac and its simulator, and forks them, too."""
 
     def __init__(self) -> None:
-        self.name = f"agac-tests-{os.getpid()}"
         self._folder = Path(mkdtemp(prefix="agac-tests-"))
+        self.socket = str(self._folder / "socket")
         self.typed, self.python = self._folder / "typed", self._folder / "python"
         self.typed.mkdir()
         for name, script in {"agac": self.typed / "agac", "python": self.python}.items():
@@ -91,7 +91,7 @@ class Template:
             script.chmod(0o755)
         path = os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, f"{KILLER}/template.py", self.name, self.python],
+            [sys.executable, f"{KILLER}/template.py", self.socket, self.python],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -103,7 +103,7 @@ class Template:
     ) -> Forked:
         """A child that runs a program, with these three descriptors as its input, output and errors."""
         report = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        report.connect("\0" + self.name)
+        report.connect(self.socket)
         asked = {"program": program, "arguments": list(arguments), "folder": str(folder), "env": dict(env)}
         socket.send_fds(report, [json.dumps(asked).encode()], handles)
         return Forked(int(report.recv(100)), report)
@@ -119,7 +119,7 @@ class Template:
 def template() -> Template:
     """The one of this test process, until the tests end."""
     started = Template()
-    os.environ["AGAC_TEST_FORKS"] = started.name
+    os.environ["AGAC_TEST_FORKS"] = started.socket
     atexit.register(started.close)
     return started
 

@@ -23,7 +23,7 @@ def main(program: str, arguments: list[str]) -> int:
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes as long to import as all the rest
     asked = {"program": program, "arguments": arguments, "folder": folder, "env": dict(os.environ), "tied": True}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.connect("\0" + os.environ["AGAC_TEST_FORKS"])
+        server.connect(os.environ["AGAC_TEST_FORKS"])
         socket.send_fds(server, [json.dumps(asked).encode()], [0, 1, 2])
         number = int(server.recv(100))
         for each in FORWARDED:

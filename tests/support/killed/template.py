@@ -1,8 +1,8 @@
 """Has imported all of agac, and forks: each child is a process of its own that runs one `agac` command or a simulator.
 
-    python template.py NAME PYTHON
+    python template.py SOCKET PYTHON
 
-listens on the abstract socket NAME until its standard input ends. Whoever connects sends JSON (program, arguments,
+listens on SOCKET until its standard input ends. Whoever connects sends JSON (program, arguments,
 folder, env) with three descriptors, the child's input, output and errors; back come the child's number and, once it
 has ended, its exit code, negative for a signal. A child that is `tied` is killed when whoever asked for it is gone.
 The program PYTHON asks so: the simulators that children start are forked, too. A fresh interpreter would spend up to a
@@ -146,10 +146,10 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def serve(name: str) -> None:
+def serve(path: str) -> None:
     """Until its input ends; whoever is still there then is ended, too."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind("\0" + name)
+    listening.bind(path)
     listening.listen(100)
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
