@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
-from agac.engine.budget import NOTHING, Reservation, RowBudgetExceeded, counted
+from agac.engine.budget import NOTHING, BudgetLimiter, Reservation, RowBudgetExceeded, counted
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadlineExceeded, StopRun, decide, max_calls
@@ -134,12 +134,19 @@ class Caller:
     async def _reply(
         self, attempts: TaskAttempts, request: Request, purpose: str
     ) -> tuple[Reply, Answer | RowError] | tuple[Fault, RowError]:
-        """Sends until something is answered or the policy gives up. A reply is given with what it is worth."""
+        """Sends until something is answered or the policy gives up. A reply is given with what it is worth. Raises
+        CapReached."""
         connection = attempts.connection
         body = connection.body(request)
         faults: dict[FaultKind, int] = {}
         while True:
-            sent = await self._send(attempts, body)
+            if attempts.number >= attempts.most:
+                raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
+            attempts.number += 1
+            if self._budgets is None:
+                sent = await connection.send(body, attempts.active.deadline, self._settler.given_up)
+            else:
+                sent = await self._send_reserved(self._budgets, attempts, body)
             reply, again = sent.answer, bool(faults)
             if isinstance(reply, Reply):
                 checked = None
@@ -174,25 +181,20 @@ class Caller:
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
 
-    async def _send(self, attempts: TaskAttempts, body: bytes) -> CallResult:
-        """Sends once, what it may cost at most being set aside until the attempt is kept. Raises CapReached."""
+    async def _send_reserved(self, budgets: BudgetLimiter, attempts: TaskAttempts, body: bytes) -> CallResult:
+        """Sends once, what it may cost at most being set aside until the attempt is kept."""
         active, connection = attempts.active, attempts.connection
-        if attempts.number >= attempts.most:
-            raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
-        attempts.number += 1
-        if self._budgets is None:
-            return await connection.send(body, active.deadline, self._settler.given_up)
         if active.budget is None:
-            active.budget = self._budgets.row_balance()
-        reserved = self._budgets.reserve(connection.stage.index, active.budget, connection.worst_case(body))
-        attempts.reservation = await active.deadline.wait(reserved)
+            active.budget = budgets.row_balance()
+        reserved = budgets.reserve(connection.stage.index, active.budget, connection.worst_case(body))
+        reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
             return await connection.send(body, active.deadline, self._settler.given_up)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
-            self._budgets.settle(attempts.reservation, NOTHING)
+            budgets.settle(reservation, NOTHING)
             raise
         except asyncio.CancelledError:  # perhaps it was
-            self._budgets.settle(attempts.reservation, attempts.reservation.worst, attempts.reservation.worst)
+            budgets.settle(reservation, reservation.worst, reservation.worst)
             raise
 
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:

@@ -165,13 +165,11 @@ class Tasks:
                 found[since, fingerprint] = result
         return found
 
-    async def answer(self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall) -> TaskReply:
+    def answer(self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall) -> Awaitable[TaskReply]:
         """A task's answer: an earlier one, that of an equal task, or the one that is asked for."""
         if isinstance(task, Prepared) and task.replicas:
-            assert isinstance(stage, PlannedStage)
-            left = self._left(active, stage, task.fingerprint)
-            return left if left is not None else await self._replicated(active, stage, task)
-        return await self._one(active, stage, task, task.fingerprint)
+            return self._replicated(active, stage, task)
+        return self._one(active, stage, task, task.fingerprint)
 
     async def _one(
         self,
@@ -307,13 +305,16 @@ class Tasks:
         """The row took too long, or spent too much, before it came here: another one may have its turn."""
         return error.type is ErrorType.BUDGET_EXCEEDED or (error.type is ErrorType.TIMEOUT and self._timed)
 
-    async def _replicated(self, active: ActiveRow, stage: PlannedStage, task: Prepared) -> TaskReply:
+    async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
         """The answer of a task with replicas; the error of the first of them that failed; parked where one may not be
         asked. All are asked at the same time, as far as lanes and budgets let them, and each is settled by itself: what
         one has is never asked again, whatever becomes of the others.
 
         Raises RunStopped when the run stops before all of them have ended.
         """
+        assert isinstance(stage, PlannedStage)
+        if (left := self._left(active, stage, task.fingerprint)) is not None:
+            return left
         own, asked = self._totals.stages[stage.name], set[int]()
         own.in_flight += 1
         works = [
