@@ -17,7 +17,7 @@ from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, ha
 from agac.engine.budget import BudgetLimiter, RunBudgets
 from agac.engine.caller import Caller, fields
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import Executor, RowSource, run_workers
+from agac.engine.executor import Executor, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows, scan_ids
@@ -161,11 +161,7 @@ class RowWalk:
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""
         context, feeds = self.context, ChildFeeds(self.context)
-        first = Executor(context, context.levels.all[0], self.tasks, feeds.add)
-        sources = [feeds.source(rows, first.walk) if feeds.levels else RowSource(rows, first.walk)]
-        sources += [
-            feeds.child_source(level, Executor(context, level, self.tasks, feeds.add).walk) for level in feeds.levels
-        ]
+        sources = feeds.sources(rows, lambda level: Executor(context, level, self.tasks, feeds.add).walk)
         await self.until_stopped(run_workers(sources, context.stop_signal, context.workers))
 
     async def _derived_rows(self) -> None:

@@ -270,8 +270,8 @@ class ChildFeeds:
 
     def __init__(self, context: InvocationContext) -> None:
         self._context = context
-        self.levels = [level for level in context.levels.all if is_fed(context, level)]
-        self._parents: dict[int, deque[Parent]] = {one.maker.index: deque() for one in self.levels if one.maker}
+        self._levels = [level for level in context.levels.all if is_fed(context, level)]
+        self._parents: dict[int, deque[Parent]] = {one.maker.index: deque() for one in self._levels if one.maker}
         self._open = 1  # the input, rows that were given out, and parents that have children to give
         self._changed = asyncio.Event()
 
@@ -283,20 +283,24 @@ class ChildFeeds:
                 parent = Parent(derived.row.key, 0, len(children))
                 self._context.ledger.batch.on_durable.append(partial(self._stored, origin, parent))
 
-    def source(self, rows: ActiveRows, walk: Walk) -> RowSource:
-        """The rows of the input, of which children are made."""
-        return RowSource(self._input(rows), self._counted(walk))
+    def sources(self, rows: ActiveRows, walk_of: Callable[[Level[AnyStage]], Walk]) -> list[RowSource]:
+        """The rows of the input, and the children that are made of them, level by level; `walk_of` takes the rows of a
+        level to their end."""
 
-    def child_source(self, level: Level[AnyStage], walk: Walk) -> RowSource:
-        """The children of a level."""
-        return RowSource(self._children(level), self._counted(walk))
+        def counted(level: Level[AnyStage]) -> Walk:
+            walk = walk_of(level)
 
-    def _counted(self, walk: Walk) -> Walk:
-        async def counted(row: ActiveRow) -> None:
-            await walk(row)
-            self._ended(1)
+            async def walk_counted(row: ActiveRow) -> None:
+                await walk(row)
+                self._ended(1)
 
-        return counted
+            return walk_counted
+
+        first = self._context.levels.all[0]
+        if not self._levels:
+            return [RowSource(rows, walk_of(first))]
+        children = [RowSource(self._children(level), counted(level)) for level in self._levels]
+        return [RowSource(self._input(rows), counted(first)), *children]
 
     async def _input(self, rows: ActiveRows) -> ActiveRows:
         async with aclosing(rows):
