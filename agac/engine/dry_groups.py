@@ -153,7 +153,6 @@ class ForecastDeriver:
         return whole
 
     def _item(self, maker: AnyStage) -> JSONValue:
-        """What an item may look like."""
         path = maker.explode or ()
         source = self._by_name.get(path[0])
         try:

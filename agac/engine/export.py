@@ -321,7 +321,6 @@ def _decoded(stored: str) -> JSONValue:
 
 
 def _fields(row: ExportRow) -> Fields:
-    """The fields of a row as it came to its end."""
     return row.form if row.form is not None else _decoded(row.data) or {}
 
 

@@ -577,5 +577,4 @@ class StoredAnswers:
 
 
 def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:
-    """What is looked up of a task."""
     return task.replicas if isinstance(task, Prepared) and task.replicas else (task.fingerprint,)

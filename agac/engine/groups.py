@@ -325,7 +325,6 @@ class Deduplicator:
             await self._write(rows, {digest: first[1]})
 
     async def _orders(self, keys: Sequence[int]) -> dict[int, Order]:
-        """Where these rows stand."""
         if not keys:
             return {}
         rows = await rows_of_keys(self._db, keys)

@@ -348,6 +348,5 @@ class ChildFeeds:
             self._tell()
 
     def _tell(self) -> None:
-        """Wakes everyone who waits."""
         self._changed.set()
         self._changed = asyncio.Event()

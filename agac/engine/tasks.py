@@ -362,7 +362,6 @@ class Tasks:
         return Answer(result, UNPARSED)
 
     def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
-        """The store has it now."""
         if known.get(fingerprint) is value:
             del known[fingerprint]
 

@@ -254,7 +254,6 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
 
 
 def _by_outcome(rows: dict[str, int]) -> dict[str, int]:
-    """Rows by outcome, all of them as `total`."""
     return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
 
 
