@@ -7,7 +7,7 @@ need more than one key, another file or the project are made by the loader.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +38,9 @@ class FileModel(BaseModel):
     merges: ClassVar[bool] = False
     """Whether a level that sets some of the keys leaves the others as a weaker level has them."""
 
+    may_be_empty: ClassVar[bool] = True
+    """Whether none of the keys has to stand."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _has_value(cls, value: Any) -> Any:
@@ -45,13 +48,9 @@ class FileModel(BaseModel):
             raise check.refused("has no value; give one or remove the key")
         return value
 
-
-class SomeKeys(FileModel):
-    """A mapping in which at least one key stands."""
-
     @model_validator(mode="after")
-    def _says_something(self) -> SomeKeys:
-        if not self.model_fields_set:
+    def _says_something(self) -> Self:
+        if not (self.may_be_empty or self.model_fields_set):
             *others, last = type(self).model_fields
             raise check.refused(f"is empty; give {', '.join(others)} or {last}")
         return self
@@ -191,8 +190,10 @@ Timeout = Annotated[
 ]
 
 
-class BudgetFile(SomeKeys):
+class BudgetFile(FileModel):
     """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
+
+    may_be_empty = False
 
     usd: float | None = key("US dollars.", gt=0)
     tokens: int | None = key("Tokens, of requests and replies together.", ge=1)
@@ -283,15 +284,19 @@ class MessageFile(FileModel):
     )
 
 
-class VisibleFile(SomeKeys):
+class VisibleFile(FileModel):
     """Which of a row's fields a stage may send: those and no others, or all but those. Guards see every field."""
+
+    may_be_empty = False
 
     only: list[NonEmpty] | None = key("The row's fields that may be sent.")
     never: list[NonEmpty] | None = key("Fields of the row, and results of stages, that may not be sent.", min_length=1)
 
 
-class ReduceFile(SomeKeys):
+class ReduceFile(FileModel):
     """How much of a group one call is given. What is larger is asked in parts, and then of the parts' results."""
+
+    may_be_empty = False
 
     max_rows: int | None = key("The most members, or results of parts, in a call.", ge=2)
     max_tokens: int | None = key("The most tokens that they may have together, as agac estimates them.", ge=1)

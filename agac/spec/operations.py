@@ -27,6 +27,7 @@ def ways(fields: Iterable[str]) -> tuple[Way, ...]:
     return tuple(tuple(field.split(".")) for field in fields)
 
 
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What a stage does in the place of asking a model; `key` is that of the stage's file."""
 
