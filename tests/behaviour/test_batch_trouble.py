@@ -11,11 +11,12 @@ import pytest
 from support.batchcase import APIS, ROWS, BatchCase, assert_ended
 from support.processes import ended, interrupt, wait_until
 from support.server import Faulty
+from support.soak import few
 
 import agac
 
 Start = Callable[..., BatchCase]
-everywhere = pytest.mark.parametrize("api", APIS)
+everywhere = pytest.mark.parametrize("api", few(list(APIS), 2))
 by_key_or_count = pytest.mark.parametrize("api", ["openai", "anthropic"])
 
 
@@ -42,7 +43,9 @@ def test_a_create_whose_answer_was_lost_is_sent_once(api: str, start: Start) -> 
 
 @pytest.mark.parametrize(
     ("api", "status"),
-    [("openai", 500), ("openai", 503), ("openai", 408), ("openai", 409), ("anthropic", 500), ("anthropic", 529)],
+    few(
+        [("openai", 500), ("openai", 503), ("openai", 408), ("openai", 409), ("anthropic", 529), ("anthropic", 500)], 2
+    ),
 )
 def test_a_create_that_failed_at_the_provider_after_all_was_done_is_not_repeated(
     api: str, status: int, start: Start
@@ -87,7 +90,7 @@ def test_a_create_in_doubt_is_not_repeated_within_its_grace(api: str, start: Sta
     case.assert_whole()
 
 
-@pytest.mark.parametrize("api", ["openai", "azure"])
+@pytest.mark.parametrize("api", few(["openai", "azure"], 2))
 def test_an_upload_whose_answer_was_lost_is_found_by_its_name(api: str, start: Start) -> None:
     """Case 3 without a kill."""
     case = start(api, {"kind": "batch_drop_after", "op": "upload", "at": [1]})
@@ -115,8 +118,12 @@ def test_results_that_were_cut_short_are_downloaded_again(api: str, start: Start
     case.assert_whole()
 
 
-@pytest.mark.parametrize("form", ["unknown", "null", "not_utf8"])
-@by_key_or_count
+FORMS = ["unknown", "null", "not_utf8"]
+
+
+@pytest.mark.parametrize(
+    ("api", "form"), few([("openai", form) for form in FORMS], 2) + few([("anthropic", form) for form in FORMS], 2, 1)
+)
 def test_a_line_of_somebody_elses_before_ours_does_not_make_the_batch_theirs(api: str, form: str, start: Start) -> None:
     """Case 25: where nothing but the results tells batches apart, one line of ours is proof enough."""
     case = start(api, {"kind": "batch_foreign_line", "form": form})
@@ -150,7 +157,7 @@ def test_a_batch_that_is_gone_between_its_end_and_its_results_is_looked_at_again
     case.assert_whole()
 
 
-@pytest.mark.parametrize("api", ["openai", "azure"])
+@pytest.mark.parametrize("api", few(["openai", "azure"], 2))
 def test_a_file_that_its_provider_does_not_find_yet_is_not_uploaded_again(api: str, start: Start) -> None:
     """Case 36."""
     case = start(api, {"kind": "batch_file_lag", "times": 2})
