@@ -96,6 +96,7 @@ async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[
     settings = settings or Settings()
     paths = {name: path.absolute() for name in ("faults", "state") if (path := getattr(settings, name)) is not None}
     flags = [*replace(settings, **paths).arguments(), "--ready-line", "--exit-with-stdin"]
+    command = [sys.executable, "-P", "-m", "agac.simulator", *flags]
     root, environ = Path(__file__).parents[2], dict(os.environ)
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed
         environ["PYTHONPATH"] = os.pathsep.join(path for path in (environ.get("PYTHONPATH"), str(root)) if path)
@@ -103,8 +104,7 @@ async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[
     environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-m", "agac.simulator", *flags),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
