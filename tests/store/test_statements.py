@@ -30,14 +30,12 @@ def fresh(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path)
 
 
-@pytest.fixture
-def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    made = fresh(tmp_path / "agac.db")
-    made.execute(sql.sql("ids_scan_make"))
-    try:
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A database for statements that are looked at and change nothing."""
+    with closing(fresh(tmp_path_factory.mktemp("store") / "agac.db")) as made:
+        made.execute(sql.sql("ids_scan_make"))
         yield made
-    finally:
-        made.close()
 
 
 def statement_of(name: str) -> str:
