@@ -63,7 +63,8 @@ def test_every_statement_has_a_sentence() -> None:
 def test_every_statement_is_used() -> None:
     folder = Path(db.__file__).parents[1]
     code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
-    unused = [name for name in sql.statements() if f'"{name}"' not in code]
+    steps = {name: name.removeprefix("batch_") for name in sql.statements()}  # `Journal.write` is told the step alone
+    unused = [name for name, step in steps.items() if f'"{name}"' not in code and f'"{step}"' not in code]
     assert unused == []
 
 
