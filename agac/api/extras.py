@@ -151,9 +151,13 @@ def _beside(source: Path, target: Path) -> Iterator[Path]:
     backups into the same file left that were killed."""
     prefix = f".{target.name}.agac-backup-"
     for path in [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]:
-        with suppress(ValueError, OSError):
-            if not _lives(int(path.name.removeprefix(prefix).partition("-")[0])):
-                path.unlink()
+        with suppress(ValueError, OSError):  # OSError: it is another user's, and lives
+            pid = int(path.name.removeprefix(prefix).partition("-")[0])
+            with suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                if pid != os.getpid():
+                    continue
+            path.unlink()
     temporary = target.with_name(f"{prefix}{os.getpid()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, source.stat().st_mode & 0o777))
@@ -165,16 +169,6 @@ def _beside(source: Path, target: Path) -> Iterator[Path]:
     finally:
         for path in (temporary, temporary.with_name(f"{temporary.name}-journal")):
             path.unlink(missing_ok=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
 
 
 def _make_durable(path: Path) -> None:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.api.project import open_project
 from agac.api.status import blocking, database_path, stored_run, workflow_name
@@ -60,24 +60,22 @@ class DrawnNode:
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnEdge:
-    """A line from a stage to one that needs it, by their names; with a text or without."""
+class DrawnEdge(NamedTuple):
+    """A line from a stage to one that needs it, by their names."""
 
     source: str
     target: str
-    label: str = ""
 
 
-def linked(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> list[tuple[int, int, DrawnEdge]]:
+def linked(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> list[tuple[int, int]]:
     """The places of each edge's ends among the nodes; ValueError for a name that is there twice or not at all."""
     places = {node.name: place for place, node in enumerate(nodes)}
     if len(places) < len(nodes):
         raise ValueError("two stages of a drawing have one name")
     edges = list(edges)
-    if missing := {name for edge in edges for name in (edge.source, edge.target)} - places.keys():
+    if missing := {name for edge in edges for name in edge} - places.keys():
         raise ValueError(f"an edge of a drawing ends at {min(missing)!r}, which is not in it")
-    return [(places[edge.source], places[edge.target], edge) for edge in edges]
+    return [(places[source], places[target]) for source, target in edges]
 
 
 def one_line(text: str) -> str:
@@ -106,10 +104,9 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
             shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
         text = "<br/>".join(shown)
         lines.append(f'    n{i}{opening}"{text}"{closing}')
-    for source, target, edge in linked(nodes, edges):
+    for source, target in linked(nodes, edges):
         arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
-        label = f'|"{_quoted(edge.label)}"|' if edge.label.strip() else ""
-        lines.append(f"    n{source} {arrow}{label} n{target}")
+        lines.append(f"    n{source} {arrow} n{target}")
     for kind, colour in COLOURS.items():
         if members := ",".join(f"n{i}" for i, node in enumerate(nodes) if node.kind == kind):
             lines += [f"    classDef {kind} stroke:{colour},stroke-width:2px", f"    class {members} {kind}"]

@@ -357,16 +357,11 @@ async def confirm_cost(
         return
     cost = dollars(usd, simulated=all(stage.provider.simulated for stage in plan.asking))
     if unknown:
-        cost += (
-            f", and on top what {', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}, whose price is not known"
-        )
+        whose = f"{', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}"
+        cost += f", and on top what {whose}, whose price is not known"
     said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
-    answer = confirm(f"{said}. Continue?") if confirm is not None else None
-    if not answer:
-        raise UsageError(
-            f"no calls were made: {said}" if answer is None else "no calls were made",
-            remedy=f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of.",
-        )
+    remedy = f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of."
+    _ask(confirm, "no calls were made", said, "Continue?", remedy)
 
 
 def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:
@@ -381,12 +376,15 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
     batches = "1 open batch" if len(numbers) == 1 else f"{len(numbers):,} open batches"
     said = f"{workflow} no longer needs {requests:,} of the requests in {batches} ({price})"
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
-    answer = confirm(f"{said}. They run on; to cancel them: {cancel}. Submit the others now?") if confirm else None
+    question = f"They run on; to cancel them: {cancel}. Submit the others now?"
+    remedy = f"Add --yes to submit the others as well, or cancel them first with: {cancel}"
+    _ask(confirm, "nothing was submitted", said, question, remedy)
+
+
+def _ask(confirm: Confirm | None, refusal: str, said: str, question: str, remedy: str) -> None:
+    answer = confirm(f"{said}. {question}") if confirm is not None else None
     if not answer:
-        raise UsageError(
-            f"nothing was submitted: {said}" if answer is None else "nothing was submitted",
-            remedy=f"Add --yes to submit the others as well, or cancel them first with: {cancel}",
-        )
+        raise UsageError(f"{refusal}: {said}" if answer is None else refusal, remedy=remedy)
 
 
 def _exact(usd: float) -> str:

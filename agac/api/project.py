@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from dotenv import dotenv_values
 
@@ -103,16 +103,7 @@ class RunOptions:
             raise UsageError(f"--max-errors {self.max_errors}: give 0 or more")
         if self.run_mode not in (None, "sync", "batch"):
             raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
-        return Overrides(
-            vars=self.vars,
-            model=self.model,
-            concurrency=self.concurrency,
-            input=self.input,
-            output=self.output,
-            budget=self.budget,
-            max_errors=self.max_errors,
-            run_mode=self.run_mode,
-        )
+        return Overrides(**{one.name: getattr(self, one.name) for one in fields(Overrides)})
 
     def scope(self, stages: Sequence[str]) -> Scope:
         """Which of the workflow's stages, in walking order, may be asked. Raises UsageError for unknown ones."""
@@ -155,13 +146,13 @@ class Project:
         return Redactor(secret for row in self.providers.values() for secret in row.secrets)
 
 
-def open_project(project: Path | str | None, *, start: Path | None = None) -> Project:
-    """The project at `project`, or the nearest one from `start` (the current folder) upward, with agac.yml's problems.
+def open_project(project: Path | str | None) -> Project:
+    """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems.
 
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
     """
-    root = project_root(project, start)
+    root = project_root(project)
     env = environment(root)
     spec, problems = load_project(root, env)
     if spec is None:
@@ -202,21 +193,6 @@ def environment(root: Path) -> dict[str, str]:
 # Checking workflows without running them: every problem of every file, and nothing of the user's is imported.
 
 
-def placed(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems as `--json` prints them, with their places."""
-    return [
-        {
-            "file": problem.where.file,
-            "line": problem.where.line,
-            "column": problem.where.column,
-            "path": problem.path,
-            "severity": problem.severity,
-            "message": problem.message,
-        }
-        for problem in problems
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class CheckReport(Report):
     """What a check found. `workflows` were checked, by name; `ok`: none of the problems is an error."""
@@ -224,7 +200,7 @@ class CheckReport(Report):
     JSON_KEYS = ("ok", "workflows", "problems")
 
     workflows: list[str]
-    problems: Annotated[list[Problem], placed]
+    problems: list[Problem]
 
     @property
     def ok(self) -> bool:

@@ -17,8 +17,7 @@ from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_lin
 # Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
 #
 # Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
-# passes a layer holds a place in it, as a box does, and a label is such a place with a size: so no line runs behind a
-# box, and no label lies on anything.
+# passes a layer holds a place in it, as a box does: so no line runs behind a box.
 
 PASSING = 8.0
 """What a line takes of a layer that it passes."""
@@ -74,31 +73,24 @@ class Cell:
         return Area(self.x - self.size.width / 2, middle - self.size.height / 2, *self.size)
 
 
-Link = tuple[int, int, Size | None]
-"""A line from one box to another, by their places in the list, and the size of its label."""
+Link = tuple[int, int]
+"""A line from one box to another, by their places in the list."""
 
 
 def place(boxes: Sequence[Size], links: Sequence[Link]) -> tuple[list[Cell], list[list[Cell]], Size]:
     """Places all: the boxes, the cells that each line goes through from its source to its target, and how large the
     whole is. ValueError where the links make a cycle."""
     layers = _layers(len(boxes), links)
-    labelled = {layers[target] for _, target, label in links if label}
-    rank_of, rank = [], -1
-    for layer in range(max(layers, default=-1) + 1):
-        rank += 2 if layer in labelled else 1  # the labels stand in a layer of their own, right above the boxes
-        rank_of.append(rank)
-    cells = [Cell(size, rank_of[layer], passing=False) for size, layer in zip(boxes, layers, strict=True)]
+    cells = [Cell(size, layer, passing=False) for size, layer in zip(boxes, layers, strict=True)]
     chains = []
-    for source, target, label in links:
+    for source, target in links:
         first, last = cells[source], cells[target]
         passed = [Cell(Size(PASSING, 0), between, passing=True) for between in range(first.rank + 1, last.rank)]
-        if label:
-            passed[-1].size = label
         chains.append([first, *passed, last])
         for upper, lower in pairwise(chains[-1]):
             upper.below.append(lower)
             lower.above.append(upper)
-    ranks: list[list[Cell]] = [[] for _ in range(rank + 1)]
+    ranks: list[list[Cell]] = [[] for _ in range(max(layers, default=-1) + 1)]
     everything = [*cells, *(cell for chain in chains for cell in chain[1:-1])]
     for cell in everything:
         cell.place = len(ranks[cell.rank])
@@ -117,7 +109,7 @@ def place(boxes: Sequence[Size], links: Sequence[Link]) -> tuple[list[Cell], lis
 def _layers(count: int, links: Sequence[Link]) -> list[int]:
     """For each box the length of the longest way to it."""
     above: dict[int, list[int]] = {box: [] for box in range(count)}
-    for source, target, _ in links:
+    for source, target in links:
         above[target].append(source)
     layers = [0] * count
     try:
@@ -232,14 +224,13 @@ def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
 def _stack(ranks: list[list[Cell]]) -> float:
     """Gives each layer its y: the further lines go to the side, the further down the next. Returns the whole height."""
     y = bottom = 0.0
-    for i, rank in enumerate(ranks):
+    for rank in ranks:
         depth = max(cell.size.height for cell in rank)
         for cell in rank:
             cell.top, cell.depth = y, depth
         bottom = y + depth
-        beside_labels = any(all(cell.passing for cell in some) for some in ranks[i : i + 2])
         aside = max((abs(cell.x - lower.x) for cell in rank for lower in cell.below), default=0.0)
-        y += depth + BETWEEN * (0.6 if beside_labels else 1) + min(STEEP * aside, BETWEEN)
+        y += depth + BETWEEN + min(STEEP * aside, BETWEEN)
     return bottom
 
 
@@ -290,7 +281,6 @@ INSIDE = 16.0
 """From a box's side to its text."""
 NARROWEST, WIDEST = 168.0, 300.0
 """Of a box."""
-LABEL_WIDEST = 240.0
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0
@@ -343,12 +333,7 @@ class _Box(NamedTuple):
 
 def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow") -> str:
     """The graph as an SVG document; `title` is its tool tip and what a screen reader says."""
-    joined = linked(nodes, edges)
-    boxes, labels = [_box(node) for node in nodes], []
-    for _, _, edge in joined:
-        label = cut_to(one_line(edge.label), SMALL, LABEL_WIDEST)
-        labels.append((label, Size(text_width(label, SMALL) + 14, 20) if label else None))
-    links = [(source, target, size) for (source, target, _), (_, size) in zip(joined, labels, strict=True)]
+    boxes, links = [_box(node) for node in nodes], linked(nodes, edges)
     cells, chains, whole = place([box.size for box in boxes], links)
     width, height = f"{whole.width + 2 * MARGIN:.0f}", f"{whole.height + 2 * MARGIN:.0f}"
     size, name = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"', _escaped(title)
@@ -359,8 +344,8 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
         f'<g transform="translate({MARGIN:.0f} {MARGIN:.0f})">',
     ]
-    for chain, (source, target, edge), (label, _) in zip(chains, joined, labels, strict=True):
-        parts += _line(chain, edge, label, between=nodes[source].level != nodes[target].level)
+    for chain, (source, target) in zip(chains, links, strict=True):
+        parts += _line(chain, nodes[source], nodes[target])
     for cell, box in zip(cells, boxes, strict=True):
         parts += _stage(cell.area, box)
     return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
@@ -460,7 +445,7 @@ def _counts(box: _Box, bar: Area) -> list[str]:
     return parts
 
 
-def _line(chain: list[Cell], edge: DrawnEdge, label: str, *, between: bool) -> list[str]:
+def _line(chain: list[Cell], source: DrawnNode, target: DrawnNode) -> list[str]:
     """A line: straight down through each layer, bent between them; it ends straight, in a tip."""
     first, last = chain[0], chain[-1]
     xs = [_port(first, first.below, chain[1]), *(cell.x for cell in chain[1:-1]), _port(last, last.above, chain[-2])]
@@ -472,20 +457,13 @@ def _line(chain: list[Cell], edge: DrawnEdge, label: str, *, between: bool) -> l
         half = (y0 + y1) / 2
         bend = f"C{x0:.1f} {half:.1f} {x1:.1f} {half:.1f} {x1:.1f} {y1:.1f}"
         way.append(bend if i % 2 else f"L{x1:.1f} {y1:.1f}")
-    whole = f"{edge.source} → {edge.target}" + (f": {edge.label}" if edge.label.strip() else "")
-    parts = [
-        f"<g><title>{_escaped(whole)}</title>",
-        f'<path class="line{" between" if between else ""}" d="{"".join(way)}"/>',
+    between = "" if source.level == target.level else " between"
+    return [
+        f"<g><title>{_escaped(f'{source.name} → {target.name}')}</title>",
+        f'<path class="line{between}" d="{"".join(way)}"/>',
         f'<path class="tip" d="M{x - 4.5:.1f} {y - 8:.1f}L{x:.1f} {y - 0.5:.1f}L{x + 4.5:.1f} {y - 8:.1f}z"/>',
+        "</g>",
     ]
-    if label:
-        left, top, width, height = chain[-2].area
-        at = f'x="{left + width / 2:.1f}" y="{top + 14:.1f}"'
-        parts += [
-            f'<rect class="page" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>',
-            f'<text class="label" text-anchor="middle" {at}>{_escaped(label)}</text>',
-        ]
-    return [*parts, "</g>"]
 
 
 def _escaped(text: str) -> str:

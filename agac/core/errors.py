@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 # AgacError                    exit 1   something failed; says where, what, remedy
 # ├── UsageError               exit 2   a command was used wrongly
@@ -113,6 +113,8 @@ class Problem:
 
     `path` is the key within the file (`stages[1].prompt`), empty when the whole file is meant.
     """
+
+    JSON_KEYS: ClassVar = ("**where", "path", "severity", "message")
 
     where: Where
     message: str

@@ -57,7 +57,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     edges = []
     for i in range(1, len(nodes)):
         for source in sorted(draw(st.sets(st.integers(0, i - 1), max_size=4))):
-            edges.append(DrawnEdge(names[source], names[i], draw(st.one_of(st.just(""), texts))))
+            edges.append(DrawnEdge(names[source], names[i]))
     order = draw(st.permutations(range(len(nodes))))
     return [nodes[i] for i in order], edges
 
@@ -68,7 +68,6 @@ class Drawn:
 
     page: Area
     boxes: list[Area]
-    labels: list[Area]
     lines: list[list[tuple[float, float]]]
     """Points along each."""
     texts: list[ET.Element]
@@ -104,8 +103,7 @@ def read(drawing: str) -> Drawn:
     pages = [rect for rect in rects if rect.get("class") == "page"]
     lines = [path.get("d", "") for path in root.iter(f"{SVG}path") if path.get("class", "").startswith("line")]
     boxes = [area(rect) for rect in rects if rect.get("class") == "box"]
-    labels = [area(rect) for rect in pages[1:]]
-    return Drawn(area(pages[0]), boxes, labels, [along(line) for line in lines], list(root.iter(f"{SVG}text")))
+    return Drawn(area(pages[0]), boxes, [along(line) for line in lines], list(root.iter(f"{SVG}text")))
 
 
 def overlap(a: Area, b: Area, apart: float = 0.0) -> bool:
@@ -127,10 +125,9 @@ def test_nothing_lies_on_anything_else(graph: Graph) -> None:
     drawn = read(svg(nodes, edges))
     assert len(drawn.boxes) == len(nodes)
     assert len(drawn.lines) == len(edges)
-    assert len(drawn.labels) == sum(bool(one_line(edge.label)) for edge in edges)
-    for a, b in combinations([*drawn.boxes, *drawn.labels], 2):
+    for a, b in combinations(drawn.boxes, 2):
         assert not overlap(a, b, apart=15)
-    for box in [*drawn.boxes, *drawn.labels]:
+    for box in drawn.boxes:
         assert 0 <= box.x <= box.x + box.width <= drawn.page.width - 55
         assert 0 <= box.y <= box.y + box.height <= drawn.page.height - 55
 
@@ -141,11 +138,9 @@ def test_a_line_goes_down_from_its_source_to_its_target_past_all_others(graph: G
     nodes, edges = graph
     drawn = read(svg(nodes, edges))
     boxes = dict(zip([node.name for node in nodes], drawn.boxes, strict=True))
-    labels = iter(drawn.labels)
     for edge, line in zip(edges, drawn.lines, strict=True):
         source, target = boxes[edge.source], boxes[edge.target]
-        own = [next(labels)] if one_line(edge.label) else []
-        for box in [*drawn.boxes, *(label for label in drawn.labels if label not in own)]:
+        for box in drawn.boxes:
             inside = Area(box.x + 0.2, box.y + 0.2, box.width - 0.4, box.height - 0.4)
             assert not any(overlap(Area(x, y, 0, 0), inside) for x, y in line)
         assert all(y1 <= y2 + 0.2 for (_, y1), (_, y2) in pairwise(line))
@@ -154,7 +149,6 @@ def test_a_line_goes_down_from_its_source_to_its_target_past_all_others(graph: G
         assert y1 == pytest.approx(target.y - 7, abs=0.2)
         assert source.x < x0 < source.x + source.width
         assert target.x < x1 < target.x + target.width
-        assert all(any(overlap(Area(x, y, 0, 0), label) for x, y in line) for label in own)
 
 
 @slow
@@ -165,8 +159,7 @@ def test_every_text_is_shown_cut_to_its_box_and_whole_as_its_tool_tip(graph: Gra
     tips = [title.text or "" for title in root.iter(f"{SVG}title")]
     assert tips[0] == root.get("aria-label") == "of <all>"
     for tip, edge in zip(tips[1:], edges, strict=False):
-        label = f": {edge.label}" if edge.label.strip() else ""
-        assert tip == one_line(f"{edge.source} → {edge.target}{label}")
+        assert tip == one_line(f"{edge.source} → {edge.target}")
     for tip, node in zip(tips[1 + len(edges) :], nodes, strict=True):
         name, kind, *more = tip.split("\n")
         assert [name, *more] == [one_line(text) for text in (node.name, *node.label_lines)]
@@ -206,12 +199,12 @@ def test_a_drawing_holds_nothing_but_shapes_and_text(graph: Graph) -> None:
 @pytest.mark.parametrize("text", NASTY)
 def test_a_nasty_text_is_text_wherever_it_stands(text: str) -> None:
     nodes = [DrawnNode(text, text, [text], {text: 3, "done": 1}), DrawnNode("b", "ask")]
-    drawing = svg(nodes, [DrawnEdge(text, "b", text)], title=text)
+    drawing = svg(nodes, [DrawnEdge(text, "b")], title=text)
     shown = one_line(text)
     assert drawing.encode("utf-8")
     assert "<script" not in drawing
     assert drawing.count("<style>") == 1
-    (kind, name, more, *_) = [t.text or "" for t in read(drawing).texts if t.get("class") != "label"]
+    (kind, name, more, *_) = [t.text or "" for t in read(drawing).texts]
     for part in (kind, name, more):
         assert shown.startswith(part.removesuffix("…"))
         assert part == shown or len(part) < 60
@@ -237,14 +230,14 @@ def test_a_stage_without_a_run_has_no_figures_and_one_without_rows_says_so() -> 
 
 def test_a_level_is_told_and_lines_between_levels_are_broken() -> None:
     nodes = [DrawnNode("a", "ask"), DrawnNode("b", "ask", level=1), DrawnNode("c", "ask", level=1)]
-    drawing = svg(nodes, [DrawnEdge("a", "b", "explode items"), DrawnEdge("b", "c")])
+    drawing = svg(nodes, [DrawnEdge("a", "b"), DrawnEdge("b", "c")])
     assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
     assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
 
 
 def test_a_chain_is_drawn_straight_down() -> None:
     names = ["a", "a much longer name", "c", "d"]
-    edges = [DrawnEdge(a, b, "on" if a == "c" else "") for a, b in pairwise(names)]
+    edges = [DrawnEdge(a, b) for a, b in pairwise(names)]
     drawn = read(svg([DrawnNode(name, "ask") for name in names], edges))
     assert len({round(box.x + box.width / 2) for box in drawn.boxes}) == 1
     assert all(abs(x - line[0][0]) < 0.2 for line in drawn.lines for x, _ in line)
@@ -276,7 +269,7 @@ def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
         "from agac.api.graph import DrawnEdge, DrawnNode, mermaid\nfrom agac.api.svg import svg\n"
         "nodes = [DrawnNode(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
-        "edges = [DrawnEdge(f's{i // 3}', f's{i}', f'{i}') for i in range(1, 20)]\n"
+        "edges = [DrawnEdge(f's{i // 3}', f's{i}') for i in range(1, 20)]\n"
         "print(svg(nodes, edges), mermaid(nodes, edges))"
     )
     seen = {
