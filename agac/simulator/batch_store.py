@@ -349,6 +349,10 @@ class BatchStore:
         )
         return int(row.fetchone()[0])
 
+    def counters(self) -> dict[str, int]:
+        """All that is counted."""
+        return dict(self.rows("SELECT name, n FROM counter"))
+
     def count_faults(self, batch: Batch, phase: str) -> None:
         """Counts the faults of a batch that take effect in a phase. Within a transaction."""
         for rule in batch.faults:

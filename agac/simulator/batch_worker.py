@@ -434,9 +434,8 @@ class BatchThreads:
     async def account(self) -> dict[str, Any]:
         """The requests and charges of batches. `behind`: work is due that is not done yet."""
         behind = not await self.caught_up()
-        rows = await self.do(self.store.rows, "SELECT name, n FROM counter")
         kept, waiting = await self.do(self.store.files, "batch"), await self.do(self.store.open_batches)
-        counters: dict[str, int] = dict(rows)
+        counters = await self.do(self.store.counters)
         calls, faults = self._early.copy(), {}
         for name, n in counters.items():
             kind, _, what = name.partition(".")

@@ -313,14 +313,17 @@ def output_stages(
         chosen = [name for name in by_name if name in written]
     # what only lets rows through has no results, so it stands for what it follows; a filter that is named stands for
     # the rows that pass it
-    left, found = list(chosen), set()
+    left, found, seen = list(chosen), set(), set()
     while left:
-        node = by_name[left.pop()]
+        if (name := left.pop()) in seen or name not in by_name:
+            continue  # a circle, or a stage that does not exist: `graph` says so
+        seen.add(name)
+        node = by_name[name]
         stage = file.stages[node.index]
         if node.needs and (stage.dedupe is not None or (stage.filter is not None and written is None)):
             left += node.needs
         else:
-            found.add(node.name)
+            found.add(name)
     stages = tuple(name for name in by_name if name in found)
     if not sound:
         return (stages, None), []

@@ -153,6 +153,15 @@ WORKFLOWS = [
         "w.yml:4:22: stages[1].needs: stage 'b' needs 'clasify', which does not exist; did you mean 'classify'?",
     ),
     (
+        INPUT + "stages:\n  - {name: a}\n  - {name: b, needs: nope, filter: 'true'}\n",
+        "w.yml:4:22: stages[1].needs: stage 'b' needs 'nope', which does not exist; stages: a, b",
+    ),
+    (
+        INPUT
+        + "stages:\n  - {name: a, dedupe: x, needs: b}\n  - {name: b, dedupe: x, needs: a}\noutput: {stages: a}\n",
+        "stages[0].needs: these stages need each other in a circle: a → b → a; let one of them start",
+    ),
+    (
         INPUT + "stages:\n  - {name: a}\n  - {name: b, needs: [a, a]}\n",
         "w.yml:4:22: stages[1].needs: stage 'b' needs 'a' twice; name it once",
     ),
