@@ -391,7 +391,7 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
     for kind in patterns:
         file = AtomicFile(folder / f"{kind}.json")
         try:
-            file.write(json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
+            file.append(json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
             file.commit()
         finally:
             file.abort()

@@ -344,7 +344,7 @@ def save_drawing(text: str, file: Path | str) -> None:
     try:
         drawing = AtomicFile(file)
         try:
-            drawing.write(text)
+            drawing.append(text)
             drawing.commit()
         finally:
             drawing.abort()

@@ -21,8 +21,8 @@ from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, a
 from agac.core.redact import Redactor
 from agac.core.report import Report
 from agac.core.types import Row
-from agac.data.records import sampled
-from agac.data.sources import STANDARD_INPUT, Source, keep, open_input, read_rows, separator_hint
+from agac.data.files import Source
+from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled, separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope
 from agac.plan.checks import check_batches, check_budgets, missing_extras, resolve_models

@@ -1,4 +1,4 @@
-"""Files of users: read also when compressed, and written so that they appear whole or not at all."""
+"""Files of users: read as records, also when compressed, and written so that they appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,19 +10,261 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from difflib import get_close_matches
+from functools import partial
 from importlib.util import find_spec
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import AgacError, UsageError
-
-# A crash before the rename leaves the old file and a temporary one, which the next commit in that folder removes; a
-# crash after it leaves the new file. Nothing else is ever left behind.
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.types import JSONValue
 
 if sys.platform != "win32":
     import fcntl
+
+BUFFER = 128 * 1024
+"""Bytes that a reader looks ahead, so that the beginning of a file can be looked at without going back."""
+
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
+
+BOM = b"\xef\xbb\xbf"
+
+
+class Record(NamedTuple):
+    """One record of a source, before it has an id.
+
+    `ordinal` counts records from 1, `line` is the physical line on which the record begins, None where there are no
+    lines. Where the record cannot be used `error` says why, and `data` is what is known of it, mostly None. `file` is
+    the name of the file, where a source has several. A tuple, not a dataclass: a million of them are made, and this one
+    costs a third.
+    """
+
+    ordinal: int
+    data: dict[str, JSONValue] | None
+    error: RowError | None = None
+    line: int | None = None
+    file: str | None = None
+
+    def place(self, shown: str) -> str:
+        """The record's place, as messages begin; `shown` is the source's name."""
+        where = self.file or shown
+        return f"{where}: row {self.ordinal}" if self.line is None else f"{where}:{self.line}"
+
+
+class Source(Protocol):
+    """Where rows come from. Opening one has already refused what no record of it can mend."""
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The declared fields, in order; None where each record brings its own."""
+        ...
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        """Every record after the first `start`, in order, streamed; each call reads from the beginning again.
+
+        Trouble inside the data becomes a record with an error, never an exception and never a gap in the ordinals.
+        Raises AgacError when the file itself can no longer be read.
+        """
+        ...
+
+    def describe(self) -> str:
+        """The input as messages name it: its path as the user wrote it."""
+        ...
+
+
+@contextmanager
+def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
+    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark.
+
+    The next 64 KB or more can be peeked at. Raises UsageError when it is missing, not a file, not readable or in
+    UTF-16; AgacError when reading it fails later.
+    """
+    try:
+        if not path.is_file():
+            raise _not_a_file(path, shown)
+        with BufferedReader(FileIO(path), BUFFER) as packed, unpacked(packed, path, shown) as file:
+            head = file.peek(3)[:3]
+            if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise UsageError(f"{shown}: the file is UTF-16, agac reads UTF-8", remedy="Save the file as UTF-8.")
+            if head == BOM:
+                file.read(3)
+            yield file
+    except PermissionError as error:
+        raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
+    except OSError as error:
+        raise AgacError(
+            f"{shown}: reading failed: {error.strerror or error}", remedy="Check the disk, then run again."
+        ) from error
+
+
+def _not_a_file(path: Path, shown: str) -> UsageError:
+    if path.is_dir():
+        return UsageError(f"{shown}: is a folder, not a file", remedy="Name a file in it.")
+    if path.exists():
+        return UsageError(
+            f"{shown}: is not a regular file", remedy="Write the rows to a file first: a run reads its input again."
+        )
+    try:
+        names = sorted(entry.name for entry in os.scandir(path.parent) if entry.is_file())
+        near = get_close_matches(path.name, names, n=1)
+        remedy = f"Did you mean {Path(shown).with_name(near[0])}?" if near else "Check the path of the input."
+    except OSError:
+        remedy = f"There is no folder {Path(shown).parent}."
+    return UsageError(f"{shown}: no such file", remedy=remedy)
+
+
+class FileSource:
+    """A source that is one file; `shown` is its name in messages. Opening it refuses what is no readable file."""
+
+    _columns: tuple[str, ...] = ()
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path, self._shown = path, shown
+        with self._opened():
+            pass
+
+    def columns(self) -> tuple[str, ...] | None:
+        return self._columns or None
+
+    def describe(self) -> str:
+        return self._shown
+
+    def _opened(self) -> AbstractContextManager[BufferedReader]:
+        return opened(self._path, self._shown)
+
+    def _refused(self, ordinal: int, line: int | None, problem: str, kind: ErrorType = ErrorType.INVALID_ROW) -> Record:
+        """A record that cannot be used; its message begins with file and line, or with file and row."""
+        place = Record(ordinal, None, None, line).place(self._shown)
+        return Record(ordinal, None, RowError(kind, f"{place}: {problem}"), line)
+
+
+class LineSource(FileSource, ABC):
+    """A file with one record a line. Lines end at `\\n` alone, so that U+2028 and its like stay inside; lines of white
+    space are no records. Subclasses say what a line is."""
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        with self._opened() as file:
+            ordinal = 0
+            for line, raw in enumerate(iter(partial(next_line, file), b""), start=1):
+                if raw.isspace():
+                    continue
+                ordinal += 1
+                if ordinal <= start:
+                    continue
+                if len(raw) > MAX_RECORD_BYTES:
+                    yield self._refused(ordinal, line, f"the line is longer than {MAX_RECORD_BYTES} bytes")
+                    continue
+                try:
+                    yield self.record(ordinal, line, raw.decode())
+                except UnicodeDecodeError as error:
+                    problem = f"byte 0x{raw[error.start]:02x} at offset {error.start} of the line is not UTF-8"
+                    yield self._refused(ordinal, line, f"{problem}; save the file as UTF-8")
+
+    @abstractmethod
+    def record(self, ordinal: int, line: int, text: str) -> Record:
+        """The record in a line, or what is wrong with it."""
+
+
+def next_line(file: BufferedReader) -> bytes:
+    """The next line; of one that is too long only the beginning, which still shows that it is."""
+    raw = file.readline(MAX_RECORD_BYTES + 1)
+    if len(raw) > MAX_RECORD_BYTES:
+        rest = raw
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(1 << 20)
+    return raw
+
+
+GZIP = b"\x1f\x8b"
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
+
+
+_PIECE = 1024
+"""Bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory."""
+
+
+def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
+    """The file itself, or what a compressed one holds. What it begins with tells, whatever its name.
+
+    Raises UsageError when the name says that it is compressed and it is not, or when a library is missing.
+    """
+    head = file.peek(4)[:4]
+    expected = _BY_SUFFIX.get(path.suffix.lower())
+    if expected is not None and not head.startswith(expected):
+        what = "is empty" if not head else "is not what its name says"
+        raise UsageError(f"{shown}: {what}, a {path.suffix.lower()} file", remedy="Compress it anew, or rename it.")
+    if head.startswith(GZIP):
+        pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
+    elif head.startswith(ZSTANDARD):
+        if find_spec("zstandard") is None:
+            needs = f"{shown}: .zst files want a library: pip install 'agac[data]'"
+            raise UsageError(needs, remedy="Or unpack the file.")
+        pieces = _zstandard_pieces(file)
+    else:
+        return file
+    return io.BufferedReader(_Unpacked(pieces, shown), BUFFER)
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacked pieces as a raw file, with errors that say which file is torn."""
+
+    def __init__(self, pieces: Iterator[bytes], shown: str) -> None:
+        self._pieces, self._ready, self.name = pieces, memoryview(b""), shown
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)
+        filled = 0
+        while filled < len(view):  # whoever looks ahead sees as much as there is
+            if not self._ready:
+                piece = self._next()
+                if piece is None:
+                    break
+                self._ready = memoryview(piece)
+            size = min(len(self._ready), len(view) - filled)
+            view[filled : filled + size] = self._ready[:size]
+            self._ready = self._ready[size:]
+            filled += size
+        return filled
+
+    def _next(self) -> bytes | None:
+        try:
+            return next(self._pieces, None)
+        except EOFError:
+            problem = "the file is cut off: its compressed data has no end"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            problem = f"the compressed data is damaged ({error})"
+        raise AgacError(f"{self.name}: {problem}", remedy="Get the file again, then run again.")
+
+
+def _zstandard_pieces(file: io.BufferedReader) -> Iterator[bytes]:
+    """What a zstandard file holds, one frame after another. The library's own reader takes a torn file for a finished
+    one. Raises as the reader of gzip does."""
+    import zstandard
+
+    frame, packed = None, b""
+    while packed := packed or file.read(_PIECE):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            yield frame.decompress(packed)
+        except zstandard.ZstdError as error:
+            raise zlib.error(str(error)) from None
+        packed = b""
+        if frame.eof:
+            packed, frame = frame.unused_data, None
+    if frame is not None:
+        raise EOFError
+
+
+# Writing. A crash before the rename leaves the old file and a temporary one, which the next commit in that folder
+# removes; a crash after it leaves the new file. Nothing else is ever left behind.
 
 PREFIX = ".agac-tmp-"
 _TEMPORARY = re.compile(re.escape(PREFIX) + r"\d+-\d+-.+")
@@ -31,7 +273,7 @@ _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class AtomicFile:
-    """Text on its way to `path`. Nothing of it is visible there until `commit`.
+    """Text on its way to `path`. Nothing of it is visible there until `commit`. Sinks that are one file inherit it.
 
     Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate is written as its JSON escape, which
     is right because JSON is what is written, and no UTF-8 file can hold it otherwise.
@@ -39,48 +281,39 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""
-        self._path = path
+        self.path = path
         self._committed = False
         refuse_what_is_no_file(path)
         with explained(path):
-            self._temporary, descriptor = create_temporary(path)
+            # for writers that take a path, which must neither replace nor remove this file
+            self.temporary, descriptor = create_temporary(path)
             self._file = os.fdopen(
                 descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n", buffering=1 << 18
             )
 
-    @property
-    def path(self) -> Path:
-        """Where the file will be."""
-        return self._path
-
-    @property
-    def temporary(self) -> Path:
-        """Where it is until then: for writers that take a path, which must neither replace nor remove this file."""
-        return self._temporary
-
-    def write(self, text: str) -> None:
+    def append(self, text: str) -> None:
         """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
-        with explained(self._path):
+        with explained(self.path):
             self._file.write(text)
 
     def finish(self) -> None:
         """Makes what was written durable, without showing it yet: after this, `commit` needs no more space."""
-        with explained(self._path):
+        with explained(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def commit(self) -> None:
         """Puts the file in its place, in one step and durably, then removes what killed runs left in the folder."""
         self.finish()
-        with explained(self._path):
+        with explained(self.path):
             # renamed while still open: its lock keeps others from taking it for a leftover
             if sys.platform == "win32":
                 self._file.close()
-            self._temporary.replace(self._path)
+            self.temporary.replace(self.path)
             self._committed = True
             self._file.close()
-            sync_folder(self._path.parent)
-        remove_leftovers(self._path.parent)
+            sync_folder(self.path.parent)
+        remove_leftovers(self.path.parent)
 
     def abort(self) -> None:
         """Forgets what was written; the old file, if there is one, stays. After `commit` it does nothing."""
@@ -88,7 +321,7 @@ class AtomicFile:
             return
         with suppress(OSError):  # a full disk fails again while its buffer is flushed: that is what is thrown away
             self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self.temporary.unlink(missing_ok=True)
 
 
 def refuse_what_is_no_file(path: Path) -> None:
@@ -103,19 +336,16 @@ def remove_leftovers(folder: Path) -> None:
     """Deletes the temporary files of runs that were killed. One whose writer still lives is locked, and stays."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                _remove_if_left(Path(entry.path))
-
-
-def _remove_if_left(path: Path) -> None:
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            left = _lock(descriptor)
-        finally:
-            os.close(descriptor)
-        if left:
-            path.unlink()
+            if not _TEMPORARY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            with suppress(OSError):
+                descriptor = os.open(entry.path, os.O_RDWR)
+                try:
+                    left = _lock(descriptor)
+                finally:
+                    os.close(descriptor)
+                if left:
+                    Path(entry.path).unlink()
 
 
 def create_temporary(path: Path) -> tuple[Path, int]:
@@ -124,18 +354,15 @@ def create_temporary(path: Path) -> tuple[Path, int]:
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                locked = _lock(descriptor)
+            except OSError:  # a file system without locks: then nobody can take it for a leftover either
+                locked = True
             # another process may have taken it for a leftover before it was locked
-            if _lock_new(descriptor) and temporary.exists():
+            if locked and temporary.exists():
                 return temporary, descriptor
             os.close(descriptor)
     raise AssertionError
-
-
-def _lock_new(descriptor: int) -> bool:
-    try:
-        return _lock(descriptor)
-    except OSError:  # a file system without locks: then nobody can take it for a leftover either
-        return True
 
 
 def _lock(descriptor: int) -> bool:
@@ -170,126 +397,8 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _remedy(error: OSError) -> str:
-    kind = _kind(error)
-    if kind == "full":
+    if error.errno in _FULL:
         return "Free some space, then run `agac export`: all results are safe in the store."
-    if kind == "denied":
+    if error.errno in _DENIED:
         return "Make the folder writable or choose another one with output.dir."
     return "Check the output folder, then run `agac export`: all results are safe in the store."
-
-
-def _kind(error: OSError) -> Literal["full", "denied", "other"]:
-    if error.errno in _FULL:
-        return "full"
-    return "denied" if error.errno in _DENIED else "other"
-
-
-GZIP = b"\x1f\x8b"
-ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
-
-BUFFER = 128 * 1024
-"""Bytes that a reader looks ahead, so that the beginning of a file can be looked at without going back."""
-
-_PIECE = 1024
-"""Bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory."""
-
-
-class _Unpacked(Protocol):
-    """A stream of unpacked bytes."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, none at the end. Raises EOFError when the file ends too early."""
-        ...
-
-
-def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
-    """The file itself, or what a compressed one holds. What it begins with tells, whatever its name.
-
-    Raises UsageError when the name says that it is compressed and it is not, or when a library is missing.
-    """
-    head = file.peek(4)[:4]
-    expected = _BY_SUFFIX.get(path.suffix.lower())
-    if expected is not None and not head.startswith(expected):
-        what = "is empty" if not head else "is not what its name says"
-        raise UsageError(f"{shown}: {what}, a {path.suffix.lower()} file", remedy="Compress it anew, or rename it.")
-    if head.startswith(GZIP):
-        return io.BufferedReader(_Stream(gzip.GzipFile(fileobj=file), shown), BUFFER)
-    if head.startswith(ZSTANDARD):
-        return io.BufferedReader(_Stream(_zstandard(file, shown), shown), BUFFER)
-    return file
-
-
-class _Stream(io.RawIOBase):
-    """Unpacked bytes as a raw file, with errors that say which file is torn."""
-
-    def __init__(self, source: _Unpacked, shown: str) -> None:
-        self._source, self._shown = source, shown
-        self.name = shown
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer)
-        filled = 0
-        while filled < len(view):  # whoever looks ahead sees as much as there is
-            piece = self._read(len(view) - filled)
-            if not piece:
-                break
-            view[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return filled
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._source.read(size)
-        except EOFError:
-            problem = "the file is cut off: its compressed data has no end"
-        except (zlib.error, gzip.BadGzipFile, _Damaged) as error:
-            problem = f"the compressed data is damaged ({error})"
-        raise AgacError(f"{self._shown}: {problem}", remedy="Get the file again, then run again.")
-
-
-class _Damaged(Exception):
-    """What zstandard says about data that it cannot read."""
-
-
-def _zstandard(file: io.BufferedReader, shown: str) -> _Unpacked:
-    if find_spec("zstandard") is None:
-        raise UsageError(f"{shown}: .zst files want a library: pip install 'agac[data]'", remedy="Or unpack the file.")
-    import zstandard
-
-    return _Zstandard(file, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
-
-
-class _Zstandard:
-    """One frame after another. The library's own reader takes a torn file for a finished one."""
-
-    def __init__(self, file: io.BufferedReader, frame: Callable[[], Any], error: type[Exception]) -> None:
-        self._file, self._new_frame, self._error = file, frame, error
-        self._frame: Any = None
-        self._packed = b""
-        self._ready = b""
-
-    def read(self, size: int, /) -> bytes:
-        while not self._ready:
-            packed = self._packed or self._file.read(_PIECE)
-            self._packed = b""
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError
-                return b""
-            self._ready = self._unpack(packed)
-        piece, self._ready = self._ready[:size], self._ready[size:]
-        return piece
-
-    def _unpack(self, packed: bytes) -> bytes:
-        self._frame = self._frame or self._new_frame()
-        try:
-            ready: bytes = self._frame.decompress(packed)
-        except self._error as error:
-            raise _Damaged(str(error)) from None
-        if self._frame.eof:
-            self._packed, self._frame = self._frame.unused_data, None
-        return ready

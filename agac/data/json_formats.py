@@ -1,56 +1,180 @@
-"""Inputs in JSON Lines and JSON, read as a stream."""
+"""JSON as agac reads and writes it, strict where the standard library is generous; inputs in JSON Lines and JSON.
+
+Refused, because no later part could keep them: NaN and infinities, numbers that overflow, integers of more than 4300
+digits, an object with the same key twice, lone surrogates, values nested deeper than `MAX_DEPTH`.
+"""
 
 from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
-from agac.data.json_text import Unusable, decode, decode_at, kind_of, quoted
-from agac.data.records import MAX_RECORD_BYTES, FileSource, LineSource, Record, opened, refused
+from agac.data.files import MAX_RECORD_BYTES, FileSource, LineSource, Record
+
+MAX_DEPTH = 200
+"""Deep enough for any real data, shallow enough that no recursive reader or writer after us can overflow."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+
+
+class Unusable(ValueError):
+    """Well-formed JSON with a value that agac refuses; the message says which and what to write instead."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise Unusable(f"the key {quoted(twice)} stands twice in one object; keep one of them")
+    return found
+
+
+def _constant(name: str) -> float:
+    raise Unusable(f"{name} is not a JSON value; write null or a string")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise Unusable(f"the number {_cut(text)} is too large; write null or a string")
+    return number
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_indented = json.JSONEncoder(ensure_ascii=False, indent=2, allow_nan=False)
+
+
+def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
+    """The value that begins at `position`, and where it ends.
+
+    Raises JSONDecodeError for what is not JSON, Unusable for what agac refuses.
+    """
+    try:
+        value, end = _decoder.raw_decode(text, position)
+    except (json.JSONDecodeError, Unusable):
+        raise
+    except RecursionError:
+        raise Unusable(f"the value is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError:
+        # the interpreter's own limit against quadratic conversion
+        raise Unusable("an integer has more than 4300 digits; write it as a string") from None
+    _refuse_what_cannot_be_kept(text, position, end, value)
+    return value, end
+
+
+def decode(text: str) -> JSONValue:
+    """The one value that `text` holds, white space around it allowed. Raises as `decode_at` does."""
+    value, end = decode_at(text, len(text) - len(text.lstrip(" \t\r\n")))
+    rest = text[end:].strip(" \t\r\n")
+    if rest:
+        raise json.JSONDecodeError("Extra data", text, len(text) - len(text[end:].lstrip(" \t\r\n")))
+    return value
+
+
+def _refuse_what_cannot_be_kept(text: str, start: int, end: int, value: JSONValue) -> None:
+    # a surrogate can only have come from an escape, and n levels need 2n characters: most records are not walked
+    if text.find("\\u", start, end) >= 0:
+        field = _field_with_surrogate(value)
+        if field is not None:
+            raise Unusable(f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it")
+    if end - start <= 2 * MAX_DEPTH:
+        return
+    brackets = text.count("[", start, end) + text.count("{", start, end)
+    if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise Unusable(f"the value is nested deeper than {MAX_DEPTH} levels")
+
+
+def _depth(value: JSONValue) -> int:
+    depth, level = -1, [value]
+    while level:
+        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        depth, level = depth + 1, list(chain.from_iterable(nested))
+    return depth
+
+
+def _field_with_surrogate(root: JSONValue) -> str | None:
+    stack: list[tuple[str, JSONValue]] = [("", root)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, str) and _SURROGATE.search(value):
+            return f"the field {quoted(path)}" if path else "the value"
+        if isinstance(value, dict):
+            if any(_SURROGATE.search(key) for key in value):
+                return f"a key of {quoted(path)}" if path else "a key"
+            stack.extend((f"{path}.{key}" if path else key, child) for key, child in value.items())
+        elif isinstance(value, list):
+            stack.extend((f"{path}[{place}]", child) for place, child in enumerate(value))
+    return None
+
+
+def encode(value: JSONValue, *, indent: bool = False) -> str:
+    """JSON of `value`: not ASCII-escaped, in one line unless `indent`; a number that JSON cannot hold becomes null."""
+    encoder = _indented if indent else _compact
+    try:
+        return encoder.encode(value)
+    except ValueError:
+        return encoder.encode(_finite(value))
+
+
+def _finite(value: JSONValue) -> JSONValue:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(child) for child in value]
+    return value
+
+
+def kind_of(value: JSONValue) -> str:
+    """What a decoded value is, in words: `a list`, `null`."""
+    return _NAMES.get(type(value), "null")
+
+
+def quoted(text: str) -> str:
+    """`text` in double quotes, cut to what fits a message, with surrogates and control characters escaped."""
+    return json.dumps(_cut(text), ensure_ascii=not text.isprintable())
+
+
+def _cut(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+# Inputs, read as a stream.
 
 
 class JsonLinesSource(LineSource):
     """A file with one JSON object a line; lines of white space are no records."""
 
-    def columns(self) -> None:
-        return None
-
-    def record(self, ordinal: int, line: int, raw: bytes) -> Record:
+    def record(self, ordinal: int, line: int, text: str) -> Record:
         try:
-            value = decode(raw.decode())
-        except (Unusable, UnicodeDecodeError, json.JSONDecodeError) as error:
-            kind, problem = _refusal(raw, error)
-            return refused(ordinal, self._shown, line, kind, problem)
+            value = decode(text)
+        except json.JSONDecodeError as error:
+            hint = "; write one object a line"
+            if not text.endswith("\n"):
+                ended = "\r" not in text.strip()
+                hint = "; the file ends inside this line" if ended else "; end lines with LF, not CR alone"
+            problem = f"not valid JSON: {error.msg} (character {error.pos + 1}){hint}"
+            return self._refused(ordinal, line, problem, ErrorType.INVALID_JSON)
+        except Unusable as error:
+            return self._refused(ordinal, line, str(error))
         if type(value) is dict:
             return Record(ordinal, value, None, line)
         hint = "; if the file is one JSON array, set format: json" if type(value) is list else ""
-        problem = f"the line is {kind_of(value)}, not an object{hint}"
-        return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
-
-
-def _refusal(raw: bytes, error: ValueError) -> tuple[ErrorType, str]:
-    if isinstance(error, UnicodeDecodeError):
-        byte = raw[error.start]
-        return (
-            ErrorType.INVALID_ROW,
-            f"byte 0x{byte:02x} at offset {error.start} of the line is not UTF-8; save the file as UTF-8",
-        )
-    if isinstance(error, json.JSONDecodeError):
-        return ErrorType.INVALID_JSON, f"not valid JSON: {error.msg} (character {error.pos + 1}){_hint(raw)}"
-    return ErrorType.INVALID_ROW, str(error)
-
-
-def _hint(raw: bytes) -> str:
-    if not raw.endswith(b"\n"):
-        return "; the file ends inside this line" if b"\r" not in raw.strip() else "; end lines with LF, not CR alone"
-    return "; write one object a line"
+        return self._refused(ordinal, line, f"the line is {kind_of(value)}, not an object{hint}")
 
 
 # An element is first tried where it stands. Only where that fails (the piece ends inside it, or something is wrong with
@@ -90,15 +214,13 @@ class _Text:
         chunk = self._file.read(max(CHUNK, min(len(kept), MAX_CHUNK)))
         piece = self._decode(chunk, not chunk)
         self.ended = not chunk
-        self.dirty = self.dirty or _has_bad_bytes(piece)
+        try:
+            piece.encode()
+        except UnicodeEncodeError:
+            self.dirty = True
         self.text = kept + piece
         self.at = self._counted = 0
         return True
-
-    def give_up(self) -> None:
-        """Leaves the rest of the file unread: from here on it has ended."""
-        self.at = len(self.text)
-        self.ended = True
 
     def line(self) -> int:
         """The physical line of `at`."""
@@ -117,20 +239,11 @@ class _Text:
                 return ""
 
 
-def _has_bad_bytes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Broken:
+class _Broken(NamedTuple):
     """Why an element gives no value."""
 
-    kind: ErrorType
     problem: str
+    kind: ErrorType = ErrorType.INVALID_JSON
 
 
 class JsonSource(FileSource):
@@ -138,7 +251,7 @@ class JsonSource(FileSource):
 
     def __init__(self, path: Path, shown: str) -> None:
         super().__init__(path, shown)
-        with opened(path, shown) as file:
+        with self._opened() as file:
             first = _Text(file).peek()
         if not first:
             raise UsageError(f"{shown}: is empty", remedy="Write [] for no rows.")
@@ -148,66 +261,55 @@ class JsonSource(FileSource):
                 remedy="Write an array of objects.",
             )
 
-    def columns(self) -> None:
-        return None
-
     def records(self, start: int = 0) -> Iterator[Record]:
-        with opened(self._path, self._shown) as file:
+        with self._opened() as file:
             text = _Text(file)
-            found = self._array(text) if text.peek() == "[" else self._single(text)
+            found = _array(text) if text.peek() == "[" else _single(text)
             for ordinal, (line, value) in enumerate(found, start=1):
-                if ordinal > start:
-                    yield self._record(ordinal, line, value)
+                if ordinal <= start:
+                    continue
+                if type(value) is dict:
+                    yield Record(ordinal, value, None, line)
+                elif isinstance(value, _Broken):
+                    yield self._refused(ordinal, line, *value)
+                else:
+                    yield self._refused(ordinal, line, f"the element is {kind_of(value)}, not an object")
 
-    def _record(self, ordinal: int, line: int, value: JSONValue | _Broken) -> Record:
-        if type(value) is dict:
-            return Record(ordinal, value, None, line)
-        if isinstance(value, _Broken):
-            return refused(ordinal, self._shown, line, value.kind, value.problem)
-        problem = f"the element is {kind_of(value)}, not an object"
-        return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
 
-    def _single(self, text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
+def _single(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
+    line = text.line()
+    value = _element(text)
+    yield line, value
+    if not isinstance(value, _Broken) and text.peek():
+        problem = "text follows after the end of the object; it is not read; for one object a line set format: jsonl"
+        yield text.line(), _Broken(problem)
+
+
+def _array(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
+    text.at += 1
+    following = text.peek()
+    value: JSONValue | _Broken = None
+    while following and following != "]":
         line = text.line()
         value = _element(text)
         yield line, value
-        if not isinstance(value, _Broken) and text.peek():
-            yield text.line(), _after_the_end("object", "; for one object a line set format: jsonl")
-
-    def _array(self, text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
-        text.at += 1
         following = text.peek()
-        value: JSONValue | _Broken = None
-        while following and following != "]":
-            line = text.line()
-            value = _element(text)
-            yield line, value
-            following = text.peek()
-            if following == ",":
-                text.at += 1
-                following = text.peek()
-                if following == "]":
-                    yield text.line(), _Broken(ErrorType.INVALID_JSON, "a comma stands before the closing bracket")
-            elif following not in ("]", ""):
-                break
-        # one report is enough: an element that is broken itself has already said where
-        if following == "]":
+        if following == ",":
             text.at += 1
-            if text.peek():
-                yield text.line(), _after_the_end("array", "")
-        elif not isinstance(value, _Broken):
-            yield text.line(), _torn(following)
-
-
-def _torn(following: str) -> _Broken:
-    if not following:
-        return _Broken(ErrorType.INVALID_JSON, "the file ends inside the array; its closing bracket is missing")
-    problem = f"expected a comma or the closing bracket, found {quoted(following)}; nothing after it can be read"
-    return _Broken(ErrorType.INVALID_JSON, problem)
-
-
-def _after_the_end(what: str, hint: str) -> _Broken:
-    return _Broken(ErrorType.INVALID_JSON, f"text follows after the end of the {what}; it is not read{hint}")
+            following = text.peek()
+            if following == "]":
+                yield text.line(), _Broken("a comma stands before the closing bracket")
+        elif following not in ("]", ""):
+            break
+    # one report is enough: an element that is broken itself has already said where
+    if following == "]":
+        text.at += 1
+        if text.peek():
+            yield text.line(), _Broken("text follows after the end of the array; it is not read")
+    elif not isinstance(value, _Broken):
+        missing = "the file ends inside the array; its closing bracket is missing"
+        other = f"expected a comma or the closing bracket, found {quoted(following)}; nothing after it can be read"
+        yield text.line(), _Broken(other if following else missing)
 
 
 def _element(text: _Text) -> JSONValue | _Broken:
@@ -229,10 +331,10 @@ def _followed(text: _Text) -> JSONValue | _Broken:
     length = _extent(text)
     if length is None or length > MAX_RECORD_BYTES:
         line = text.line()
-        text.give_up()
+        text.at, text.ended = len(text.text), True  # the rest of the file is left unread
         why = "the file ends inside" if length is None else f"there are more than {MAX_RECORD_BYTES} characters in"
         problem = f"{why} the element that begins on line {line} with {quoted(opener)}; nothing after it can be read"
-        return _Broken(ErrorType.INVALID_JSON, problem)
+        return _Broken(problem)
     element = text.text[text.at : text.at + length]
     line = text.line()
     text.at += length
@@ -243,12 +345,12 @@ def _followed(text: _Text) -> JSONValue | _Broken:
         byte = ord(element[error.start]) & 0xFF
         offset = len(element[: error.start].encode())
         problem = f"byte 0x{byte:02x} at offset {offset} of the element is not UTF-8; save the file as UTF-8"
-        return _Broken(ErrorType.INVALID_ROW, problem)
+        return _Broken(problem, ErrorType.INVALID_ROW)
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1}, {error.pos + 1} characters into the element"
-        return _Broken(ErrorType.INVALID_JSON, f"not valid JSON: {error.msg} ({place})")
+        return _Broken(f"not valid JSON: {error.msg} ({place})")
     except Unusable as error:
-        return _Broken(ErrorType.INVALID_ROW, str(error))
+        return _Broken(str(error), ErrorType.INVALID_ROW)
 
 
 def _extent(text: _Text) -> int | None:
@@ -256,17 +358,18 @@ def _extent(text: _Text) -> int | None:
 
     More than `MAX_RECORD_BYTES` means: at least that many, its end was not looked for.
     """
-    if text.text[text.at] not in '"[{':
-        return _scalar_extent(text)
-    depth = length = 0
-    in_string = False
+    scalar = text.text[text.at] not in '"[{'
+    depth, length, in_string = 0, int(scalar), False
     while length <= MAX_RECORD_BYTES:
-        match = (_IN_STRING if in_string else _STRUCTURE).search(text.text, text.at + length)
+        wanted = _SCALAR_END if scalar else _IN_STRING if in_string else _STRUCTURE
+        match = wanted.search(text.text, text.at + length)
         if match is None:
             length = max(length, len(text.text) - text.at)
             if not text.more():
-                return None
+                return length if scalar else None
             continue
+        if scalar:
+            return match.start() - text.at
         length = match.end() - text.at
         sign = match.group()
         if sign == "\\":
@@ -276,17 +379,5 @@ def _extent(text: _Text) -> int | None:
         else:
             depth += 1 if sign in "[{" else -1
         if depth == 0 and not in_string:
-            return length
-    return length
-
-
-def _scalar_extent(text: _Text) -> int | None:
-    length = 1
-    while length <= MAX_RECORD_BYTES:
-        match = _SCALAR_END.search(text.text, text.at + length)
-        if match is not None:
-            return match.start() - text.at
-        length = len(text.text) - text.at
-        if not text.more():
             return length
     return length

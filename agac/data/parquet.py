@@ -8,15 +8,13 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agac.core.errors import AgacError, ErrorType, UsageError
+from agac.core.errors import AgacError, UsageError
 from agac.core.types import JSONValue
-from agac.data.files import AtomicFile, explained
-from agac.data.json_text import encode
-from agac.data.records import FileSource, Record, opened, refused
+from agac.data.files import AtomicFile, FileSource, Record, explained
+from agac.data.json_formats import encode
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
 if TYPE_CHECKING:
@@ -45,6 +43,10 @@ class _Reading(NamedTuple):
     type: str
     convert: Callable[[Any], JSONValue] | None
 
+    def read(self, value: Any) -> JSONValue:
+        """JSON of a value."""
+        return value if value is None or self.convert is None else self.convert(value)
+
 
 class _Infinite(ValueError):
     """A number that JSON does not have."""
@@ -55,8 +57,6 @@ class ParquetSource(FileSource):
 
     def __init__(self, path: Path, shown: str) -> None:
         super().__init__(path, shown)
-        with opened(path, shown):
-            pass
         if find_spec("duckdb") is None:
             raise UsageError(
                 f"{shown}: reading parquet needs a library: pip install 'agac[data]'",
@@ -67,16 +67,13 @@ class ParquetSource(FileSource):
             self._columns = tuple(table.columns)
             self._readings = [_reading(kind) for kind in table.types]
 
-    def columns(self) -> tuple[str, ...]:
-        return self._columns
-
     def records(self, start: int = 0) -> Iterator[Record]:
         wanted = ", ".join(
             f"CAST({_identifier(column)} AS {reading.type})"
             for column, reading in zip(self._columns, self._readings, strict=True)
         )
         statement = f"SELECT {wanted} FROM read_parquet(?) OFFSET ?"  # noqa: S608 - names are quoted
-        with opened(self._path, self._shown), self._connected() as connection:
+        with self._opened(), self._connected() as connection:
             cursor = connection.execute(statement, [_no_pattern(self._path), start])
             fetched = iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])
             for ordinal, values in enumerate(chain.from_iterable(fetched), start=start + 1):
@@ -86,10 +83,10 @@ class ParquetSource(FileSource):
         data: dict[str, JSONValue] = {}
         try:
             for column, reading, value in zip(self._columns, self._readings, values, strict=True):
-                data[column] = value if value is None or reading.convert is None else reading.convert(value)
+                data[column] = reading.read(value)
         except _Infinite:
             problem = f"the column {column!r} holds an infinity, which JSON cannot hold; write null"
-            return refused(ordinal, self._shown, None, ErrorType.INVALID_ROW, problem)
+            return self._refused(ordinal, None, problem)
         return Record(ordinal, data)
 
     @contextmanager
@@ -121,41 +118,20 @@ def _reading(kind: Any) -> _Reading:
         case "blob":
             return _Reading("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
         case "list" | "array":
-            return _list(_reading(dict(kind.children)["child"]))
+            item = _reading(dict(kind.children)["child"])
+            change = item.convert
+            of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
+            return _Reading(f"{item.type}[]", of_each)
         case "struct":
-            return _struct({name: _reading(child) for name, child in kind.children})
-        case "map":
-            return _map(_reading(dict(kind.children)["value"]))
+            fields = {name: _reading(child) for name, child in kind.children}
+            inside = ", ".join(f"{_identifier(name)} {reading.type}" for name, reading in fields.items())
+            return _Reading(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
+        case "map":  # keys become texts, as JSON has them
+            item = _reading(dict(kind.children)["value"])
+            return _Reading(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
         case name if name.startswith("timestamp"):
             return _Reading(_TEXT, _iso)
     return _Reading(_TEXT, None)
-
-
-def _list(item: _Reading) -> _Reading:
-    convert = item.convert
-    if convert is None:
-        return _Reading(f"{item.type}[]", None)
-    return _Reading(f"{item.type}[]", lambda values: [None if v is None else convert(v) for v in values])
-
-
-def _struct(fields: dict[str, _Reading]) -> _Reading:
-    def convert(value: dict[str, Any]) -> dict[str, JSONValue]:
-        return {
-            name: inner if inner is None or (change := fields[name].convert) is None else change(inner)
-            for name, inner in value.items()
-        }
-
-    inside = ", ".join(f"{_identifier(name)} {reading.type}" for name, reading in fields.items())
-    return _Reading(f"STRUCT({inside})", convert)
-
-
-def _map(item: _Reading) -> _Reading:
-    """Keys become texts, as JSON has them."""
-    convert = item.convert or (lambda value: value)
-    return _Reading(
-        f"MAP({_TEXT}, {item.type})",
-        lambda pairs: {key: None if value is None else convert(value) for key, value in pairs.items()},
-    )
 
 
 def _number(value: float) -> float | None:
@@ -182,23 +158,22 @@ _VECTOR = 2048  # duckdb takes so many rows at a time
 _GROUP, _GROUP_CHARACTERS = 10 * _VECTOR, 1 << 26
 
 
-class ParquetSink:
+class ParquetSink(AtomicFile):
     """Rows as a parquet file, in their order, with a type a column. Lists, objects and mixed values are JSON text."""
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
         """Raises AgacError when duckdb is not installed."""
-        self._path = path
         self._names = distinct([column.name for column in layout.columns])
         self._kinds = [column.kind for column in layout.columns]
         self._json = [place for place, kind in enumerate(self._kinds) if kind in _AS_JSON]
-        self._connection = _connected(path)
+        self._connection = _memory_database(path)
         self._longest = self._characters = self._rows = 0
         self._finished = False
-        self._file = AtomicFile(path)
+        super().__init__(path)
         try:
             self._spool = AtomicFile(path.with_name(f"{path.name}.rows"))
         except AgacError:
-            self._file.abort()
+            super().abort()
             raise
 
     def write(self, rows: Sequence[OutputRow]) -> None:
@@ -208,39 +183,32 @@ class ParquetSink:
         self._rows += len(lines)
         self._characters += len(text)
         self._longest = max([self._longest, *map(len, lines)])
-        self._spool.write(text)
+        self._spool.append(text)
 
     def finish(self) -> None:
         """Makes the parquet file of what was written, durably, without showing it yet."""
         if self._finished:
             return
         self._spool.finish()
-        with explained(self._path):
+        with explained(self.path):
             self._convert()
         self._spool.abort()
-        self._file.finish()
+        super().finish()
         self._finished = True
-
-    def commit(self) -> None:
-        """Puts the file in its place."""
-        self.finish()
-        self._file.commit()
 
     def abort(self) -> None:
         """Forgets what was written; after `commit` it does nothing but to let go of memory."""
         self._connection.close()
         self._spool.abort()
-        self._file.abort()
+        super().abort()
 
     def _line(self, cells: list[JSONValue]) -> str:
         values = list(cells)
         for place in self._json:
-            values[place] = None if _is_null(values[place]) else encode(values[place])
+            value = values[place]
+            is_null = value is None or (isinstance(value, float) and not math.isfinite(value))
+            values[place] = None if is_null else encode(value)
         return encode({f"c{place}": value for place, value in enumerate(values) if value is not None}) + "\n"
-
-    def _group(self) -> int:
-        """Rows that are held in memory until they are written: fewer where they are long."""
-        return _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
 
     def _convert(self) -> None:
         import duckdb
@@ -255,20 +223,22 @@ class ParquetSink:
             f"hive_partitioning = false, maximum_object_size = {bound})"
         )
         query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
-        target = _literal(str(self._file.temporary))
-        statement = f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {self._group()})"
+        target = _literal(str(self.temporary))
+        # so many rows are held in memory until they are written: fewer where they are long
+        group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
+        statement = f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})"
         try:
             self._connection.execute(statement)
         except duckdb.IOException as error:
             raise OSError(None, str(error).splitlines()[0]) from error
         except duckdb.Error as error:
             raise AgacError(
-                f"{self._path}: cannot be written: {str(error).splitlines()[0]}",
+                f"{self.path}: cannot be written: {str(error).splitlines()[0]}",
                 remedy="Remove parquet from output.format, then run again: all results are safe in the store.",
             ) from error
 
 
-def _connected(path: Path) -> duckdb.DuckDBPyConnection:
+def _memory_database(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         import duckdb
     except ImportError as error:
@@ -280,10 +250,6 @@ def _connected(path: Path) -> duckdb.DuckDBPyConnection:
         "autoinstall_known_extensions": "false",
     }
     return duckdb.connect(":memory:", config=config)
-
-
-def _is_null(value: JSONValue) -> bool:
-    return value is None or (isinstance(value, float) and not isfinite(value))
 
 
 def _identifier(name: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -12,9 +12,10 @@ from typing import Protocol, Self, TypeVar
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.types import JSONValue, RowId
 from agac.data.files import AtomicFile, explained, refuse_what_is_no_file
-from agac.data.json_text import decode, encode
+from agac.data.json_formats import decode, encode
 from agac.data.parquet import ParquetSink
-from agac.data.tables import DelimitedSink, OutputRow, TableLayout, TextSink
+from agac.data.tables import OutputRow, TableLayout
+from agac.data.text_formats import DelimitedSink, TextSink
 from agac.spec.workflow import OutputFormat
 
 
@@ -34,22 +35,6 @@ class Ending(Protocol):
         ...
 
 
-class Sink(Ending, Protocol):
-    """Values on their way into one file."""
-
-    def write(self, value: JSONValue) -> None:
-        """Appends one value. Raises AgacError, with a remedy, when the disk refuses it."""
-        ...
-
-    def write_text(self, json_text: str) -> None:
-        """Appends one value that is already JSON text: it is written as it is, not parsed."""
-        ...
-
-    def write_texts(self, json_texts: Sequence[str]) -> None:
-        """Appends values that are already JSON text: many at a time cost a third of one by one."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Framing:
     """What stands around and between the values of a file. `empty` is the whole file when there are none."""
@@ -66,28 +51,23 @@ ARRAY = Framing(opening="[\n", between=",\n", closing="\n]\n", empty="[]\n")
 DOCUMENT = Framing(opening="", between="", closing="\n", empty="", indent=True)
 
 
-class JsonSink:
-    """Values as JSON in one file, framed as lines, as an array with one element a line, or as one document."""
+class JsonSink(AtomicFile):
+    """Values as JSON in one file, framed as lines, as an array with one element a line, or as one document, indented
+    for people: writing a second value into that raises ValueError."""
 
     def __init__(self, path: Path, framing: Framing) -> None:
-        self._file = AtomicFile(path)
+        super().__init__(path)
         self._framing = framing
-        self._next = framing.opening
         self._count = 0
         self._finished = False
 
     def write(self, value: JSONValue) -> None:
-        self._write(encode(value, indent=self._framing.indent))
-
-    def write_text(self, json_text: str) -> None:
-        self._write(self._framed(json_text))
+        """Appends one value. Raises AgacError, with a remedy, when the disk refuses it."""
+        self._add([encode(value, indent=self._framing.indent)])
 
     def write_texts(self, json_texts: Sequence[str]) -> None:
-        if len(json_texts) > 1 and not self._framing.between:
-            raise ValueError(f"{self._file.path.name} holds one value")
-        if json_texts:
-            self._write(self._framing.between.join(map(self._framed, json_texts)))
-            self._count += len(json_texts) - 1
+        """Appends values that are already JSON text, as they are: many at a time cost a third of one by one."""
+        self._add(list(map(self._framed, json_texts)))
 
     def _framed(self, json_text: str) -> str:
         """The text as one value of this file: indented in a document, else on a line of its own."""
@@ -95,40 +75,19 @@ class JsonSink:
             return encode(decode(json_text), indent=True)
         return encode(decode(json_text)) if "\n" in json_text or "\r" in json_text else json_text
 
-    def _write(self, json_text: str) -> None:
-        if self._count and not self._framing.between:
-            raise ValueError(f"{self._file.path.name} holds one value")
-        self._file.write(self._next + json_text)
-        self._next = self._framing.between
-        self._count += 1
+    def _add(self, texts: list[str]) -> None:
+        framing = self._framing
+        if not framing.between and self._count + len(texts) > 1:
+            raise ValueError(f"{self.path.name} holds one value")
+        if texts:
+            self.append((framing.between if self._count else framing.opening) + framing.between.join(texts))
+            self._count += len(texts)
 
     def finish(self) -> None:
         if not self._finished:
-            self._file.write(self._framing.closing if self._count else self._framing.empty)
-            self._file.finish()
+            self.append(self._framing.closing if self._count else self._framing.empty)
+            super().finish()
             self._finished = True
-
-    def commit(self) -> None:
-        self.finish()
-        self._file.commit()
-
-    def abort(self) -> None:
-        self._file.abort()
-
-
-def json_lines(path: Path) -> Sink:
-    """One value a line, in the order of writing."""
-    return JsonSink(path, LINES)
-
-
-def json_array(path: Path) -> Sink:
-    """One JSON array, streamed, one element a line."""
-    return JsonSink(path, ARRAY)
-
-
-def json_document(path: Path) -> Sink:
-    """One value, indented for people. Writing a second one raises ValueError."""
-    return JsonSink(path, DOCUMENT)
 
 
 TELEMETRY = "telemetry.jsonl"
@@ -138,16 +97,16 @@ FILTERED = "filtered.jsonl"
 OPTIONAL = (TELEMETRY, FILTERED)
 """Those of `FILES` that a workflow may do without."""
 
-FILES: dict[str, Callable[[Path], Sink]] = {
-    "results.jsonl": json_lines,
-    "results.json": json_array,
-    "errors.jsonl": json_lines,
-    "summary.json": json_document,
-    TELEMETRY: json_lines,
-    FILTERED: json_lines,
+FILES: dict[str, Callable[[Path], JsonSink]] = {
+    "results.jsonl": partial(JsonSink, framing=LINES),
+    "results.json": partial(JsonSink, framing=ARRAY),
+    "errors.jsonl": partial(JsonSink, framing=LINES),
+    "summary.json": partial(JsonSink, framing=DOCUMENT),
+    TELEMETRY: partial(JsonSink, framing=LINES),
+    FILTERED: partial(JsonSink, framing=LINES),
 }
 """The files that agac always writes into an output folder. It replaces them by name, and touches no other but those of
-the formats that a workflow asks for (`data/outputs`)."""
+the formats that a workflow asks for (`TABLES`)."""
 
 
 Joined = TypeVar("Joined", bound=Ending)
@@ -174,7 +133,7 @@ class OutputFolder:
         """The folder."""
         return self._folder
 
-    def open(self, name: str) -> Sink:
+    def open(self, name: str) -> JsonSink:
         """A sink for one of `FILES`; raises KeyError for any other name."""
         return self.add(FILES[name](self._folder / name))
 
@@ -202,7 +161,11 @@ class OutputFolder:
 def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
     """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way, also of
     the files `names` beside those that are always written."""
-    _refuse_outside(folder, root)
+    real, inside = folder.resolve(), root.resolve()
+    if real != inside and inside not in real.parents:
+        raise UsageError(
+            f"{folder}: leads outside of {root}", remedy="Choose a folder inside the project with output.dir."
+        )
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
             raise UsageError(
@@ -211,14 +174,6 @@ def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
             )
     for name in (*FILES, *names):
         refuse_what_is_no_file(folder / name)
-
-
-def _refuse_outside(folder: Path, root: Path) -> None:
-    real, inside = folder.resolve(), root.resolve()
-    if real != inside and inside not in real.parents:
-        raise UsageError(
-            f"{folder}: leads outside of {root}", remedy="Choose a folder inside the project with output.dir."
-        )
 
 
 def envelope(
@@ -257,37 +212,29 @@ class IsolatedSink:
     def __init__(self, make: Callable[[], RowSink]) -> None:
         self.failure: AgacError | None = None
         self._sink: RowSink | None = None
-        with self._kept():
+        try:
             self._sink = make()
+        except AgacError as error:
+            self.failure = error
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        """As `RowSink.write`, but for what is raised."""
-        with self._kept():
-            if self._sink is not None:
-                self._sink.write(rows)
+        self._try(lambda sink: sink.write(rows))
 
     def finish(self) -> None:
-        """As `RowSink.finish`."""
-        with self._kept():
-            if self._sink is not None:
-                self._sink.finish()
+        self._try(lambda sink: sink.finish())
 
     def commit(self) -> None:
-        """As `RowSink.commit`."""
-        with self._kept():
-            if self._sink is not None:
-                self._sink.commit()
+        self._try(lambda sink: sink.commit())
 
     def abort(self) -> None:
-        """As `RowSink.abort`."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.abort()
 
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _try(self, step: Callable[[RowSink], None]) -> None:
         try:
-            yield
+            if self._sink is not None:
+                step(self._sink)
         except AgacError as error:
             self.failure = error
             self.abort()

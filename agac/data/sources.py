@@ -6,41 +6,36 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.keys import DIGEST_BYTES
 from agac.core.types import JSONValue, Row
-from agac.data.files import BUFFER, create_temporary, remove_leftovers
-from agac.data.json_formats import JsonLinesSource, JsonSource
-from agac.data.json_text import kind_of, quoted
+from agac.data.files import BUFFER, Record, Source, create_temporary, opened, remove_leftovers
+from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
-from agac.data.records import Record, Source, opened
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import LOOKED_AT, PIPED, SUFFIXES, format_of, suffix_of
+from agac.spec.inputs import LOOKED_AT, PIPED, format_of, suffix_of
 from agac.spec.workflow import InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
 # is null in half of the rows is hardly ever what was meant.
 
-Open = Callable[[str], Source]
-"""Opens a file by its path relative to the input's folder."""
-
 
 class SeveralFiles:
     """The files that an input's patterns match. Raises UsageError for the first files that cannot be read together."""
 
-    def __init__(self, spec: InputSpec, open_file: Open) -> None:
+    def __init__(self, spec: InputSpec) -> None:
         self._spec = spec
-        self._open = open_file
         self._first: str | None = None
         self._columns: tuple[str, ...] | None = None
         self._begun: tuple[list[int], list[str]] = ([], [])
@@ -79,24 +74,21 @@ class SeveralFiles:
             before += ordinal
 
     def _opened(self, relative: str) -> Source:
-        source = self._open(relative)
+        source = open_source(self._spec.path / relative, self._spec.format, relative)
         columns = source.columns()
         if self._first is None:
             self._first, self._columns = relative, columns
         elif columns is not None and set(columns) != set(self._columns or ()):
+            expected = self._columns or ()
+            missing = [quoted(name) for name in expected if name not in columns]
+            added = [quoted(name) for name in columns if name not in expected]
+            parts = [f"lacks {', '.join(missing)}"] if missing else []
+            parts += [f"has {', '.join(added)} besides"] if added else []
             raise UsageError(
-                f"{relative}: {_difference(self._columns or (), columns)} {self._first}",
+                f"{relative}: its header {' and '.join(parts)}, compared with {self._first}",
                 remedy="Give all files the same columns, or read them with workflows of their own.",
             )
         return source
-
-
-def _difference(expected: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    missing = [quoted(name) for name in expected if name not in columns]
-    added = [quoted(name) for name in columns if name not in expected]
-    parts = [f"lacks {', '.join(missing)}"] if missing else []
-    parts += [f"has {', '.join(added)} besides"] if added else []
-    return f"its header {' and '.join(parts)}, compared with"
 
 
 # Standard input: kept in a file before anything reads it, because a run reads its input more than once.
@@ -129,10 +121,22 @@ def keep(stream: BinaryIO, folder: Path) -> Path:
         remove_leftovers(folder)
         temporary, descriptor = create_temporary(folder / "piped")
         try:
+            hasher = blake2b(digest_size=DIGEST_BYTES)
             with os.fdopen(descriptor, "wb") as file:
-                digest = _copied(stream, file)
+                while piece := stream.read(_PIECE):
+                    hasher.update(piece)
+                    file.write(piece)
+                file.flush()
+                if not file.tell():
+                    raise UsageError(
+                        f"{STANDARD_INPUT}: nothing came",
+                        remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`.",
+                    )
                 os.fsync(file.fileno())
-            path = folder / f"{digest}{_suffix(temporary)}"
+            with opened(temporary, STANDARD_INPUT) as kept:  # the format that the content begins with, if it shows
+                head = kept.peek(BUFFER).lstrip()[:4]
+            suffix = ".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
+            path = folder / f"{hasher.hexdigest()}{suffix}"
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -151,42 +155,6 @@ def forget(folder: Path, but: int = 1) -> None:
         for path in kept[: len(kept) - but]:
             path.unlink(missing_ok=True)
 
-
-def _copied(stream: BinaryIO, file: BinaryIO) -> str:
-    """Copies everything; gives the hash of it in hex."""
-    hasher, size = blake2b(digest_size=DIGEST_BYTES), 0
-    while piece := stream.read(_PIECE):
-        hasher.update(piece)
-        file.write(piece)
-        size += len(piece)
-    file.flush()
-    if not size:
-        raise UsageError(
-            f"{STANDARD_INPUT}: nothing came", remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`."
-        )
-    return hasher.hexdigest()
-
-
-def _suffix(path: Path) -> str:
-    """The suffix of the format that the content begins with, where that can be told."""
-    with opened(path, STANDARD_INPUT) as file:
-        head = file.peek(BUFFER).lstrip()[:4]
-    if head == b"PAR1":
-        return ".parquet"
-    return {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
-
-
-__all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "Record",
-    "Source",
-    "open_input",
-    "open_source",
-    "place_of",
-    "read_rows",
-    "separator_hint",
-]
 
 FORMATS: Mapping[str, Callable[[Path, str], Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
@@ -208,7 +176,7 @@ def open_input(spec: InputSpec) -> Source:
     if spec.format == "files":
         return WholeFiles(spec)
     if spec.patterns:
-        return SeveralFiles(spec, lambda relative: open_source(spec.path / relative, spec.format, relative))
+        return SeveralFiles(spec)
     if spec.statement is not None:
         return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
     return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown)
@@ -220,15 +188,16 @@ def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: 
     Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable:
     its message begins with `shown`, and with `shown:line` when the trouble is in the header.
     """
+    formats = ", ".join(FORMATS)
     if format is not None and format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{shown}: unknown format {quoted(format)}", remedy=f"{hint}Known formats: {_listed()}.")
+        raise UsageError(f"{shown}: unknown format {quoted(format)}", remedy=f"{hint}Known formats: {formats}.")
     name = format or format_of(path.name)
     if name is None and path.is_file():
         suffix = suffix_of(path.name)
         what = f"the suffix {suffix} names no known format" if suffix else "the name has no suffix"
-        raise UsageError(f"{shown}: {what}", remedy=f"Rename the file or set input.format to one of: {_listed()}.")
+        raise UsageError(f"{shown}: {what}", remedy=f"Rename the file or set input.format to one of: {formats}.")
     # a path that is no file has a better message than its suffix: any format's own
     try:
         return FORMATS[name or "jsonl"](path, shown)
@@ -250,13 +219,17 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
     Raises UsageError when the source declares its columns and `id_field` is none of them.
     """
     if id_field is None:
-        return _numbered(source.records(start))
+        return (Row(ordinal, ordinal, data, error) for ordinal, data, error, _, _ in source.records(start))
     columns = source.columns()
     if columns is not None and id_field not in columns:
         listed = ", ".join(quoted(name) for name in columns)
+        near = get_close_matches(id_field, columns, n=1)
+        hint = f"Did you mean {quoted(near[0])}? " if near else ""
+        if separated := separator_hint(columns):
+            hint = f"{separated[0].upper()}{separated[1:]}. "
         raise UsageError(
             f"{source.describe()}: has no column {quoted(id_field)}, which input.id_field names",
-            remedy=f"{_column_hint(id_field, columns)}The columns are: {listed}.",
+            remedy=f"{hint}The columns are: {listed}.",
         )
     return _identified(source.records(start), id_field, source.describe())
 
@@ -272,23 +245,6 @@ def separator_hint(columns: tuple[str, ...]) -> str:
     return f"is the file separated by {name}? agac reads commas (csv) and tabs (tsv)"
 
 
-def _column_hint(id_field: str, columns: tuple[str, ...]) -> str:
-    separated = separator_hint(columns)
-    if separated:
-        return f"{separated[0].upper()}{separated[1:]}. "
-    near = get_close_matches(id_field, columns, n=1)
-    return f"Did you mean {quoted(near[0])}? " if near else ""
-
-
-def _listed() -> str:
-    return ", ".join(FORMATS)
-
-
-def _numbered(records: Iterator[Record]) -> Iterator[Row]:
-    for ordinal, data, error, _, _ in records:
-        yield Row(ordinal, ordinal, data, error)
-
-
 def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterator[Row]:
     for record in records:
         ordinal, data, error, _, _ = record
@@ -301,18 +257,13 @@ def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterato
         elif type(value) is int:
             yield Row(str(value), ordinal, data, error)
         else:
-            problem = _no_id(data, id_field, value)
-            message = f"{record.place(shown)}: {problem}"
+            what = "empty" if isinstance(value, str) else kind_of(value)
+            problem = f"is {what}; an id is a string that is not empty, or an integer"
+            if id_field not in data:
+                near = get_close_matches(id_field, data, n=1)
+                problem = "is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
+            message = f"{record.place(shown)}: the id field {quoted(id_field)} {problem}"
             yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
-
-
-def _no_id(data: dict[str, JSONValue], id_field: str, value: JSONValue) -> str:
-    name = quoted(id_field)
-    if id_field not in data:
-        near = get_close_matches(id_field, data, n=1)
-        return f"the id field {name} is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
-    what = "empty" if isinstance(value, str) else kind_of(value)
-    return f"the id field {name} is {what}; an id is a string that is not empty, or an integer"
 
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
@@ -393,3 +344,19 @@ class Columns:
     def all(self) -> list[Column]:
         """Every column that was met or declared."""
         return list(self._columns.values())
+
+
+def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
+    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no more than it gives.
+
+    The same numbers and seed give the same sample on every machine. Numbers added at the end change it only where one
+    of them is taken. (Vitter's algorithm R; only `random()` is promised to stay the same over versions of Python.)
+    """
+    draw = Random(seed).random  # noqa: S311 - chance, not secrecy
+    taken: list[int] = []
+    for count, ordinal in enumerate(ordinals):
+        if count < size:
+            taken.append(ordinal)
+        elif (place := int(draw() * (count + 1))) < size:
+            taken[place] = ordinal
+    return sorted(taken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sqlite3
@@ -10,26 +9,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, isinf
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from agac.core.errors import AgacError, ErrorType, UsageError, did_you_mean, sentence
+from agac.core.errors import AgacError, UsageError, did_you_mean, sentence
 from agac.core.types import JSONValue
-from agac.data.files import AtomicFile, explained
-from agac.data.json_text import encode
-from agac.data.json_text import quoted as json_text_quoted
-from agac.data.records import FileSource, Record, opened, refused
+from agac.data.files import AtomicFile, FileSource, Record, explained
+from agac.data.json_formats import encode
+from agac.data.json_formats import quoted as text_quoted
 from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
 
 # The database is opened so that nothing can be written, and an authorizer refuses whatever is not reading. Integers
 # keep every digit, dates are whatever the database holds, blobs are text in UTF-8.
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_OWN_PRAGMA = "data_version"
-"""Full-text tables ask for it while they are read."""
-
 _END = re.compile(r"(?:\s|;|--[^\n]*\Z)*\Z")
 _REPEATED = re.compile(r"(.+):\d+")
 _BUSY_SECONDS = 5.0
@@ -42,10 +37,10 @@ class SqliteSource(FileSource):
     """The rows of one statement. Raises UsageError when the database or the statement cannot be read."""
 
     def __init__(self, path: Path, statement: str, shown: str) -> None:
-        super().__init__(path, shown)
         self._statement = statement
         try:
-            with opened(path, shown), self.connected() as connection:
+            super().__init__(path, shown)
+            with self.connected() as connection:
                 connection.execute(f"EXPLAIN {statement}")  # understood as it stands, and nothing but reading
                 # no row is looked for: what sorts a large table sorts it once, when it is read
                 inner = _END.sub("", statement)
@@ -53,37 +48,41 @@ class SqliteSource(FileSource):
                 self._columns = tuple(str(column[0]) for column in found.description)
         except AgacError as error:
             raise UsageError(error.message, remedy=self._meant(error.message) or error.remedy) from error
-        self._refuse_repeated()
-
-    def columns(self) -> tuple[str, ...]:
-        return self._columns
+        named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
+        twice = [text_quoted(name) for name, count in Counter(named).items() if count > 1 and name in self._columns]
+        if twice:
+            raise UsageError(
+                f"{self._shown}: the query gives {', '.join(twice)} more than once",
+                remedy="Give every column its own name, with AS.",
+            )
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        with opened(self._path, self._shown), self.connected() as connection:
+        with self._opened(), self.connected() as connection:
             for ordinal, values in enumerate(connection.execute(self._statement), start=1):
                 if ordinal > start:
                     yield self._record(ordinal, values)
 
     def _record(self, ordinal: int, values: tuple[JSONValue, ...]) -> Record:
         data: dict[str, JSONValue] = {}
+        problem = ""
         for column, value in zip(self._columns, values, strict=True):
             kind = type(value)
-            if kind is str and not value.isascii() and (problem := _bad_text(value)):
-                return self._refused(ordinal, column, problem)
-            if kind is bytes:
+            if kind is str and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError:
+                    problem = "holds text that is not UTF-8; select it as a blob, or take hex()"
+            elif kind is bytes:
                 try:
                     value = value.decode()
                 except UnicodeDecodeError:
-                    return self._refused(ordinal, column, "holds bytes that are not UTF-8; leave it out, or take hex()")
-            elif kind is float and math.isinf(value):
-                return self._refused(ordinal, column, "holds an infinity, which JSON cannot hold; select null instead")
+                    problem = "holds bytes that are not UTF-8; leave it out, or take hex()"
+            elif kind is float and isinf(value):
+                problem = "holds an infinity, which JSON cannot hold; select null instead"
+            if problem:
+                return self._refused(ordinal, None, f"the column {text_quoted(column)} {problem}")
             data[column] = value
         return Record(ordinal, data)
-
-    def _refused(self, ordinal: int, column: str, problem: str) -> Record:
-        return refused(
-            ordinal, self._shown, None, ErrorType.INVALID_ROW, f"the column {json_text_quoted(column)} {problem}"
-        )
 
     def _meant(self, message: str) -> str | None:
         """Which table or column a name that does not exist may have meant."""
@@ -98,17 +97,6 @@ class SqliteSource(FileSource):
             found = [connection.execute(f"SELECT * FROM {quoted(one)} LIMIT 0").description for one in read]  # noqa: S608
         columns = dict.fromkeys(str(column[0]) for columns in found for column in columns)
         return sentence(did_you_mean(name.rpartition(".")[2], columns, "the columns"))
-
-    def _refuse_repeated(self) -> None:
-        named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
-        twice = [
-            json_text_quoted(name) for name, count in Counter(named).items() if count > 1 and name in self._columns
-        ]
-        if twice:
-            raise UsageError(
-                f"{self._shown}: the query gives {', '.join(twice)} more than once",
-                remedy="Give every column its own name, with AS.",
-            )
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
@@ -130,10 +118,10 @@ def tables_read(path: Path, statement: str, shown: str) -> set[str]:
     """The tables that a statement reads, views followed, in lower case. Raises UsageError when it cannot be read."""
     found: set[str] = set()
 
-    def note(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+    def note(action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_READ and first:
             found.add(first.lower())
-        return _allowed(action, first, second, database, trigger)
+        return _allowed(action, first, second)
 
     source = SqliteSource(path, statement, shown)
     with source.connected() as connection:
@@ -142,13 +130,12 @@ def tables_read(path: Path, statement: str, shown: str) -> set[str]:
     return found
 
 
-def _allowed(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     """SQLite asks this about everything that a statement would do."""
-    if action == sqlite3.SQLITE_FUNCTION and second == "load_extension":
-        return sqlite3.SQLITE_DENY
-    if action in _READING or (action == sqlite3.SQLITE_PRAGMA and first == _OWN_PRAGMA and second is None):
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
+    reads = action in _READING and not (action == sqlite3.SQLITE_FUNCTION and second == "load_extension")
+    # full-text tables ask for their own pragma while they are read
+    own = action == sqlite3.SQLITE_PRAGMA and first == "data_version" and second is None
+    return sqlite3.SQLITE_OK if reads or own else sqlite3.SQLITE_DENY
 
 
 def _explained(message: str) -> tuple[str, str]:
@@ -161,14 +148,6 @@ def _explained(message: str) -> tuple[str, str]:
     if "locked" in message or "busy" in message:
         return "another program is writing to the database", "Wait for it to end, then run again."
     return f"SQLite says: {message}", "Correct the query."
-
-
-def _bad_text(value: str) -> str | None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "holds text that is not UTF-8; select it as a blob, or take hex()"
-    return None
 
 
 # Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
@@ -230,25 +209,20 @@ def _clash(column: TableColumn, known: Known | None) -> str:
         return ""
     if known.computed:
         return f"the column {known.name!r} is computed by SQLite"
-    if column.kind in (Kind.TEXT, Kind.NESTED, Kind.MIXED) and _converts(known.type):
-        return f"the column {known.name!r} is {known.type}, but {_WORDS[column.kind]} would be written into it"
+    # SQLite's rules of type affinity: whether the column makes numbers of texts that look like one
+    declared = known.type
+    converts = "INT" in declared or not any(word in declared for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
+    if declared and converts and column.kind in _WORDS:
+        return f"the column {known.name!r} is {declared}, but {_WORDS[column.kind]} would be written into it"
     return ""
 
 
 _WORDS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
 
 
-def _converts(declared: str) -> bool:
-    """Whether a column makes numbers of texts that look like one (SQLite's rules of type affinity)."""
-    if "INT" in declared:
-        return True
-    return bool(declared) and not any(word in declared for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
-
-
 def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:
     info = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
-    primary = [name.lower() for _, name, _, _, _, place in info if place]
-    if primary == [key.lower()]:
+    if [name.lower() for _, name, _, _, _, place in info if place] == [key.lower()]:
         return True
     for _, index, unique, _, partial in connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall():
         names = [(row[2] or "").lower() for row in connection.execute(f"PRAGMA index_info({quoted(index)})")]
@@ -262,14 +236,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _reading(path: Path) -> str:
-    """A database to be looked at without a trace: one with a write-ahead log, which lies empty, would get its files."""
-    with path.open("rb") as file:
-        logged = file.read(19)[18:] == b"\x02"
-    immutable = "&immutable=1" if logged and not path.with_name(f"{path.name}-wal").exists() else ""
-    return f"file:{quote(str(path))}?mode=ro{immutable}"
-
-
 def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: str) -> None:
     """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
     which they are found, at least. Changes nothing."""
@@ -278,8 +244,13 @@ def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: 
         raise UsageError(f"{shown}: {place} cannot be written", remedy="Make it writable or choose another output.to.")
     if place != path or not path.stat().st_size:
         return
+    with path.open("rb") as file:
+        logged = file.read(19)[18:] == b"\x02"
+    # looked at without a trace: a database with a write-ahead log, which lies empty, would get its files
+    immutable = "&immutable=1" if logged and not path.with_name(f"{path.name}-wal").exists() else ""
+    uri = f"file:{quote(str(path))}?mode=ro{immutable}"
     try:
-        with closing(sqlite3.connect(_reading(path), uri=True, timeout=5.0)) as connection:
+        with closing(sqlite3.connect(uri, uri=True, timeout=5.0)) as connection:
             check_table(connection, table, columns, f"{shown}: table {table!r}")
     except sqlite3.OperationalError:
         return  # it is locked just now, or something passing: said at the end, when it still stands
@@ -308,13 +279,18 @@ class TableSink:
         Raises AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows.
         """
         self._path, self._table, self._shown = path, table, f"{shown}: table {table!r}"
-        self._made, self._unshared = False, unshared
+        self._made = False
         self._connection: sqlite3.Connection | None = None
         self._id_place = layout.id_place
         try:
-            with self._explained():
-                self._open()
-                columns = self._prepare(layout)
+            with self._explained(), explained(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._made = not path.exists()
+                self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+                if unshared:
+                    self._connection.execute("PRAGMA journal_mode = MEMORY")
+                self._connection.execute("BEGIN IMMEDIATE")
+                columns = self._prepare(self._connection, layout)
         except BaseException:
             self.abort()
             raise
@@ -349,19 +325,8 @@ class TableSink:
         if self._made and self._path.exists() and not self._path.stat().st_size:
             self._path.unlink()
 
-    def _open(self) -> None:
-        with explained(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._made = not self._path.exists()
-        self._connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
-        if self._unshared:
-            self._connection.execute("PRAGMA journal_mode = MEMORY")
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def _prepare(self, layout: TableLayout) -> list[TableColumn]:
+    def _prepare(self, connection: sqlite3.Connection, layout: TableLayout) -> list[TableColumn]:
         """The table as the rows need it; gives the columns that are written, the key first."""
-        connection = self._connection
-        assert connection is not None
         known = columns_of(connection, self._table)
         columns = table_columns(layout, [column.name for column in known.values()])
         check_table(connection, self._table, columns, self._shown)
@@ -390,34 +355,27 @@ class TableSink:
             raise AgacError(f"{self._shown}: {error}", remedy=_remedy(error)) from error
 
 
-class FreshDatabase:
+class FreshDatabase(AtomicFile):
     """A database of its own with the one table, made anew each time: as a file that appears whole or not at all."""
 
     def __init__(self, path: Path, table: str, layout: TableLayout) -> None:
-        self._file = AtomicFile(path)
+        super().__init__(path)
         try:
-            self._sink = TableSink(self._file.temporary, table, layout, path.name, unshared=True)
+            self._sink = TableSink(self.temporary, table, layout, path.name, unshared=True)
         except BaseException:
-            self._file.abort()
+            super().abort()
             raise
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        """As `TableSink.write`."""
         self._sink.write(rows)
 
     def finish(self) -> None:
-        """Makes the file durable, without showing it yet."""
         self._sink.commit()
-        self._file.finish()
-
-    def commit(self) -> None:
-        """Puts the file in its place."""
-        self._file.commit()
+        super().finish()
 
     def abort(self) -> None:
-        """Forgets what was written."""
         self._sink.abort()
-        self._file.abort()
+        super().abort()
 
 
 def _definition(column: TableColumn) -> str:

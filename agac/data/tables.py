@@ -1,21 +1,16 @@
-"""Results as tables: the kind of each column, the layout known before the first row, and lines of csv, tsv and txt."""
+"""Results as tables: the kind of each column, how rows and results merge, the layout known before the first row."""
 
 from __future__ import annotations
 
-import csv
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError
 from agac.core.types import JSONValue, RowId
-from agac.data.files import AtomicFile
-from agac.data.json_text import encode
 from agac.spec.json_schema import resolved
 from agac.spec.workflow import Merge
 
@@ -238,7 +233,9 @@ class Observed:
         error = free_name("error", stage, set(merger.fields))
         of_row = id_field is not None and merge != "replace"
         id_place = merger.fields.index(id_field) if of_row else None
-        key = TableColumn(key_name(id_field, merge), Kind.INTEGER if id_field is None else kind_of(self._ids))
+        # a database finds rows by their own id where the table has the row's fields, else by a column of ours
+        name = "row_number" if id_field is None else "id" if merge == "replace" else id_field
+        key = TableColumn(name, Kind.INTEGER if id_field is None else kind_of(self._ids))
         return TableLayout((*columns, TableColumn(error, Kind.TEXT)), merger, id_field, id_place, key)
 
     def _column(self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]) -> TableColumn:
@@ -260,13 +257,6 @@ def _add(seen: dict[str, int], fields: Fields) -> None:
             f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the columns of a table",
             remedy="Remove output.format and output.to: results.jsonl holds rows of any form.",
         )
-
-
-def key_name(id_field: str | None, merge: Merge | None) -> str:
-    """The column by which rows are found: the row's own where the table has the row's fields, else one of ours."""
-    if id_field is None:
-        return "row_number"
-    return "id" if merge == "replace" else id_field
 
 
 def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
@@ -297,101 +287,3 @@ def _before(name: str, there: Collection[str], key: str) -> str | None:
     """The column that `distinct` gave to a name when it made a table, if that is to be seen."""
     own = [c for c in there if c == name or (c.startswith(f"{name}_") and c[len(name) + 1 :].isdecimal())]
     return next((column for column in own if column.lower() != key.lower()), None)
-
-
-_END = "\r\n"  # as the csv module is told: it quotes a cell that holds a character of its line end, and no other
-_FORMULA = re.compile(r"[=+\-@\t\r\n]")
-_PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
-
-
-def cell_text(value: JSONValue) -> str:
-    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects as JSON."""
-    if isinstance(value, str):
-        return value
-    if value is None or (isinstance(value, float) and not isfinite(value)):
-        return ""
-    return encode(value)
-
-
-def safe_cell(text: str) -> str:
-    """A text that no spreadsheet takes for a formula. A plain number is none, also with a sign."""
-    if _FORMULA.match(text) and not _PLAIN_NUMBER.match(text):
-        return f"'{text}"
-    return text
-
-
-class _FileSink:
-    """An output in one file, which appears whole or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = AtomicFile(path)
-
-    def finish(self) -> None:
-        """Makes what was written durable, without showing it yet."""
-        self._file.finish()
-
-    def commit(self) -> None:
-        """Puts the file in its place."""
-        self._file.commit()
-
-    def abort(self) -> None:
-        """Forgets what was written."""
-        self._file.abort()
-
-
-class DelimitedSink(_FileSink):
-    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8 without a byte order mark."""
-
-    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
-        super().__init__(path)
-        self._written: list[str] = []
-        self._writer = csv.writer(_LineEnds(self._written.append), delimiter=delimiter, lineterminator=_END)
-        self._text: Callable[[JSONValue], str] = _safe_text if safe else cell_text
-        self._writer.writerow([self._text(column.name) for column in layout.columns])
-
-    def write(self, rows: Sequence[OutputRow]) -> None:
-        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
-        text = self._text
-        self._writer.writerows([[text(cell) for cell in row.cells] for row in rows])
-        self._flush()
-
-    def finish(self) -> None:
-        """Makes what was written durable, without showing it yet."""
-        self._flush()
-        super().finish()
-
-    def _flush(self) -> None:
-        self._file.write("".join(self._written))
-        self._written.clear()
-
-
-def _safe_text(value: JSONValue) -> str:
-    return safe_cell(value) if isinstance(value, str) else cell_text(value)
-
-
-class _LineEnds:
-    """Takes the csv module's lines, one a call, and ends them as text files end theirs."""
-
-    def __init__(self, add: Callable[[str], None]) -> None:
-        self._add = add
-
-    def write(self, line: str) -> None:
-        self._add(line[: -len(_END)] + "\n")
-
-
-class TextSink(_FileSink):
-    """One result a line, in the order of the rows; a row that failed is an empty line.
-
-    A line end within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = AtomicFile(path)
-
-    def write(self, rows: Sequence[OutputRow]) -> None:
-        """Appends results. Raises AgacError, with a remedy, when the disk refuses them."""
-        self._file.write("".join([f"{_one_line(cell_text(row.record))}\n" for row in rows]))
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,19 +1,23 @@
-"""Inputs that are text: CSV and TSV, lines, and whole files."""
+"""Text, read and written: CSV and TSV, lines, and (read alone) whole files."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
-from agac.data.json_text import quoted
-from agac.data.records import BOM, MAX_RECORD_BYTES, FileSource, LineSource, Record, opened, refused
+from agac.core.types import JSONValue
+from agac.data.files import BOM, MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record
+from agac.data.json_formats import encode, quoted
+from agac.data.tables import OutputRow, TableLayout
 from agac.spec.paths import Unmatchable, matching
 from agac.spec.workflow import InputSpec
 
@@ -33,7 +37,7 @@ MAX_CELL = 32 * 1024 * 1024
 _LOOK_AHEAD = 64 * 1024
 _SIGNS = {",": "a comma", "\t": "a tab"}
 _ENDLESS = "line without an end"
-_NEVER_CLOSED = "unexpected end of data"
+_TOO_LARGE = "field larger"
 
 
 class _Watched(io.BufferedIOBase):
@@ -72,14 +76,6 @@ class _Watched(io.BufferedIOBase):
         return chunk
 
 
-def _line_end(file: io.BufferedReader) -> bytes:
-    """What ends the file's first line. Only a file of old, where that is CR alone, is cut at a CR by itself:
-    elsewhere one that stands in an unquoted value would quietly make two records of one."""
-    head = file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
-    feed, carriage = head.find(b"\n"), head.find(b"\r")
-    return b"\r" if carriage >= 0 and (feed < 0 or feed > carriage + 1) else b"\n"
-
-
 class DelimitedSource(FileSource):
     """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
 
@@ -90,9 +86,6 @@ class DelimitedSource(FileSource):
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
         with self._reader() as (reader, _):
             self._columns = self._header(reader)
-
-    def columns(self) -> tuple[str, ...]:
-        return self._columns
 
     def records(self, start: int = 0) -> Iterator[Record]:
         columns = self._columns
@@ -116,17 +109,21 @@ class DelimitedSource(FileSource):
                 except csv.Error as error:
                     ordinal += 1
                     if ordinal > start:
-                        yield refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, _quoting(str(error), line))
-                    if _is_lost(str(error)):
-                        return
+                        yield self._refused(ordinal, line, _quoting(str(error), line))
+                    if str(error).startswith((_ENDLESS, _TOO_LARGE)):
+                        return  # reading on would only find the rest of what was too long
                     line = reader.line_num + 1
 
     @contextmanager
     def _reader(self) -> Iterator[tuple[Reader, _Watched]]:
-        with opened(self._path, self._shown) as file:
-            line_end = _line_end(file)
-            watched = _Watched(file, line_end)
-            newline = "" if line_end == b"\r" else "\n"
+        with self._opened() as file:
+            # Only a file of old, whose first line ends with CR alone, is cut at a CR by itself: elsewhere one in an
+            # unquoted value would quietly make two records of one.
+            head = file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
+            feed, carriage = head.find(b"\n"), head.find(b"\r")
+            is_old = carriage >= 0 and (feed < 0 or feed > carriage + 1)
+            watched = _Watched(file, b"\r" if is_old else b"\n")
+            newline = "" if is_old else "\n"
             text = io.TextIOWrapper(watched, encoding="utf-8", errors="surrogateescape", newline=newline)
             yield csv.reader(text, delimiter=self._delimiter, strict=True), watched
 
@@ -138,49 +135,48 @@ class DelimitedSource(FileSource):
         if cells is None:
             raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
         names = tuple(cell.strip() for cell in cells)
-        trouble = _header_trouble(names)
-        if trouble:
-            problem, remedy = trouble
+        problem, remedy = "", "Save the file as UTF-8."
+        if bad := _first_bad_byte(names):
+            # by its number: the name itself is what cannot be shown
+            problem = f"the header's column {bad[0] + 1}: byte 0x{bad[1]:02x} is not UTF-8"
+        elif any("\0" in name for name in names):
+            problem = "the header holds NUL characters, as UTF-16 has them"
+        elif blank := [str(place) for place, name in enumerate(names, start=1) if not name]:
+            problem, remedy = f"the header has no name for column {', '.join(blank)}", "Give every column a name."
+        elif twice := [quoted(name) for name, count in Counter(names).items() if count > 1]:
+            problem = f"the header names {', '.join(twice)} more than once"
+            remedy = "Give every column its own name."
+        if problem:
             raise UsageError(f"{self._shown}:{max(reader.line_num, 1)}: {problem}", remedy=remedy)
         return names
 
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:
-        problem = _bad_bytes(self._columns, cells)
-        missing = len(self._columns) - len(cells)
-        if problem is None and missing < 0:
+        columns = self._columns
+        missing = len(columns) - len(cells)
+        if bad := _first_bad_byte(cells):
+            place, byte, offset = bad
+            name = quoted(columns[place]) if place < len(columns) else str(place + 1)
+            problem = f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8"
+            return self._refused(ordinal, line, f"{problem}; save the file as UTF-8")
+        if missing < 0:
             problem = (
-                f"the record has {len(cells)} fields, the header {len(self._columns)}; "
+                f"the record has {len(cells)} fields, the header {len(columns)}; "
                 f"put quotes around a value that contains {_SIGNS[self._delimiter]}"
             )
-        if problem is not None:
-            return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, problem)
-        return Record(ordinal, dict(zip(self._columns, [*cells, *[None] * missing], strict=True)), None, line)
-
-
-def _is_lost(error: str) -> bool:
-    """Whether reading on would only find the rest of what was too long."""
-    return error == _ENDLESS or error.startswith("field larger")
+            return self._refused(ordinal, line, problem)
+        return Record(ordinal, dict(zip(columns, [*cells, *[None] * missing], strict=True)), None, line)
 
 
 def _quoting(error: str, line: int) -> str:
-    if error.startswith(_NEVER_CLOSED):
+    if error.startswith("unexpected end of data"):
         return f"a quote that is opened in the record on line {line} is never closed; the file ends inside it"
     if error.startswith("new-line character"):
         return "a carriage return stands in a value without quotes; put quotes around the value"
     if error == _ENDLESS:
         return f"the line is longer than {MAX_RECORD_BYTES} bytes; nothing after it is read"
-    if _is_lost(error):
+    if error.startswith(_TOO_LARGE):
         return f"a value is longer than {MAX_CELL} characters; is its closing quote missing? Nothing after it is read"
     return f'the quoting is broken ({error}); write a quote inside a quoted value as ""'
-
-
-def _bad_bytes(columns: tuple[str, ...], cells: list[str]) -> str | None:
-    bad = _first_bad_byte(cells)
-    if bad is None:
-        return None
-    place, byte, offset = bad
-    name = quoted(columns[place]) if place < len(columns) else str(place + 1)
-    return f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8; save the file as UTF-8"
 
 
 def _first_bad_byte(cells: Sequence[str]) -> tuple[int, int, int] | None:
@@ -193,35 +189,13 @@ def _first_bad_byte(cells: Sequence[str]) -> tuple[int, int, int] | None:
     return None
 
 
-def _header_trouble(names: tuple[str, ...]) -> tuple[str, str] | None:
-    """What keeps a header from naming the fields, and the remedy."""
-    bad = _first_bad_byte(names)
-    if bad is not None:
-        # by its number: the name itself is what cannot be shown
-        return f"the header's column {bad[0] + 1}: byte 0x{bad[1]:02x} is not UTF-8", "Save the file as UTF-8."
-    if any("\0" in name for name in names):
-        return "the header holds NUL characters, as UTF-16 has them", "Save the file as UTF-8."
-    blank = [str(place) for place, name in enumerate(names, start=1) if not name]
-    if blank:
-        return f"the header has no name for column {', '.join(blank)}", "Give every column a name."
-    twice = [quoted(name) for name, count in Counter(names).items() if count > 1]
-    if twice:
-        return f"the header names {', '.join(twice)} more than once", "Give every column its own name."
-    return None
-
-
 class TextSource(LineSource):
     """A text file. Lines end at `\\n`, with or without a `\\r` before it."""
 
-    def columns(self) -> tuple[str, ...]:
-        return ("line_number", "content")
+    _columns = ("line_number", "content")
 
-    def record(self, ordinal: int, line: int, raw: bytes) -> Record:
-        try:
-            content = raw.decode().removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            problem = f"byte 0x{raw[error.start]:02x} at offset {error.start} of the line is not UTF-8"
-            return refused(ordinal, self._shown, line, ErrorType.INVALID_ROW, f"{problem}; save the file as UTF-8")
+    def record(self, ordinal: int, line: int, text: str) -> Record:
+        content = text.removesuffix("\n").removesuffix("\r")
         return Record(ordinal, {"line_number": line, "content": content}, None, line)
 
 
@@ -262,7 +236,7 @@ def _record(ordinal: int, root: Path, relative: str) -> Record:
     shown = relative.encode(errors="surrogateescape").decode(errors="replace")
     if shown != relative:
         content, problem = None, "the file's name is not UTF-8; rename it"
-    data = {"path": shown, "name": PurePosixPath(shown).name, "content": content}
+    data: dict[str, JSONValue] = {"path": shown, "name": PurePosixPath(shown).name, "content": content}
     error = RowError(ErrorType.INVALID_ROW, f"{shown}: {problem}") if problem else None
     return Record(ordinal, data, error, None, shown)
 
@@ -282,3 +256,70 @@ def _text(path: Path) -> tuple[str | None, str | None]:
         return raw.removeprefix(BOM).decode(), None
     except UnicodeDecodeError as error:
         return None, f"byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8; name text files only"
+
+
+# Results as lines of text.
+
+_END = "\r\n"  # as the csv module is told: it quotes a cell that holds a character of its line end, and no other
+_FORMULA = re.compile(r"[=+\-@\t\r\n]")
+_PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
+
+
+def cell_text(value: JSONValue) -> str:
+    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return ""
+    return encode(value)
+
+
+def safe_cell_text(value: JSONValue) -> str:
+    """The same, as no spreadsheet takes it for a formula. A plain number is none, also with a sign."""
+    if isinstance(value, str) and _FORMULA.match(value) and not _PLAIN_NUMBER.match(value):
+        return f"'{value}"
+    return cell_text(value)
+
+
+class DelimitedSink(AtomicFile):
+    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8 without a byte order mark."""
+
+    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
+        super().__init__(path)
+        self._lines = _Lines()
+        self._writer = csv.writer(self._lines, delimiter=delimiter, lineterminator=_END)
+        self._text = safe_cell_text if safe else cell_text
+        self._writer.writerow([self._text(column.name) for column in layout.columns])
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
+        text = self._text
+        self._writer.writerows([[text(cell) for cell in row.cells] for row in rows])
+        self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        super().finish()
+
+    def _flush(self) -> None:
+        self.append("".join(self._lines))
+        self._lines.clear()
+
+
+class _Lines(list[str]):
+    """Takes the csv module's lines, one a call, and ends them as text files end theirs."""
+
+    def write(self, line: str) -> None:
+        self.append(line[: -len(_END)] + "\n")
+
+
+class TextSink(AtomicFile):
+    """One result a line, in the order of the rows; a row that failed is an empty line.
+
+    A line end within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON.
+    """
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Appends results. Raises AgacError, with a remedy, when the disk refuses them."""
+        texts = [cell_text(row.record).replace("\r", "\\r").replace("\n", "\\n") for row in rows]
+        self.append("".join([f"{text}\n" for text in texts]))

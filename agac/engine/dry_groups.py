@@ -26,7 +26,7 @@ from agac.spec.graph import Levels
 from agac.spec.templates import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.records import Child, DerivedRows, Membership, NewRow
 from agac.store.rows import State
-from agac.store.scratch import ForecastGroup, ForecastMember, GroupInput, Scratch, ScratchPart
+from agac.store.scratch import ForecastGroup, ForecastMember, Scratch, ScratchPart
 
 PARENT = "what it is made of"
 
@@ -235,7 +235,7 @@ class GroupForecaster:
             if not known:
                 text, (need, reason) = None, self._need(stage, row)
                 tokens = characters // CHARACTERS_A_TOKEN + row.times
-        joining = GroupInput(
+        joining = ForecastGroup(
             one.group, one.data, 0 if row.lost else row.times, row.times * failed, tokens, characters,
             row.parked is not None and not failed, self._answers.is_guess(row, stage), need, reason,
         )  # fmt: skip

@@ -12,7 +12,6 @@ dry_groups   derived rows, and groups once all members are known
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, closing
 from itertools import islice
@@ -32,7 +31,7 @@ from agac.spec.workflow import InputSpec
 from agac.store.batches import open_batches
 from agac.store.db import Database
 from agac.store.records import NewRow
-from agac.store.rows import WALKED, ChosenRow, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
+from agac.store.rows import WALKED, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
 from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
 
@@ -94,10 +93,9 @@ class DryRun:
         run, needs_all = self._before.record.id, any(stage.makes is not None for stage in self._plan.stages)
         self._found.rows = row_counts(await counters(self._db, run))["present"]
 
-        def row_of(one: ChosenRow) -> ForecastRow:
-            read = Row(one.id, one.ordinal, json.loads(one.data))
-            row = self._row(NewRow(read, one.occurrence, one.hash, one.data, State.PENDING), one.stored)
-            row.chosen = one.chosen or self._retry is None
+        def row_of(one: StoredRow) -> ForecastRow:
+            row = self._row(NewRow(one.row, one.occurrence, one.hash, one.data, State.PENDING), one)
+            row.chosen = bool(one.chosen) or self._retry is None
             return row
 
         async for rows in rows_of_retry(self._db, run, self._retry or Retry()):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, snapshot
 from agac.core.types import JSONValue, RowId
-from agac.data.json_text import encode
+from agac.data.json_formats import encode
 from agac.data.sinks import (
     FILES,
     FILTERED,
@@ -21,9 +21,9 @@ from agac.data.sinks import (
     TABLES,
     TELEMETRY,
     IsolatedSink,
+    JsonSink,
     OutputFolder,
     RowSink,
-    Sink,
     check_folder,
     envelope,
     file_of,
@@ -359,7 +359,7 @@ class Lines:
             self.errors.append(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
 
 
-async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None:
+async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> None:
     """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
     that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
     made, the fields with which it left.
@@ -382,7 +382,7 @@ async def write_filtered(database: Database, run: RunRecord, sink: Sink) -> None
                 about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
                 data = snapshot(seen[row.key].data(stages[position])) if row.key in seen else row.data
                 tail = f',"input":{data}' if run.include_input else ""
-                sink.write_text(f"{encode(about)[:-1]}{tail}}}")
+                sink.write_texts([f"{encode(about)[:-1]}{tail}}}"])
 
 
 def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:

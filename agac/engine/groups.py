@@ -30,8 +30,8 @@ from agac.store.records import Child, Children, NewRow, Part
 from agac.store.rows import (
     DedupeRow,
     GroupSize,
-    MadeRow,
     State,
+    StoredRow,
     dedupe_page,
     failed_part,
     group_sizes,
@@ -101,7 +101,7 @@ class GroupCut:
             self._last = node
 
 
-ReadyGroup = tuple[MadeRow, GroupSize, TreeNode | None]
+ReadyGroup = tuple[StoredRow, GroupSize, TreeNode | None]
 """A group that can be asked, with its node where it was cut."""
 
 
@@ -124,7 +124,7 @@ class Groups:
             for start in range(0, len(rows), _SOME):
                 await self._walk_some(rows[start : start + _SOME])
 
-    async def _walk_some(self, rows: Sequence[MadeRow]) -> None:
+    async def _walk_some(self, rows: Sequence[StoredRow]) -> None:
         database, ledger, keys = self._context.places.database, self._context.ledger, [row.key for row in rows]
         sizes, ready = await group_sizes(database, keys), list[ReadyGroup]()
         for row in rows:
@@ -142,7 +142,7 @@ class Groups:
         if self._context.stop_signal.stop is None:
             await run_workers([RowSource(rows, walk)], self._context.stop_signal, self._context.workers)
 
-    async def _ready(self, row: MadeRow, size: GroupSize) -> ReadyGroup | None:
+    async def _ready(self, row: StoredRow, size: GroupSize) -> ReadyGroup | None:
         """The group as it is asked; None where it cannot be."""
         view, message = self._view(row, size), None
         match unusable(self._group, size.rows, size.failed):
@@ -164,7 +164,7 @@ class Groups:
             return row, size, None
         return row, size, await self._cut(row)
 
-    def _view(self, row: MadeRow, size: GroupSize) -> RowView:
+    def _view(self, row: StoredRow, size: GroupSize) -> RowView:
         """What a group sees, but for its rows."""
         view = self._context.views.begun(row.data, None, None)
         view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
@@ -195,7 +195,7 @@ class Groups:
             row.view.own[ROWS_JSON] = array(texts)
             yield [row]
 
-    async def _cut(self, group: MadeRow) -> TreeNode:
+    async def _cut(self, group: StoredRow) -> TreeNode:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
         ledger = self._context.ledger
 
@@ -303,7 +303,7 @@ class Deduplicator:
                 after = (last, _LAST_KEY)
 
     async def _page(self, after: tuple[bytes, int]) -> list[DedupeRow]:
-        return await dedupe_page(self._db, self._run, self._stage.index, after, PAGE)
+        return await dedupe_page(self._db, self._run, self._stage.index, *after, PAGE)
 
     async def _decide_many(self, digest: bytes) -> None:
         """So many are alike that they are not held at once."""

@@ -212,9 +212,7 @@ class InputRows:
     async def finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
         moved = NEVER if self._matcher.moved_from is None else self._matcher.moved_from
-        while leaving := await leaving_rows(
-            self._db, self._run, last=self._last, moved_from=moved, event=self._event, limit=CHUNK_ROWS
-        ):
+        while leaving := await leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):
             tasks = await prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)

@@ -25,7 +25,7 @@ from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
-from agac.store.rows import PriorTask, prior_tasks
+from agac.store.rows import PriorTask, RowChoice, prior_tasks
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
@@ -55,18 +55,11 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(RowChoice):
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
-
-    `rows`, `stage`, `error` choose among them. With `from_stage` that stage and those after it are run again, of done
-    rows too: only answers made at or after `since`, seconds since 1970, are taken.
+    With `from_stage` that stage and those after it are run again: only answers made at or after `since` are taken.
     """
 
-    rows: tuple[RowId, ...] = ()
-    stage: str | None = None
-    error: str | None = None
-    from_stage: str | None = None
-    since: float = 0.0
     run: int = 0
 
     def filters(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class GroupContents:
     async def pages(self, group: int, *, low: int = FIRST, high: int = LAST) -> AsyncIterator[list[StoredMember]]:
         """The members of a group that did not fail, some hundred at a time, by their hashes."""
         at = (low, 0)
-        while page := await some_members(self._db, group, EXPORT_RANGE, after=at, upto=high):
+        while page := await some_members(self._db, group, *at, high, EXPORT_RANGE):
             yield page
             at = (page[-1].sort, page[-1].key)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -18,15 +17,14 @@ from agac.engine.retry_policy import is_left
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.graph import Level
-from agac.store.batches import OpenRow, rows_idle, rows_in_batches, rows_to_walk
+from agac.store.batches import rows_idle, rows_in_batches, rows_to_walk
 from agac.store.records import DerivedRows, NewRow, RowChange
 from agac.store.rows import (
     OUTCOME_OF,
     WALKED,
-    ChosenRow,
-    MadeRow,
     PriorTask,
     State,
+    StoredRow,
     aged_rows,
     children_of_parents,
     chosen_rows,
@@ -41,11 +39,10 @@ CHUNK_ROWS = 512
 ActiveRows = AsyncGenerator[list[ActiveRow], None]
 
 
-def _taken_up(context: InvocationContext, row: ChosenRow | OpenRow) -> ActiveRow:
+def _taken_up(context: InvocationContext, row: StoredRow) -> ActiveRow:
     """A row of the input as it is stored, to be worked on."""
-    data = json.loads(row.data)
-    new = NewRow(Row(row.id, row.ordinal, data), row.occurrence, row.hash, row.data, State.PENDING, row.key)
-    return ActiveRow(new, context.preparer.view(data), known=True)
+    new = NewRow(row.row, row.occurrence, row.hash, row.data, State.PENDING, row.key)
+    return ActiveRow(new, context.preparer.view(new.row.data), known=True)
 
 
 async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
@@ -90,7 +87,7 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
             rows = await read(database, run, after, CHUNK_ROWS)
             if not rows:
                 break
-            after = rows[-1].key if read is rows_to_walk else rows[-1].ordinal
+            after = rows[-1].key if read is rows_to_walk else rows[-1].ordinal or 0
             keys = [row.key for row in rows]
             prior, ready = await context.tasks_of(keys)
             if again:
@@ -163,7 +160,7 @@ class LevelPass:
 
         await run_workers([RowSource(rows(), walk)], self._context.stop_signal, self._context.workers)
 
-    async def active_rows(self, made: Sequence[MadeRow]) -> list[ActiveRow]:
+    async def active_rows(self, made: Sequence[StoredRow]) -> list[ActiveRow]:
         """The rows at work, with what each sees before its own stages."""
         context, views = self._context, self._context.views
         parents = await views.ended(sorted({row.parent_key for row in made if row.parent_key is not None}))
@@ -178,14 +175,14 @@ class LevelPass:
             found.append(row)
         return found
 
-    async def rows(self) -> AsyncGenerator[list[MadeRow], None]:
+    async def rows(self) -> AsyncGenerator[list[StoredRow], None]:
         """The rows that need work, some hundred at a time."""
         context, after = self._context, 0
         database, run, _ = context.places
         assert self._level.origin is not None
         while context.stop_signal.stop is None:
             done_too = self._done_too or bool(self._cutoffs)
-            found = await made_rows(database, run, self._level.origin, after, CHUNK_ROWS, done_too=done_too)
+            found = await made_rows(database, run, self._level.origin, after, done_too, CHUNK_ROWS)
             if not found:
                 return
             after = found[-1].key
@@ -203,7 +200,7 @@ class LevelPass:
             if chosen:
                 yield chosen
 
-    def _is_open(self, row: MadeRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
+    def _is_open(self, row: StoredRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
         """Whether the row needs work in this invocation; it waits where what it was made of is open itself."""
         totals, retry, scope = self._context.totals, self._context.work.retry, self._context.work.scope
         if row.parent_state == State.PENDING:
@@ -223,7 +220,7 @@ class LevelPass:
         totals.left_failed += left
         return not left
 
-    def active_row(self, made: MadeRow, prior: dict[int, PriorTask], view: RowView) -> ActiveRow:
+    def active_row(self, made: StoredRow, prior: dict[int, PriorTask], view: RowView) -> ActiveRow:
         """The row at work."""
         retry = self._context.work.retry
         new = NewRow(

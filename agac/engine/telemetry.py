@@ -12,8 +12,8 @@ from typing import Any
 
 from agac.core.report import iso
 from agac.core.types import Outcome
-from agac.data.json_text import encode
-from agac.data.sinks import Sink
+from agac.data.json_formats import encode
+from agac.data.sinks import JsonSink
 from agac.plan.render import share
 from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
@@ -35,7 +35,7 @@ _OK: dict[int, str] = {**dict.fromkeys(map(int, WALKED), "true"), State.FAILED: 
 _MOST_PIECES = 4096
 
 
-async def write_telemetry(database: Database, run: int, sink: Sink) -> None:
+async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
     """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made.
 
     A row that left the input, or is no longer made, has none, and none has a row whose results were all there already.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.report import Report
-from agac.store.db import Database, Reads, by, change, fetch, first, nested, only, reads, select, sql
+from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, only, reads, select, sql
+from agac.store.rows import StoredRow
 
 # The life of a batch, as a table: which step may follow which. Each step is one committed transition.
 #
@@ -22,6 +23,9 @@ from agac.store.db import Database, Reads, by, change, fetch, first, nested, onl
 #             SUBMITTED ─► TERMINAL ─► DOWNLOADED ─► INGESTED ─► CLEANED
 #
 # Providers that take requests inline pass over the upload pair. Aside: NOT_CREATED, REJECTED, NEEDS_HUMAN.
+
+
+T = TypeVar("T")
 
 
 class BatchStep(StrEnum):
@@ -42,31 +46,17 @@ class BatchStep(StrEnum):
     NEEDS_HUMAN = "NEEDS_HUMAN"  # whether it exists is unknown, or what it cost is lost: the user decides
 
 
-_ON: dict[BatchStep, frozenset[BatchStep]] = {
-    BatchStep.PLANNED: frozenset({BatchStep.BUILT, BatchStep.NOT_CREATED}),
-    BatchStep.BUILT: frozenset({BatchStep.UPLOAD_INTENT, BatchStep.CREATE_INTENT, BatchStep.NOT_CREATED}),
-    BatchStep.UPLOAD_INTENT: frozenset({BatchStep.UPLOADED, BatchStep.NOT_CREATED}),
-    BatchStep.UPLOADED: frozenset({BatchStep.CREATE_INTENT, BatchStep.BUILT, BatchStep.NOT_CREATED}),
-    BatchStep.CREATE_INTENT: frozenset(
-        {BatchStep.SUBMITTED, BatchStep.UPLOADED, BatchStep.BUILT, BatchStep.REJECTED, BatchStep.NEEDS_HUMAN}
-    ),
-    BatchStep.SUBMITTED: frozenset(
-        {
-            BatchStep.TERMINAL,
-            BatchStep.REJECTED,
-            BatchStep.UPLOADED,
-            BatchStep.BUILT,
-            BatchStep.CREATE_INTENT,
-            BatchStep.NEEDS_HUMAN,
-        }
-    ),
-    BatchStep.TERMINAL: frozenset({BatchStep.DOWNLOADED, BatchStep.NEEDS_HUMAN, BatchStep.CREATE_INTENT}),
-    BatchStep.DOWNLOADED: frozenset({BatchStep.INGESTED, BatchStep.TERMINAL, BatchStep.CREATE_INTENT}),
-    BatchStep.INGESTED: frozenset({BatchStep.CLEANED}),
-    BatchStep.CLEANED: frozenset(),
-    BatchStep.NOT_CREATED: frozenset(),
-    BatchStep.REJECTED: frozenset(),
-    BatchStep.NEEDS_HUMAN: frozenset({BatchStep.SUBMITTED, BatchStep.NOT_CREATED}),
+_NEXT = {
+    "PLANNED": "BUILT NOT_CREATED",
+    "BUILT": "UPLOAD_INTENT CREATE_INTENT NOT_CREATED",
+    "UPLOAD_INTENT": "UPLOADED NOT_CREATED",
+    "UPLOADED": "CREATE_INTENT BUILT NOT_CREATED",
+    "CREATE_INTENT": "SUBMITTED UPLOADED BUILT REJECTED NEEDS_HUMAN",
+    "SUBMITTED": "TERMINAL REJECTED UPLOADED BUILT CREATE_INTENT NEEDS_HUMAN",
+    "TERMINAL": "DOWNLOADED NEEDS_HUMAN CREATE_INTENT",
+    "DOWNLOADED": "INGESTED TERMINAL CREATE_INTENT",
+    "INGESTED": "CLEANED",
+    "NEEDS_HUMAN": "SUBMITTED NOT_CREATED",
 }
 
 WAITING = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT})
@@ -78,10 +68,7 @@ AT_PROVIDER = frozenset({BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWN
 
 def may_follow(before: BatchStep, after: BatchStep) -> bool:
     """Whether a batch may go from one step to another."""
-    return after in _ON[before]
-
-
-T = TypeVar("T")
+    return after in _NEXT.get(before, "").split()
 
 
 class TaskState(IntEnum):
@@ -209,74 +196,35 @@ Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
 
 
-class OpenRow(NamedTuple):
-    """A row of the input that has no outcome yet; `seen` by the invocation that last placed it."""
-
-    key: int
-    id: Any
-    occurrence: int
-    ordinal: int
-    hash: bytes
-    data: str
-    seen: int
-
-
 project_token: Reads[[], str] = reads("project_token", str, only)
 read_batch: Reads[[int], BatchRecord | None] = reads("batch_read", BatchRecord, first)
-unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)
-"""By a workflow, oldest first."""
-
-untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)
-"""By a workflow."""
-
+unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow
+untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)  # workflow
 batches_of_run: Reads[[int], list[BatchRecord]] = reads("batches_of_run", BatchRecord)
-others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)
-"""By an account and the batch that does not count."""
-
-newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)
-"""The provider's id, by the provider and the batch that does not count."""
-
+others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)  # account, but this batch
+newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)  # provider, but this batch
 known_ids: Reads[[Sequence[str]], set[str]] = reads("batch_ids_known", str, set)
+live_tasks: Reads[[Sequence[bytes], str], set[bytes]] = reads("tasks_live", bytes, set)  # fingerprints, workflow
 was_batched: Reads[[str], bool] = reads("batched", int, bool)
-rows_to_walk: Reads[[int, int, int], list[OpenRow]] = reads("rows_to_walk", OpenRow)
-"""By a run, the key after which to begin, and how many at most."""
-
-rows_idle: Reads[[int, int, int], list[OpenRow]] = reads("rows_idle", OpenRow)
-"""By a run, the position in the input after which to begin, and how many at most."""
-
+rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)  # run, after, how many
+rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)  # run, after, how many
 rows_in_batches: Reads[[int], int] = reads("rows_in_batches", int, only)
-waiting_rows: Reads[[Sequence[int]], dict[int, int]] = reads("rows_waiting", tuple[int, int], dict)
-"""From the keys of those of these rows that wait, to the first stage where that is so."""
-
+waiting_rows: Reads[[Sequence[int]], dict[int, int]] = reads("rows_waiting", tuple[int, int], dict)  # row keys
 tasks_at: Reads[[int, Sequence[int]], dict[int, PlacedTask]] = reads("tasks_at", PlacedTask, by("place"))
-tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)
-"""By a batch, the place after which to begin, and how many at most."""
-
-last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)
-"""By a row's key, the stage's position, the replica and the fingerprint: the raw reply as it is stored, its status and
-what was wrong; None when there is none."""
-
-stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])
-"""By a run and its workflow: numbers of batches, and how many tasks."""
-
+tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)  # batch, after, how many
+last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)  # row key, stage, replica
+stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])  # run, workflow
 outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
 
 
-async def lane_load(database: Database, batch: BatchRecord, account: str, since: float) -> LaneLoad:
-    """What is under way in a batch's lane, of all workflows. Limits shown before `since` do not count any more."""
-    values = {"p": batch.provider, "a": account, "m": batch.model, "since": since}
-    return (await select(database, "lane_load", LaneLoad, **values))[0]
+lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, only)
+"""By provider, account and model. Limits shown before a time do not count any more."""
 
-
-async def live_tasks(database: Database, prints: Sequence[bytes], workflow: str) -> set[bytes]:
-    """Those of these fingerprints whose tasks are in a batch of the workflow that is not ingested."""
-    return set(await select(database, "tasks_live", bytes, workflow, prints))
-
-
-async def ready_tasks(database: Database, keys: Sequence[int]) -> dict[int, Ready]:
-    """What came of the tasks of these rows, by their keys."""
-    found = await select(database, "tasks_ready", ReadyTask, keys)
-    return nested((one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found)
+ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(
+    "tasks_ready",
+    ReadyTask,
+    lambda found: nested((one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found),
+)
 
 
 async def intents(database: Database) -> tuple[set[str], set[str]]:
@@ -396,10 +344,10 @@ awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)
 runs_in_batches: Reads[[], set[int]] = reads("batches_needing", int, set)
 
 
-async def open_batches(database: Database) -> dict[int, OpenBatches]:
-    """The open batches of each run that has any."""
-    found = await select(database, "batches_open", tuple[int, int, int, int, int, int, int])
-    return {run: OpenBatches(*counts) for run, *counts in found}
+open_batches: Reads[[], dict[int, OpenBatches]] = reads(
+    "batches_open", tuple[int, int, int, int, int, int, int], keyed(OpenBatches._make)
+)
+"""By run."""
 
 
 def times_of(seconds: Sequence[float]) -> LaneTimes | None:

@@ -153,11 +153,11 @@ def fetch(connection: sqlite3.Connection, name: str, record: type[T], *values: A
     dict, and a further record `error` from the columns `error_…` (None where the first of them is NULL), or from those
     with the names of its own fields.
 
-    A list or tuple among the values takes the place of `(:many)`.
+    A sequence among the values takes the place of `(:many)`.
     """
     statement, bound = sql(name), values
     for place, value in enumerate(values):
-        if isinstance(value, list | tuple):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             many = padded(value)
             statement = sql_many(name, len(many))
             bound = (*values[:place], *many, *values[place + 1 :])
@@ -171,11 +171,6 @@ async def select(database: Database, name: str, record: type[T], *values: Any, *
     """Every row that the statement `name` finds, each as a `record`: see `fetch`. Raises StoreError."""
     with translated(database.path):
         return await database.reader.at_once(lambda reader: fetch(reader, name, record, *values, **named))
-
-
-async def select_one(database: Database, name: str, record: type[T], *values: Any, **named: Any) -> T | None:
-    """The first row that the statement `name` finds, as a `record`; None where it finds none."""
-    return first(await select(database, name, record, *values, **named))
 
 
 Reads = Callable[Concatenate[Database, P], Awaitable[R]]
@@ -199,6 +194,11 @@ def first(found: list[T]) -> T | None:
 def by(field: str) -> Callable[[list[Any]], dict[Any, Any]]:
     """Makes a dict of records by one of their fields."""
     return lambda found: {getattr(one, field): one for one in found}
+
+
+def keyed(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], dict[Any, Any]]:
+    """Makes a dict of rows: from the first part of each to what `make` gives of the others."""
+    return lambda found: {key: make(others) for key, *others in found}
 
 
 def only(found: list[T]) -> T:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from agac.core.types import RowId
-from agac.store.db import Database, Reads, by, first, nested, reads, select, select_one
+from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select
 from agac.store.rows import EXPORT_RANGE, RowRecord, made_counts
 from agac.store.runs import InvocationRecord
 
@@ -119,40 +119,26 @@ class PastAttempts(NamedTuple):
     replica: int = 0
 
 
-run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)
-"""The runs of a workflow, or of all (None), the one last worked on first."""
-
+run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)  # workflow, or all
 workflows_run: Reads[[], list[str]] = reads("workflows_run", str)
 definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
     "definitions_read", tuple[bytes, dict[str, Any]], dict
 )
-invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)
-"""The last ones of a run, so many at most, the newest first."""
-
+invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)  # run, how many
 parts_of: Reads[[int], list[RowRecord]] = reads("parts_look", RowRecord)
-ids_from: Reads[[int, int, int], list[RowId]] = reads("ids_from", Any)
-"""By a run, a position, and how many at most."""
-
-member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)
-"""By the key of a group, whether those that failed before they came to it, or the others, and how many at most."""
-
+ids_from: Reads[[int, int, int], list[RowId]] = reads("ids_from", Any)  # run, first, how many
+member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)  # row key, failed, how many
 groups_of_row: Reads[[int], list[tuple[int, RowId]]] = reads(
     "groups_of", tuple[int, int, RowId], lambda found: [(origin, group) for _, origin, group in found]
 )
 """By a row's key: the position of the stage that made each, and its id."""
 
-_ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)
-
-tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)
-"""In the order of the stages, each before its replicas (`replica` from 1)."""
-
+_ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)  # row key, stage, parts, how many
+tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)  # row key
 attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
-stored_task: Reads[[int, RowId, int], StoredTask | None] = reads("task_of_row", StoredTask, first)
-"""By a run, a row's id and a stage's position; None when the run has no such row."""
-
-runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)
-"""By a run and the id of a row, the newest first."""
+stored_task: Reads[[int, RowId, int], StoredTask | None] = reads("task_of_row", StoredTask, first)  # run, row id, stage
+runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 
 
 async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:
@@ -175,8 +161,8 @@ class Below(NamedTuple):
 async def rows_above(database: Database, key: int) -> list[RowRecord]:
     """The row of which a row was made, and of which that was made, up to one of the input or a group."""
     found: list[RowRecord] = []
-    while above := await select_one(database, "row_above", RowRecord, found[-1].key if found else key):
-        found.append(above)
+    while above := await select(database, "row_above", RowRecord, found[-1].key if found else key):
+        found += above
     return found
 
 
@@ -190,13 +176,17 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
     return below
 
 
+_origins: Reads[[Sequence[int]], dict[int, Origin]] = reads(
+    "results_asked", tuple[int, int, RowId, int], keyed(Origin._make)
+)
+
+
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
     """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows.
 
     A result is missing here when its row changed since or is no longer stored.
     """
-    found = await select(database, "results_asked", tuple[int, int, RowId, int], results) if results else []
-    return {result: Origin(run, row_id, key) for result, run, row_id, key in found}
+    return await _origins(database, results) if results else {}
 
 
 def reply_bytes(stored: str | bytes | None) -> bytes | None:
@@ -279,8 +269,8 @@ async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallR
 
 async def _calls(database: Database, end: str, statement: str, rows: dict[str, int]) -> AsyncIterator[list[CallRecord]]:
     """The calls for `rows`, range by range; `end` is the statement that says where one ends."""
-    after = 0
-    while (upto := await select_one(database, end, int, *rows.values(), after, EXPORT_RANGE)) is not None:
+    after: Any = 0
+    while (upto := only(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
         yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
         after = upto
 
@@ -290,7 +280,8 @@ async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[
     return nested(await select(database, "agreements", tuple[int, int, str], list(keys)))
 
 
-async def timings(database: Database, run: int) -> Timings:
-    """The histograms of how long a run's calls took."""
-    found = await select(database, "timings", tuple[str, str, int, int], run)
-    return nested(((stage, measure), bucket, count) for stage, measure, bucket, count in found)
+timings: Reads[[int], Timings] = reads(
+    "timings",
+    tuple[str, str, int, int],
+    lambda found: nested((one[:2], *one[2:]) for one in found),
+)

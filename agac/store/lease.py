@@ -21,7 +21,7 @@ from agac.store.db import (
     change,
     is_alive,
     is_dead,
-    select_one,
+    select,
     shown,
     sql,
     this_process,
@@ -84,5 +84,7 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
 
 async def holder_of(database: Database, workflow: str) -> str | None:
     """The live process that works on a workflow, in words; None when there is none."""
-    found = await select_one(database, "lease_read", tuple[int, str, float], workflow)
-    return shown(found[1]) if found and found[1] and not is_dead(found[1]) else None
+    for _, holder, _ in await select(database, "lease_read", tuple[int, str, float], workflow):
+        if holder and not is_dead(holder):
+            return shown(holder)
+    return None

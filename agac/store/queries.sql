@@ -171,9 +171,9 @@ UPDATE row SET ordinal = ?, seen = ? WHERE key = ?;
 UPDATE row SET state = ?, result_id = ?, error_stage = ?, error_type = ?, error_message = ? WHERE key = ?;
 
 -- name: rows_leaving
--- Rows that left the input: past its end, or not met in a pass that moved rows from :shifted on.
+-- Rows that left the input: past its end, or not met in a pass that moved rows from a position on.
 SELECT key, state, error_type FROM row
-WHERE run_id = :run AND (ordinal > :last OR (ordinal >= :shifted AND seen <> :event)) LIMIT :limit;
+WHERE run_id = ?1 AND (ordinal > ?2 OR (ordinal >= ?3 AND seen <> ?4)) LIMIT ?5;
 
 -- name: row_leave
 -- A row left the input. Its results stay for reuse.
@@ -241,7 +241,7 @@ INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES
 
 -- name: results_by_fingerprint
 -- Earlier results for these fingerprints; the newest comes last and wins.
-SELECT fingerprint, id, value FROM result WHERE created_at >= ? AND fingerprint IN (:many) ORDER BY id;
+SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? ORDER BY id;
 
 -- name: attempt_insert
 -- What one call cost and brought.
@@ -677,15 +677,15 @@ WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) ORDER BY a.
 
 -- name: made_rows
 -- Rows that a stage made and that need work: open ones, failed ones, or all (done_too). A parent's state comes along.
-SELECT r.key, r.id, r.hash, r.data, r.state, r.error_type, r.error_message, r.error_stage, r.result_id, r.parent_key, r.place,
-    r.seen, p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
-WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.place >= 0 AND r.state <> 6
-    AND (:done_too OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT :limit;
+SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
+    r.result_id, r.data, 1 AS chosen, r.parent_key, r.place, p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
+WHERE r.run_id = ?1 AND r.origin = ?2 AND r.key > ?3 AND r.place >= 0 AND r.state <> 6
+    AND (?4 OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT ?5;
 
 -- name: children_of_parents
 -- Open rows that a stage made of some rows in one invocation: of each parent, [key, place], those from that place on.
-SELECT r.key, r.id, r.hash, r.data, r.state, r.error_type, r.error_message, r.error_stage, r.result_id, r.parent_key, r.place,
-    r.seen
+SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
+    r.result_id, r.data, 1 AS chosen, r.parent_key, r.place
 FROM json_each(:parents) AS parent CROSS JOIN row r ON r.parent_key = json_extract(parent.value, '$[0]')
     AND r.place >= json_extract(parent.value, '$[1]') AND r.place < json_extract(parent.value, '$[1]') + :limit
 WHERE r.run_id = :run AND r.origin = :origin AND r.seen = :event AND r.state = 0;
@@ -697,7 +697,7 @@ SELECT origin, state, error_stage, error_type, count AS rows FROM made WHERE run
 -- name: made_by_id
 -- Rows that a stage made, by their ids.
 SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
-WHERE run_id = ? AND occurrence = ? AND id IN (:many) AND origin IS NOT NULL AND state <> 6;
+WHERE run_id = ? AND occurrence = -1 - ? AND id IN (:many) AND origin IS NOT NULL AND state <> 6;
 
 -- name: made_parents
 -- Of how many rows a stage made others.
@@ -736,11 +736,11 @@ WHERE run_id = ? AND origin = ? AND place = -? AND key > ? AND state = 0 ORDER B
 -- name: part_values
 -- What parts of groups came to.
 SELECT r.id, v.value FROM row r JOIN result v ON v.id = r.result_id
-WHERE r.run_id = ? AND r.occurrence = ? AND r.state = 1 AND r.id IN (:many);
+WHERE r.run_id = ? AND r.occurrence = -1 - ? AND r.state = 1 AND r.id IN (:many);
 
 -- name: parts_waiting
 -- Whether one of these parts of groups has no end yet.
-SELECT 1 FROM row WHERE run_id = ? AND occurrence = ? AND state = 0 AND id IN (:many) LIMIT 1;
+SELECT 1 FROM row WHERE run_id = ? AND occurrence = -1 - ? AND state = 0 AND id IN (:many) LIMIT 1;
 
 -- name: parts_failed
 -- A part of a group that failed, if any did: of the smallest, since larger ones fail for their sake.
@@ -754,7 +754,7 @@ UPDATE row SET state = 0, result_id = NULL, error_stage = NULL, error_type = NUL
 -- Groups by their ids, with their results, a range at a time.
 SELECT NULL AS ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
 FROM row r LEFT JOIN result v ON v.id = r.result_id
-WHERE r.run_id = :run AND r.id > :after AND r.occurrence = :occurrence AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT :limit;
+WHERE r.run_id = :run AND r.id > :after AND r.occurrence = -1 - :origin AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT :limit;
 
 -- name: child_counts
 -- How many children stages made of these rows.
@@ -770,7 +770,7 @@ WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) 
 -- name: made_failed
 -- Failed rows that a stage made by their ids, a range at a time.
 SELECT NULL AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row
-WHERE run_id = :run AND id > :after AND occurrence = :occurrence AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
+WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
 
 -- name: made_examples
 -- The first failed row of each kind of error among those that stages made.
@@ -812,10 +812,10 @@ SELECT provider_id FROM batch WHERE provider_id IN (:many);
 
 -- name: lane_load
 -- Enqueued tokens and batches of a lane, batches of its account, and the most tokens that this was seen to take.
-SELECT ifnull(sum(tokens) FILTER (WHERE model = :m), 0) AS tokens, count(*) FILTER (WHERE model = :m) AS batches,
+SELECT ifnull(sum(tokens) FILTER (WHERE model = ?3), 0) AS tokens, count(*) FILTER (WHERE model = ?3) AS batches,
     count(*) AS of_account,
-    (SELECT cap FROM batch_lane WHERE provider = :p AND account = :a AND model = :m AND shown_at > :since) AS cap
-FROM batch WHERE state IN ('CREATE_INTENT', 'SUBMITTED') AND provider = :p AND account = :a;
+    (SELECT cap FROM batch_lane WHERE provider = ?1 AND account = ?2 AND model = ?3 AND shown_at > ?4) AS cap
+FROM batch WHERE state IN ('CREATE_INTENT', 'SUBMITTED') AND provider = ?1 AND account = ?2;
 
 -- name: lane_cap
 -- What an account showed of its limit on enqueued tokens.
@@ -963,7 +963,7 @@ SELECT 1 FROM batch JOIN run ON run.id = batch.run_id WHERE run.workflow = ? LIM
 -- name: tasks_live
 -- Tasks of a workflow that are in a batch, or wait for one.
 SELECT t.fingerprint FROM batch_task AS t JOIN run ON run.id = t.run_id
-WHERE t.state = 1 AND t.state < 2 AND run.workflow = ? AND t.fingerprint IN (:many);
+WHERE t.state = 1 AND t.state < 2 AND t.fingerprint IN (:many) AND run.workflow = ?;
 
 -- name: tasks_ready
 -- What came of the tasks of some rows.
@@ -977,7 +977,8 @@ SELECT row_key, min(stage) FROM batch_task WHERE state < 2 AND state < 3 AND row
 
 -- name: rows_to_walk
 -- Open rows of the input with a task of which something came.
-SELECT key, id, occurrence, ordinal, hash, data, seen FROM row WHERE key IN (
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data
+FROM row WHERE key IN (
     SELECT DISTINCT t.row_key FROM batch_task AS t
     WHERE t.run_id = ? AND t.state = 2 AND t.row_key > ? AND t.then_do IS NOT 'run'
     AND EXISTS (SELECT 1 FROM row AS r WHERE r.key = t.row_key AND r.state = 0 AND r.ordinal IS NOT NULL)
@@ -986,7 +987,8 @@ SELECT key, id, occurrence, ordinal, hash, data, seen FROM row WHERE key IN (
 
 -- name: rows_idle
 -- Open rows of the input that wait for no batch, in the order of the input.
-SELECT key, id, occurrence, ordinal, hash, data, seen FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data
+FROM row
 WHERE run_id = ? AND ordinal > ? AND state = 0
 AND NOT EXISTS (SELECT 1 FROM batch_task AS t WHERE t.row_key = row.key AND t.state < 3)
 ORDER BY ordinal LIMIT ?;

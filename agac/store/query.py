@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agac.core.errors import UsageError, did_you_mean, nearest
+from agac.core.errors import UsageError, did_you_mean, nearest, sentence
 from agac.store.db import BUSY_SECONDS, migrations, reading_uri, refuse_other_schemas, sql, translated
 
 # What SQLite says of a wrong query, with what was probably meant.
@@ -34,9 +34,15 @@ def what_is_wrong(said: str, query: str, connection: sqlite3.Connection) -> Usag
 def _remedy(said: str, query: str, connection: sqlite3.Connection) -> str:
     kind, _, name = said.partition(": ")
     if kind == "no such table":
-        return f"{_sentence(did_you_mean(name, _relations(connection), 'tables and views'))} {_LISTS}"
+        return f"{sentence(did_you_mean(name, _relations(connection), 'tables and views'))} {_LISTS}"
     if kind == "no such column":
-        return _column_remedy(re.split(r"[.\s]", name.partition(" - ")[0])[-1].strip('"'), query, connection)
+        column = re.split(r"[.\s]", name.partition(" - ")[0])[-1].strip('"')
+        words = set(re.findall(r"\w+", query.lower()))
+        relations = _relations(connection)
+        columns = dict.fromkeys(column for relation in relations if relation in words for column in relations[relation])
+        if nearest(column, columns):
+            return f"{sentence(did_you_mean(column, columns))} {_LISTS}"
+        return f"A field of a result is json_extract(result, '$.{column}'). {_LISTS}" if "result" in columns else _LISTS
     if kind == "no such function":
         return f"Functions are those of SQLite {sqlite3.sqlite_version}."
     if kind == "ambiguous column name":
@@ -49,26 +55,11 @@ def _remedy(said: str, query: str, connection: sqlite3.Connection) -> str:
     return _LISTS
 
 
-def _column_remedy(name: str, query: str, connection: sqlite3.Connection) -> str:
-    relations = _relations(connection)
-    words = set(re.findall(r"\w+", query.lower()))
-    columns = {column: None for relation, own in relations.items() if relation in words for column in own}
-    if nearest(name, columns):
-        return f"{_sentence(did_you_mean(name, columns))} {_LISTS}"
-    if "result" in columns:
-        return f"A field of a result is json_extract(result, '$.{name}'). {_LISTS}"
-    return _LISTS
-
-
 def _relations(connection: sqlite3.Connection) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for relation, column in connection.execute(sql("relations")):
         found.setdefault(relation, []).append(column)
     return found
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + ("" if text.endswith("?") else ".")
 
 
 # A query of the user's: one statement that reads, run to its end or until nobody wants more of it.

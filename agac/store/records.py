@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class RowChange(NamedTuple):
     """A stored row that came back with other content, or that is tried again."""
 
     key: int
-    ordinal: int
+    ordinal: int | None
     hash: bytes
     data: str
     state: State
@@ -318,7 +318,7 @@ class WriteBatch:
     enrolled: list[Enrolled] = field(default_factory=list)
     waiting: list[WaitingTask] = field(default_factory=list)
     ended: list[EndedTask] = field(default_factory=list)
-    tallies: dict[CounterKey, CounterDelta] = field(default_factory=dict)
+    tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
     calls: int = 0
     """Calls that become durable with this commit: they stop counting against concurrency."""
@@ -326,7 +326,4 @@ class WriteBatch:
 
     def tally(self, key: CounterKey) -> CounterDelta:
         """The roll-up for a key, made when it is first needed."""
-        found = self.tallies.get(key)
-        if found is None:
-            found = self.tallies[key] = CounterDelta()
-        return found
+        return self.tallies[key]

@@ -6,12 +6,13 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
-from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, Reads, by, first, nested, only, reads, select, sql, translated
+from agac.core.types import JSONValue, Outcome, Row, RowId
+from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select, sql, translated
 
 T = TypeVar("T")
 
@@ -56,7 +57,12 @@ async def _pages(
 
 
 class StoredRow(NamedTuple):
-    """A row as it was stored. `error_stage` is None for an error of the input itself."""
+    """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal` once it left the input
+    and of rows that stages made, `seen` is the invocation that last placed, made or opened it.
+
+    From `data`, its snapshot, on: only as far as the statement reads it. `chosen`: by a retry; `parent_key`, `place`
+    and `parent_state`: of one that a stage made.
+    """
 
     key: int
     id: RowId
@@ -69,6 +75,16 @@ class StoredRow(NamedTuple):
     error_stage: str | None
     seen: int
     result_id: int | None
+    data: str = ""
+    chosen: int = 1
+    parent_key: int | None = None
+    place: int = 0
+    parent_state: int | None = None
+
+    @property
+    def row(self) -> Row:
+        """The row as the input gave it."""
+        return Row(self.id, self.ordinal or 0, json.loads(self.data))
 
 
 class RowRecord(NamedTuple):
@@ -117,12 +133,8 @@ class EarlierResult(NamedTuple):
     value: str
 
 
-rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)
-"""By a run, the first position and the last one."""
-
-rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)
-"""By a run, an id, and the first and the last of its repetitions; the row that has the id is always among them."""
-
+rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
+rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
 rows_of_keys: Reads[[Sequence[int]], dict[int, RowRecord]] = reads("rows_of_keys", RowRecord, by("key"))
 last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
 newest_result: Reads[[], int] = reads("result_id_max", int, only)
@@ -131,7 +143,7 @@ newest_result: Reads[[], int] = reads("result_id_max", int, only)
 async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
     """Every repetition of each of these ids, by id."""
     by_id: dict[RowId, list[StoredRow]] = {}
-    for row in await select(database, "rows_by_id", StoredRow, run, list(ids)):
+    for row in await select(database, "rows_by_id", StoredRow, run, ids):
         by_id.setdefault(row.id, []).append(row)
     return by_id
 
@@ -149,34 +161,31 @@ async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[in
     return found
 
 
-async def results_of_rows(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], StageResult]:
-    """What came of these rows' stages, by the row's key and the stage's position."""
-    found = await select(database, "results_of_rows", tuple[int, int, str | None, bool], keys)
-    return {(key, stage): StageResult(value, skipped) for key, stage, value, skipped in found}
+results_of_rows: Reads[[Sequence[int]], dict[tuple[int, int], StageResult]] = reads(
+    "results_of_rows",
+    tuple[int, int, str | None, bool],
+    lambda found: {(key, stage): StageResult(*result) for key, stage, *result in found},
+)
+"""By the row's key and the stage's position."""
 
+why_filtered: Reads[[Sequence[int]], dict[int, tuple[int, str]]] = reads(
+    "rows_filtered", tuple[int, int, str], keyed(tuple)
+)
+"""By row: the position of the stage that made it leave, and its note: JSON, of a guard with `when` and `values`."""
 
-async def why_filtered(database: Database, keys: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """The position of the stage that made each of these rows leave, and its note: JSON, of a guard with `when` and
-    `values`."""
-    found = await select(database, "rows_filtered", tuple[int, int, str], keys)
-    return {key: (stage, note) for key, stage, note in found}
-
-
-async def earlier_results(database: Database, prints: Sequence[bytes], since: float) -> dict[bytes, EarlierResult]:
-    """The newest result of each fingerprint that has one made at or after `since` (seconds since 1970)."""
-    found = await select(database, "results_by_fingerprint", tuple[bytes, int, str], since, prints)
-    return {fingerprint: EarlierResult(result_id, value) for fingerprint, result_id, value in found}
+earlier_results: Reads[[Sequence[bytes], float], dict[bytes, EarlierResult]] = reads(
+    "results_by_fingerprint", tuple[bytes, int, str], keyed(EarlierResult._make)
+)
+"""The newest result of each fingerprint that has one made at or after a time (seconds since 1970)."""
 
 
 # Passes over an input: which rows left it, how often an id came, where it came last.
 
-
-async def leaving_rows(
-    database: Database, run: int, *, last: int, moved_from: int, event: int, limit: int
-) -> list[tuple[int, int, str | None]]:
-    """Rows past the input's end, or not met from `moved_from` on: (key, state, error type), at most `limit` of them."""
-    values = {"run": run, "last": last, "shifted": moved_from, "event": event, "limit": limit}
-    return await select(database, "rows_leaving", tuple[int, int, str | None], **values)
+leaving_rows: Reads[[int, int, int, int, int], list[tuple[int, int, str | None]]] = reads(
+    "rows_leaving", tuple[int, int, str | None]
+)
+"""By a run, the last position of the input, the position from which rows moved, the invocation that met the others, and
+how many at most: (key, state, error type)."""
 
 
 async def scan_positions(database: Database, chunks: AsyncIterator[list[tuple[RowId, int]]]) -> None:
@@ -220,64 +229,32 @@ class SeenIds:
         self._connection.close()
 
 
-# Rows that a retry chooses.
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """Which rows a retry chooses: by ids (none: all), by the stage and the kind of error of failed rows; with
+    `from_stage` done rows too. Rows that invocations from `since` on, seconds since 1970, left open are chosen as well:
+    the same retry had opened them."""
+
+    rows: tuple[RowId, ...] = ()
+    stage: str | None = None
+    error: str | None = None
+    from_stage: str | None = None
+    since: float = 0.0
 
 
-class RowChoice(Protocol):
-    """What is chosen: ids (none: all), the stage and the kind of error of failed rows; `from_stage`: done rows too.
-
-    Rows that invocations from `since` on left open are chosen as well: the same retry had opened them.
-    """
-
-    @property
-    def rows(self) -> tuple[RowId, ...]: ...
-    @property
-    def stage(self) -> str | None: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def from_stage(self) -> str | None: ...
-    @property
-    def since(self) -> float: ...
+first_event_since: Reads[[int, float], int] = reads("first_event_since", int, lambda found: found[0] or 0)  # run, since
 
 
-class ChosenRow(NamedTuple):
-    """A stored row with its snapshot, and whether it is `chosen`; its first fields are those of `StoredRow`."""
-
-    key: int
-    id: RowId
-    occurrence: int
-    ordinal: int
-    hash: bytes
-    state: int
-    error_type: str | None
-    error_message: str | None
-    error_stage: str | None
-    seen: int
-    result_id: int | None
-    data: str
-    chosen: bool
-
-    @property
-    def stored(self) -> StoredRow:
-        """The row without its snapshot."""
-        return StoredRow(*self[:-2])
-
-
-first_event_since: Reads[[int, float], int] = reads("first_event_since", int, lambda found: found[0] or 0)
-"""By a run and a time; 0 when there is none."""
-
-
-async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
+async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[StoredRow]]:
     """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
-    async for rows in _pages(database, "rows_chosen", ChosenRow, **_chosen(run, choice)):
+    async for rows in _pages(database, "rows_chosen", StoredRow, **_chosen(run, choice)):
         if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
             yield chosen
 
 
-async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[ChosenRow]]:
+async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[StoredRow]]:
     """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
-    async for rows in _pages(database, "rows_of_retry", ChosenRow, **_chosen(run, choice)):
+    async for rows in _pages(database, "rows_of_retry", StoredRow, **_chosen(run, choice)):
         yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
 
 
@@ -300,24 +277,6 @@ def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
 
 
 # Rows that stages made.
-
-
-class MadeRow(NamedTuple):
-    """A row that a stage made, as it stands. `seen` is the invocation that last made or opened it."""
-
-    key: int
-    id: RowId
-    hash: bytes
-    data: str
-    state: int
-    error_type: str | None
-    error_message: str | None
-    error_stage: str | None
-    result_id: int | None
-    parent_key: int | None
-    place: int
-    seen: int
-    parent_state: int | None = None
 
 
 class MadeCount(NamedTuple):
@@ -372,37 +331,30 @@ class DedupeRow(NamedTuple):
     child_state: int | None
 
 
-async def made_rows(
-    database: Database, run: int, origin: int, after: int, limit: int, *, done_too: bool
-) -> list[MadeRow]:
-    """Some rows of a maker by their keys: open and failed ones, or all."""
-    values = {"run": run, "origin": origin, "after": after, "limit": limit, "done_too": done_too}
-    return await select(database, "made_rows", MadeRow, **values)
+made_rows: Reads[[int, int, int, bool, int], list[StoredRow]] = reads("made_rows", StoredRow)
+"""By a run, the position of the stage, a key after which to begin, whether done ones too, and how many at most."""
 
 
 async def children_of_parents(
     database: Database, run: int, origin: int, event: int, parents: Sequence[tuple[int, int]], limit: int
-) -> list[MadeRow]:
+) -> list[StoredRow]:
     """Open rows that a stage made of these rows in the invocation `event`: of each parent, given as its key and a place
     among its children, those of so many places from there on."""
     values = {"run": run, "origin": origin, "event": event, "parents": json.dumps(parents), "limit": limit}
-    return await select(database, "children_of_parents", MadeRow, **values)
+    return await select(database, "children_of_parents", StoredRow, **values)
 
 
 made_counts: Reads[[int], list[MadeCount]] = reads("made_counts", MadeCount)
-parent_count: Reads[[int, int], int] = reads("made_parents", int, only)
-"""By a run and the position of the stage that made rows of others."""
-
-open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)
-"""By a run, the stage's position, a height, the key after which to begin, and how many at most."""
-
+parent_count: Reads[[int, int], int] = reads("made_parents", int, only)  # run, stage
+open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)  # run, stage, height
 failed_part: Reads[[int], tuple[str, str, str] | None] = reads("parts_failed", tuple[str, str, str], first)
-"""By the key of a group: the kind of error, the message and the id of the part."""
-
-
-async def made_by_id(database: Database, run: int, origin: int, ids: Sequence[RowId]) -> dict[RowId, StoredRow]:
-    """The rows of a maker with these ids, parts of groups too, by id."""
-    return {row.id: row for row in await select(database, "made_by_id", StoredRow, run, -1 - origin, ids)}
+made_by_id: Reads[[int, int, Sequence[RowId]], dict[RowId, StoredRow]] = reads("made_by_id", StoredRow, by("id"))
+group_sizes: Reads[[Sequence[int]], dict[int, GroupSize]] = reads(  # row keys
+    "group_sizes", tuple[Any, ...], keyed(GroupSize._make)
+)
+part_values: Reads[[int, int, Sequence[str]], dict[str, str]] = reads("part_values", tuple[str, str], dict)
+any_open_part: Reads[[int, int, Sequence[str]], bool] = reads("parts_waiting", int, bool)  # run, stage, ids
+dedupe_page: Reads[[int, int, bytes, int, int], list[DedupeRow]] = reads("alike_page", DedupeRow)  # run, stage, after
 
 
 async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, int | None]:
@@ -413,39 +365,13 @@ async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, in
     return {key: row.ordinal if row.parent_key is None else roots[row.parent_key] for key, row in rows.items()}
 
 
-async def group_sizes(database: Database, groups: Sequence[int]) -> dict[int, GroupSize]:
-    """How large these groups are, by key; one without members is not in it."""
-    found = await select(database, "group_sizes", tuple[int, int, int, int], groups)
-    return {key: GroupSize(*sizes) for key, *sizes in found}
-
-
 FIRST = -(1 << 63)
 LAST = (1 << 63) - 1
 """The ends of what members are sorted by."""
 
 
-async def members(
-    database: Database, group: int, limit: int, *, after: tuple[int, int] = (FIRST, 0), upto: int = LAST
-) -> list[MemberRow]:
-    """Some members of a group that did not fail, by their hashes: those after a (hash, key), up to a hash."""
-    return await select(database, "members_page", MemberRow, group, *after, upto, limit)
-
-
-async def part_values(database: Database, run: int, origin: int, ids: Sequence[str]) -> dict[str, str]:
-    """What these parts of groups came to, by id: JSON texts; those without a result are not in it."""
-    return dict(await select(database, "part_values", tuple[str, str], run, -1 - origin, ids))
-
-
-async def any_open_part(database: Database, run: int, origin: int, ids: Sequence[str]) -> bool:
-    """Whether one of these parts of groups has no end yet."""
-    return bool(await select(database, "parts_waiting", int, run, -1 - origin, ids))
-
-
-async def dedupe_page(
-    database: Database, run: int, origin: int, after: tuple[bytes, int], limit: int
-) -> list[DedupeRow]:
-    """Some rows of a stage that keeps the first of equal ones, equal ones side by side."""
-    return await select(database, "alike_page", DedupeRow, run, origin, *after, limit)
+members: Reads[[int, int, int, int, int], list[MemberRow]] = reads("members_page", MemberRow)
+"""By the key of a group, the hash and key after which to begin, the last hash, and how many at most."""
 
 
 def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
@@ -511,15 +437,14 @@ async def group_rows(
     database: Database, run: int, origin: int, statement: str = "groups_export"
 ) -> AsyncIterator[list[ExportRow]]:
     """All groups that a stage made, by their ids, some hundred at a time; or its rows that another statement finds."""
-    values = {"run": run, "occurrence": -1 - origin}
-    async for rows in _pages(database, statement, ExportRow, FIRST, "id", **values):
+    async for rows in _pages(database, statement, ExportRow, FIRST, "id", run=run, origin=origin):
         yield [row._replace(made=True) for row in rows]
 
 
-async def child_counts(database: Database, keys: Sequence[int]) -> dict[tuple[int, int], int]:
-    """How many children stages made of these rows, by the row's key and the stage's position."""
-    found = await select(database, "child_counts", tuple[int, int, int], keys)
-    return {(key, origin): count for key, origin, count in found}
+child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
+    "child_counts", tuple[int, int, int], lambda found: {(key, origin): count for key, origin, count in found}
+)
+"""How many children of each row there are, by its key and the position of the stage that made them."""
 
 
 async def children_export(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from agac.core.keys import canonical, snapshot
-from agac.store.db import Database, Reads, first, only, reads, select_one, write
+from agac.store.db import Database, Reads, first, only, reads, select, write
 
 KILLED = 137
 """The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
@@ -107,20 +107,18 @@ was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
 """In seconds since 1970; None: the input was not read to its end, or is being read."""
 
-newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)
-"""By the three parts of a `RunIdentity`."""
-
+newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
 run_ids: Reads[[str | None], list[int]] = reads("run_ids", int)
 last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)
 files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFiles)
-lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)
-"""By a run and an invocation that does not count: it is at work."""
+lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)  # run, but one event
 
 
 async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
     """Why the last call of an invocation brought no answer; None when it did, or when others made many since."""
-    found = await select_one(database, "call_last", tuple[bool, str, str], event)
-    return {"type": found[1], "message": found[2]} if found and found[0] else None
+    for unanswered, kind, message in await select(database, "call_last", tuple[bool, str, str], event):
+        return {"type": kind, "message": message} if unanswered else None
+    return None
 
 
 async def keep_definition(database: Database, identity: RunIdentity, body: str, now: float) -> None:

@@ -18,7 +18,7 @@ CREATE TABLE node (group_number INTEGER, height INTEGER, low INTEGER, high INTEG
     children TEXT, value TEXT, PRIMARY KEY (group_number, height, low, after));
 """
 _JOIN = """
-INSERT INTO forecast_group VALUES (:maker, :group, :fields, :rows, :failed, :tokens, :characters,
+INSERT INTO forecast_group VALUES (:maker, :id, :fields, :rows, :failed, :tokens, :characters,
     :parked, :guessed, :need, :reason)
 ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, failed = failed + excluded.failed,
     tokens = tokens + excluded.tokens, characters = characters + excluded.characters,
@@ -29,24 +29,9 @@ RETURNING need
 _SIGNED = 1 << 63
 
 
-class GroupInput(NamedTuple):
-    """A row that comes to a group, or several alike ones. `need` is the stage on whose answer it hangs what the group
-    is asked about it, None: that is known; `reason` is why that is asked."""
-
-    group: RowId
-    fields: str
-    rows: int
-    failed: int
-    tokens: int
-    characters: int
-    parked: bool
-    guessed: bool
-    need: str | None
-    reason: str | None
-
-
 class ForecastGroup(NamedTuple):
-    """A group with all that came to it: `id`, then what `GroupInput` has."""
+    """What comes to a group: a row, or several alike ones; or all that came to it. `need` is the stage on whose answer
+    it hangs what the group is asked about it, None: that is known; `reason` is why that is asked."""
 
     id: RowId
     fields: str
@@ -54,8 +39,8 @@ class ForecastGroup(NamedTuple):
     failed: int
     tokens: int
     characters: int
-    parked: int
-    guessed: int
+    parked: bool
+    guessed: bool
     need: str | None
     reason: str | None
 
@@ -98,7 +83,7 @@ class Scratch:
         """Whether this value did not come to the stage before."""
         return self._db.execute("INSERT OR IGNORE INTO candidate VALUES (?, ?)", (maker, digest)).rowcount > 0
 
-    def join(self, maker: int, joining: GroupInput) -> bool:
+    def join(self, maker: int, joining: ForecastGroup) -> bool:
         """Adds to a group. Whether all is known of those that came to it so far."""
         (need,) = self._db.execute(_JOIN, {**joining._asdict(), "maker": maker}).fetchone()
         return need is None

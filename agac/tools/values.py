@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.core.types import JSONValue
-from agac.data.json_text import MAX_DEPTH
+from agac.data.json_formats import MAX_DEPTH
 from agac.spec.python_code import as_written
 
 # Taken as they are: text, numbers, true, false, None, dict with text keys, list. Converted, as nothing is lost: a tuple

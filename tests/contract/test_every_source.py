@@ -20,7 +20,8 @@ import pytest
 import zstandard
 
 from agac.core.errors import Where
-from agac.data.sources import Source, keep, open_input, read_rows
+from agac.data.files import Source
+from agac.data.sources import keep, open_input, read_rows
 from agac.spec.workflow import InputFormat, InputSpec
 
 Rows = list[dict[str, Any]]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agac.core.errors import AgacError, UsageError
-from agac.data.sinks import FILES, Sink
+from agac.data.sinks import FILES, JsonSink
 
 Values = list[Any]
 
@@ -39,7 +39,7 @@ class Member:
     read: Callable[[str], Values]
     many: bool = True
 
-    def open(self, folder: Path) -> Sink:
+    def open(self, folder: Path) -> JsonSink:
         return FILES[self.name](folder / self.name)
 
     def values(self, folder: Path) -> Values:
@@ -65,7 +65,7 @@ def member(request: pytest.FixtureRequest) -> Member:
     return found
 
 
-def fill(sink: Sink, values: Values) -> None:
+def fill(sink: JsonSink, values: Values) -> None:
     for value in values:
         sink.write(value)
 
@@ -88,7 +88,7 @@ def test_values_come_back_in_the_order_of_writing(member: Member, tmp_path: Path
 def test_text_that_is_json_already_is_the_same_value(member: Member, tmp_path: Path) -> None:
     sink = member.open(tmp_path)
     for value in member.some():
-        sink.write_text(json.dumps(value, indent=2).replace("\n", "\r\n"))
+        sink.write_texts([json.dumps(value, indent=2).replace("\n", "\r\n")])
     sink.commit()
     assert member.values(tmp_path) == member.some()
 
@@ -100,7 +100,7 @@ def test_many_texts_at_a_time_are_the_same_as_one_by_one(member: Member, tmp_pat
         folder.mkdir()
     first, second = member.open(one), member.open(many)
     for text in texts:
-        first.write_text(text)
+        first.write_texts([text])
     second.write_texts(texts[:1])
     second.write_texts([])
     second.write_texts(texts[1:])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agac.core.errors import ErrorType, UsageError
-from agac.data.sources import FORMATS, Source, open_source, read_rows
+from agac.data.files import Source
+from agac.data.sources import FORMATS, open_source, read_rows
 
 Rows = list[dict[str, Any]]
 BOM = b"\xef\xbb\xbf"

@@ -12,7 +12,8 @@ from support.soak import campaign
 
 from agac.core.errors import UsageError
 from agac.data import json_formats
-from agac.data.sources import FORMATS, Source, open_source, read_rows
+from agac.data.files import Source
+from agac.data.sources import FORMATS, open_source, read_rows
 
 CORPUS = [
     b'id,text\n1,"a"\n2,"b\nc"\n3,d\n',

@@ -12,7 +12,7 @@ from support.soak import campaign
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.data import text_formats
-from agac.data.records import Record
+from agac.data.files import Record
 from agac.data.sources import open_source, read_rows, separator_hint
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import ErrorType, UsageError
+from agac.data import files as lines
 from agac.data import json_formats
-from agac.data import records as lines
-from agac.data.records import Record
+from agac.data.files import Record
 from agac.data.sources import open_source, read_rows
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agac.core.errors import AgacError, UsageError
-from agac.data.sources import SUFFIXES, open_source
+from agac.data.sources import open_source
+from agac.spec.inputs import SUFFIXES
 
 
 @pytest.mark.parametrize("suffix", [*sorted(SUFFIXES.keys() - {".parquet"}), ".CSV", ".JsonL"])

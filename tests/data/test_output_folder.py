@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.data.files import explained
-from agac.data.json_text import encode
+from agac.data.json_formats import encode
 from agac.data.sinks import OutputFolder, envelope
 
 
@@ -41,8 +41,8 @@ def test_files_appear_together_when_the_folder_is_left(tmp_path: Path) -> None:
 def test_an_array_has_one_element_a_line(tmp_path: Path) -> None:
     with OutputFolder(tmp_path, tmp_path) as output:
         sink = output.open("results.json")
-        sink.write_text('{"a": 1}')
-        sink.write_text('{"a": 2}')
+        sink.write_texts(['{"a": 1}'])
+        sink.write_texts(['{"a": 2}'])
     assert (tmp_path / "results.json").read_text() == '[\n{"a": 1},\n{"a": 2}\n]\n'
 
 

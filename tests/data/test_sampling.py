@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.data.records import sampled
+from agac.data.sources import sampled
 
 
 def test_these_are_drawn_on_every_machine_and_version() -> None:

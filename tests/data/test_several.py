@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agac.core.errors import AgacError, UsageError, Where
-from agac.data.sources import Source, open_input, read_rows
+from agac.data.files import Source
+from agac.data.sources import open_input, read_rows
 from agac.spec.workflow import InputSpec
 
 

@@ -12,8 +12,6 @@ from support.project import ProjectFolder
 
 from agac.core.errors import LeaseHeld, StoreOutdated
 from agac.store import db
-from agac.store import db as sql
-from agac.store.db import this_process
 
 OLD_CHAIN = Path(__file__).with_name("schema_11.sql")
 """What the eleven migrations before the baseline made, as SQLite had it."""
@@ -72,7 +70,7 @@ def with_version(path: Path, version: int) -> bytes:
 def test_the_baseline_makes_what_the_migrations_before_it_made(tmp_path: Path) -> None:
     asyncio.run(opened(tmp_path / "fresh.db"))
     with closing(sqlite3.connect(":memory:")) as old, closing(sqlite3.connect(tmp_path / "fresh.db")) as fresh:
-        for statement in sql.split_script(OLD_CHAIN.read_text("utf-8")):
+        for statement in db.split_script(OLD_CHAIN.read_text("utf-8")):
             old.execute(statement)
         assert shape(fresh) == shape(old)
         assert fresh.execute("PRAGMA user_version").fetchone() == (11,)
@@ -108,7 +106,7 @@ def test_a_database_of_another_age_is_refused_by_every_command(
 @pytest.fixture
 def next_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     """One migration more than there is."""
-    known = [*sql.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
+    known = [*db.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
     monkeypatch.setattr(db, "migrations", lambda: known)
 
 
@@ -135,7 +133,7 @@ def test_nothing_is_migrated_under_a_process_at_work(tmp_path: Path, request: py
     asyncio.run(opened(path))
     request.getfixturevalue("next_schema")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (this_process(),))
+        connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (db.this_process(),))
         with pytest.raises(LeaseHeld, match="must be brought up to date"):
             asyncio.run(opened(path))
         assert connection.execute("PRAGMA user_version").fetchone() == (11,)

@@ -1,4 +1,4 @@
-"""Every statement of the store against the schema, and what the hot ones cost."""
+"""Every statement of the store against the schema, and what those cost that a run, a look or a drop needs."""
 
 import asyncio
 import re
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agac.store import db
-from agac.store import db as sql
 
 PLACEHOLDERS = re.compile(r":\w+|\?")
 HOT = [
@@ -34,12 +33,12 @@ def fresh(path: Path) -> sqlite3.Connection:
 def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
     """A database for statements that are looked at and change nothing."""
     with closing(fresh(tmp_path_factory.mktemp("store") / "agac.db")) as made:
-        made.execute(sql.sql("ids_scan_make"))
+        made.execute(db.sql("ids_scan_make"))
         yield made
 
 
 def statement_of(name: str) -> str:
-    return sql.sql_many(name, 8) if "(:many)" in sql.sql(name) else sql.sql(name)
+    return db.sql_many(name, 8) if "(:many)" in db.sql(name) else db.sql(name)
 
 
 def plan_of(connection: sqlite3.Connection, name: str) -> list[str]:
@@ -50,20 +49,20 @@ def plan_of(connection: sqlite3.Connection, name: str) -> list[str]:
     return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, values)]
 
 
-@pytest.mark.parametrize("name", sorted(sql.statements().keys() - {"ids_scan_make"}))  # the fixture ran that one
+@pytest.mark.parametrize("name", sorted(db.statements().keys() - {"ids_scan_make"}))  # the fixture ran that one
 def test_every_statement_fits_the_schema(connection: sqlite3.Connection, name: str) -> None:
     plan_of(connection, name)
 
 
 def test_every_statement_has_a_sentence() -> None:
-    for name, text in sql.statements().items():
+    for name, text in db.statements().items():
         assert re.match(r"-- [A-Z].*[.:]\n", text), name
 
 
 def test_every_statement_is_used() -> None:
     folder = Path(db.__file__).parents[1]
     code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
-    steps = {name: name.removeprefix("batch_") for name in sql.statements()}  # `Journal.write` is told the step alone
+    steps = {name: name.removeprefix("batch_") for name in db.statements()}  # `Journal.write` is told the step alone
     unused = [name for name, step in steps.items() if f'"{name}"' not in code and f'"{step}"' not in code]
     assert unused == []
 
@@ -75,7 +74,9 @@ def test_hot_statements_use_an_index(connection: sqlite3.Connection, name: str) 
     assert not [line for line in scans if not line.endswith("COVERING INDEX row_id")], plan
 
 
-@pytest.mark.parametrize("name", ["rows_at", "rows_export", "telemetry_attempts"])
+@pytest.mark.parametrize(
+    "name", ["rows_at", "rows_export", "telemetry_attempts", "gc_roots", "gc_left_rows", "tasks_look"]
+)
 def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
     assert not [line for line in plan_of(connection, name) if "FOR ORDER BY" in line]
 
@@ -91,28 +92,57 @@ def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection,
         ("results_by_fingerprint", "result_fingerprint"),
         ("tasks_of_rows", "PRIMARY KEY"),
         ("run_newest", "run_identity"),
+        ("rows_look", "row_id"),
+        ("ids_from", "row_ordinal"),
+        ("tasks_look", "PRIMARY KEY"),
+        ("attempts_look", "attempt_task"),
+        ("invocations_read", "event_run"),
+        ("definitions_read", "definition"),
+        ("gc_roots", "row_ordinal"),
+        ("gc_tree", "row_parent"),
+        ("gc_left_rows", "row_ordinal"),
+        ("gc_row_count", "row_"),
+        ("tasks_counted", "PRIMARY KEY"),
+        ("memberships", "member_row"),
+        ("gc_members_drop", "PRIMARY KEY"),
+        ("gc_tasks_drop", "PRIMARY KEY"),
+        ("gc_attempts_drop", "attempt_task"),
+        ("gc_row_drop", "INTEGER PRIMARY KEY"),
+        ("gc_result_drop", "INTEGER PRIMARY KEY"),
+        ("gc_references", "INTEGER PRIMARY KEY"),
+        ("gc_asked_elsewhere", "result_fingerprint"),
+        ("gc_results", "INTEGER PRIMARY KEY"),
+        ("gc_attempt_endpoints", "INTEGER PRIMARY KEY"),
+        ("gc_run_events_drop", "event_run"),
+        ("gc_counters_drop", "PRIMARY KEY"),
     ],
 )
 def test_statements_go_by_the_index_that_was_made_for_them(
     connection: sqlite3.Connection, name: str, index: str
 ) -> None:
-    assert any(index in line and line.startswith("SEARCH") for line in plan_of(connection, name))
+    plan = plan_of(connection, name)
+    assert any(index in line and line.startswith("SEARCH") for line in plan), plan
+    assert not [line for line in plan if re.match(r"SCAN (row|task|result|attempt|[rtva])\b", line)], plan
+
+
+def test_only_the_search_for_the_origin_of_an_answer_reads_all_tasks(connection: sqlite3.Connection) -> None:
+    assert plan_of(connection, "results_asked") == ["SCAN t", "SEARCH r USING INTEGER PRIMARY KEY (rowid=?)"]
 
 
 def test_values_are_padded_to_a_few_sizes() -> None:
-    assert [len(sql.padded(list(range(n)))) for n in (0, 1, 8, 9, 500, 512)] == [8, 8, 8, 16, 512, 512]
-    assert sql.padded([1, 2])[2:] == [None] * 6
+    assert [len(db.padded(list(range(n)))) for n in (0, 1, 8, 9, 500, 512)] == [8, 8, 8, 16, 512, 512]
+    assert db.padded([1, 2])[2:] == [None] * 6
 
 
 def test_padding_matches_nothing(connection: sqlite3.Connection) -> None:
-    found = connection.execute(sql.sql_many("rows_by_id", 8), (1, *sql.padded([]))).fetchall()
+    found = connection.execute(db.sql_many("rows_by_id", 8), (1, *db.padded([]))).fetchall()
     assert found == []
 
 
 def test_names_are_not_given_twice() -> None:
     text = (Path(db.__file__).parent / "queries.sql").read_text("utf-8")
     names = re.findall(r"^-- name: (\w+)$", text, re.MULTILINE)
-    assert len(names) == len(set(names)) == len(sql.statements())
+    assert len(names) == len(set(names)) == len(db.statements())
 
 
 def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
@@ -125,11 +155,11 @@ def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
 def test_a_database_migrated_step_by_step_equals_a_fresh_one(tmp_path: Path) -> None:
     made = fresh(tmp_path / "fresh.db")
     step = sqlite3.connect(tmp_path / "steps.db", isolation_level=None)
-    for _, script in sql.migrations():
-        for statement in sql.split_script(script):
+    for _, script in db.migrations():
+        for statement in db.split_script(script):
             step.execute(statement)
     assert schema_of(made) == schema_of(step)
-    assert made.execute("PRAGMA user_version").fetchone() == (sql.migrations()[-1][0],)
+    assert made.execute("PRAGMA user_version").fetchone() == (db.migrations()[-1][0],)
     made.close()
     step.close()
 
@@ -143,7 +173,7 @@ def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_migrations_are_numbered_from_the_baseline_without_gaps() -> None:
-    assert [number for number, _ in sql.migrations()] == list(range(11, len(sql.migrations()) + 11))
+    assert [number for number, _ in db.migrations()] == list(range(11, len(db.migrations()) + 11))
 
 
 def test_the_tables_of_the_design_are_there(connection: sqlite3.Connection) -> None:
@@ -161,4 +191,4 @@ def test_a_database_is_marked_as_ours_and_gives_space_back(tmp_path: Path) -> No
 
 def test_a_semicolon_within_a_line_ends_no_statement() -> None:
     script = "-- a; comment\nCREATE TABLE a (b TEXT DEFAULT ';x');\nCREATE TABLE c (d);  \n"
-    assert sql.split_script(script) == ["CREATE TABLE a (b TEXT DEFAULT ';x')", "CREATE TABLE c (d)"]
+    assert db.split_script(script) == ["CREATE TABLE a (b TEXT DEFAULT ';x')", "CREATE TABLE c (d)"]

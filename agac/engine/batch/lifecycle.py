@@ -343,7 +343,8 @@ class BatchContext:
     async def lane_load(self, record: BatchRecord) -> tuple[LaneLoad, int | None]:
         """What is under way in a batch's lane, and how many enqueued tokens its account takes; None: not known."""
         account = self.account(record.provider)
-        load = await lane_load(self.database, record, account.mark, self.clocks.wall() - CAP_KEPT)
+        lane = (record.provider, account.mark, record.model)
+        load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load, min(caps, default=None)
 

@@ -303,7 +303,8 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
     """The account has too many tokens enqueued: nothing ran. What it takes is learned; the batch waits until there is
     room, or is cut into smaller ones where it can never have any."""
     now, back = context.clocks.wall(), _back(record)
-    load = await lane_load(context.database, record, record.account, now - CAP_KEPT)
+    lane = (record.provider, record.account, record.model)
+    load = await lane_load(context.database, *lane, now - CAP_KEPT)
     others = load.tokens - (record.tokens if load.batches else 0)
     found = _CAP_WORDS.search(message)
     told = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
