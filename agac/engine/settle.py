@@ -382,7 +382,7 @@ class Settler:
         self._totals.made_parked += row.made
         self._totals.stages[stage.name].parked += 1
 
-    def reopen_row(self, row: ActiveRow, old: StoredRow | StoredRow) -> None:
+    def reopen_row(self, row: ActiveRow, old: StoredRow) -> None:
         """A row that was settled before goes round again with the content that it had then."""
         state = State(old.state)
         if state in WALKED or (state is State.FAILED and old.error_stage is not None):
