@@ -70,6 +70,14 @@ def fill(sink: JsonSink, values: Values) -> None:
         sink.write(value)
 
 
+def written(member: Member, folder: Path, values: Values) -> Values:
+    """The values, read back from the file that they were written into."""
+    sink = member.open(folder)
+    fill(sink, values)
+    sink.commit()
+    return member.values(folder)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -79,10 +87,7 @@ def test_every_file_is_in_this_suite() -> None:
 
 
 def test_values_come_back_in_the_order_of_writing(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
-    sink.commit()
-    assert member.values(tmp_path) == member.some()
+    assert written(member, tmp_path, member.some()) == member.some()
 
 
 def test_text_that_is_json_already_is_the_same_value(member: Member, tmp_path: Path) -> None:
@@ -133,23 +138,16 @@ def test_a_text_over_several_lines_is_one_value_among_many(member: Member, tmp_p
     ],
 )
 def test_any_value_comes_back(member: Member, tmp_path: Path, value: Any) -> None:
-    sink = member.open(tmp_path)
-    sink.write(value)
-    sink.commit()
-    assert member.values(tmp_path) == [value]
+    assert written(member, tmp_path, [value]) == [value]
 
 
 def test_numbers_that_json_cannot_hold_become_null(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    sink.write({"a": float("nan"), "b": [float("inf"), -float("inf"), 1.0], "c": (float("nan"),)})
-    sink.commit()
-    assert member.values(tmp_path) == [{"a": None, "b": [None, None, 1.0], "c": [None]}]
+    value = {"a": float("nan"), "b": [float("inf"), -float("inf"), 1.0], "c": (float("nan"),)}
+    assert written(member, tmp_path, [value]) == [{"a": None, "b": [None, None, 1.0], "c": [None]}]
 
 
 def test_the_file_is_utf8_for_people_and_ends_its_last_line(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
-    sink.commit()
+    written(member, tmp_path, member.some())
     content = (tmp_path / member.name).read_bytes()
     assert "ü🦊".encode() in content
     assert b"\\u" not in content
@@ -250,19 +248,13 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_commit_cleans_up(membe
         process.kill()
     assert (tmp_path / member.name).read_text() == "old"
     assert [name.startswith(".agac-tmp-") for name in names(tmp_path)] == [True, False]
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
-    sink.commit()
+    assert written(member, tmp_path, member.some()) == member.some()
     assert names(tmp_path) == [member.name]
-    assert member.values(tmp_path) == member.some()
 
 
 def test_a_writer_that_still_lives_is_not_cleaned_away(member: Member, tmp_path: Path) -> None:
     with writer(tmp_path / member.name) as process:
-        sink = member.open(tmp_path)
-        fill(sink, member.some())
-        sink.commit()
-        assert member.values(tmp_path) == member.some()
+        assert written(member, tmp_path, member.some()) == member.some()
         out, _ = process.communicate("go on\n")
     assert out == "committed\n"
     assert member.values(tmp_path) == [{"text": "x" * 3_000_000}]
