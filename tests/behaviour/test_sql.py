@@ -29,7 +29,7 @@ ENDLESS = (
     "SELECT 'begun' UNION ALL SELECT 'and read ahead' UNION ALL SELECT count(*) FROM n"
 )
 MANY = (
-    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000) "
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) "
     "SELECT i, 'a text of ' || i AS text FROM n"
 )
 LARGE = re.compile(r"SCAN (row|task|result|attempt|parent|other|member|a)\b")
@@ -344,8 +344,8 @@ def test_rows_without_end_take_no_memory(lines: Callable[..., Any], finished: Pr
         size = sum(len(line) for line in lines(answer.columns, answer, **more))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert size > 4_000_000
-    assert peak < 1_500_000
+    assert size > 1_000_000
+    assert peak < 900_000  # all rows together: 10,000,000
 
 
 def test_ctrl_c_ends_a_query_that_never_would(finished: ProjectFolder) -> None:

@@ -235,4 +235,4 @@ def test_members_stream_through_in_flat_memory() -> None:
         finally:
             tracemalloc.stop()
 
-    assert peak(100_000) < 200_000  # a list of the members: 20,000,000
+    assert peak(30_000) < 200_000  # a list of the members: 6,000,000
