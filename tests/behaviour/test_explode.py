@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scripted_server import Step, answering
-from support.made import asked, assert_all_sound, errors, made, outcomes, ran, settled, values
+from support.made import asked, assert_all_sound, errors, made, outcomes, ran, settled, tried, values
 from support.project import ProjectFolder
 from support.server import Faulty
 from support.soak import SOAK
@@ -29,23 +29,15 @@ def explode(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> Non
 
 
 def test_a_list_makes_a_row_for_each_item(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x", "y"], "b": ["z"]})
+    lists(project, {"a": ["x", "y"], "none": [], "b": ["z"]})
     explode(project)
     report = settled(project)
-    assert report.exit_code == 0
+    assert (report.exit_code, report.invocation["calls"], report.summary["rows"]["done"]) == (0, 3, 3)
     assert values(project, "say") == {"a/0": "a:0:x", "a/1": "a:1:y", "b/0": "b:0:z"}
-    assert report.invocation["calls"] == 3
-    assert report.summary["rows"]["done"] == 2
+    assert made(project, "say") == {"a/0": "done", "a/1": "done", "b/0": "done"}
     assert [(line["id"], line["row_number"], line["result"]) for line in project.envelopes()] == [
-        ("a/0", 1, "a:0:x"), ("a/1", 1, "a:1:y"), ("b/0", 2, "b:0:z"),
+        ("a/0", 1, "a:0:x"), ("a/1", 1, "a:1:y"), ("b/0", 3, "b:0:z"),
     ]  # fmt: skip
-
-
-def test_children_stand_in_the_order_of_their_places_and_parents(project: ProjectFolder) -> None:
-    lists(project, {f"r{n}": list(range(12)) for n in (11, 2, 1)})
-    explode(project)
-    settled(project)
-    assert [line["id"] for line in project.envelopes()] == [f"r{n}/{place}" for n in (11, 2, 1) for place in range(12)]
 
 
 def test_items_of_every_kind_are_seen_by_their_names(project: ProjectFolder) -> None:
@@ -70,39 +62,20 @@ def test_the_list_itself_is_not_in_its_children(project: ProjectFolder) -> None:
     assert message.partition("visible are: ")[2].split(", ")[:3] == ["id", "item", "index"]
 
 
-def test_an_empty_list_makes_no_rows(project: ProjectFolder) -> None:
-    lists(project, {"a": [], "b": [1]})
-    explode(project)
-    report = settled(project)
-    assert report.exit_code == 0
-    assert made(project, "say") == {"b/0": "done"}
-    assert report.summary["rows"]["done"] == 2
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [(None, "null"), ("ab", "text"), (7, "a number"), (True, "true or false"), ({"0": 1}, "an object")],
-)
-def test_what_is_no_list_fails_its_row(project: ProjectFolder, value: Any, kind: str) -> None:
-    lists(project, {"a": value, "b": ["x"]})
-    explode(project)
-    report = settled(project)
-    assert report.exit_code == 3
-    assert report.summary["rows"]["failed"] == 1
-    (error,) = project.envelopes(file="errors.jsonl")
-    assert error["id"] == "a"
-    assert error["error"] == {"type": "InvalidRow", "message": f"stage 'say': items is {kind}, not a list"}
-    assert made(project, "say") == {"b/0": "done"}
-
-
-def test_a_field_that_is_not_there_fails_its_row(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "deep": {"items": [1, 2]}}, {"id": "b", "deep": {}}, {"id": "c", "deep": None}], PATH)
+def test_what_is_no_list_fails_its_row_alone(project: ProjectFolder) -> None:
+    wrong = {"null": None, "text": "ab", "a number": 7, "true or false": True, "an object": {"0": 1}}
+    kinds: dict[str, Any] = {**{kind: {"items": value} for kind, value in wrong.items()}, "gone": {}, "none": None}
+    project.rows([{"id": id_, "deep": deep} for id_, deep in {**kinds, "b": {"items": ["x"]}}.items()], PATH)
     explode(project, {**SAY, "explode": "deep.items"})
     report = settled(project)
-    assert {line["id"] for line in project.envelopes(file="errors.jsonl")} == {"b", "c"}
-    assert {line["error"]["type"] for line in project.envelopes(file="errors.jsonl")} == {"InvalidRow"}
-    assert values(project, "say") == {"a/0": "a:0:1", "a/1": "a:1:2"}
-    assert report.exit_code == 3
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (3, 7)
+    found = project.envelopes(file="errors.jsonl")
+    assert {line["error"]["type"] for line in found} == {"InvalidRow"}
+    assert {line["id"]: line["error"]["message"] for line in found} == {
+        **{kind: f"stage 'say': deep.items is {kind}, not a list" for kind in wrong},
+        **dict.fromkeys(["gone", "none"], "stage 'say': deep.items: there is no 'items'"),
+    }
+    assert made(project, "say") == {"b/0": "done"}
 
 
 PLAN = {"name": "plan", "prompt": "plan ${id}", "output_schema": {"questions": "string[]", "title": "string"}}
@@ -122,30 +95,18 @@ def planned(lists_: dict[str, Any], bad: Iterable[str] = ()) -> Callable[[str], 
 
 
 def test_a_result_is_exploded_and_the_children_see_it_and_the_row(project: ProjectFolder) -> None:
+    """Where the stage was skipped there are none."""
     with answering(planned({"a": ["p", "q"], "b": []})) as server:
         project.configure(server.base_url)
-        project.rows([{"id": "a", "text": "A"}, {"id": "b", "text": "B"}])
+        project.rows([{"id": id_, "text": id_.upper()} for id_ in "abc"])
         ask = {"name": "ask", "explode": "plan.questions", "prompt": "${text}|${plan.title}|${item}"}
         check = {"name": "check", "prompt": "${ask}|${item}|${index}|${plan.questions.1}"}
-        project.workflow(stages=[PLAN, ask, check])
+        project.workflow(stages=[{**PLAN, "when": 'id != "c"'}, ask, check])
         report = settled(project)
-    assert report.exit_code == 0
-    assert report.invocation["calls"] == 2 + 2 + 2
+    assert (report.exit_code, report.invocation["calls"], report.summary["rows"]["failed"]) == (0, 2 + 2 + 2, 0)
     assert values(project, "check") == {"a/0": "A|T plan a|p|p|0|q", "a/1": "A|T plan a|q|q|1|q"}
-    assert outcomes(project, "plan") == {"a": "done", "b": "done"}
+    assert outcomes(project, "plan") == {"a": "done", "b": "done", "c": "skipped"}
     assert outcomes(project, "ask") == {"a/0": "done", "a/1": "done"}
-
-
-def test_a_skipped_stage_makes_no_children(project: ProjectFolder) -> None:
-    with answering(planned({"a": ["p"]})) as server:
-        project.configure(server.base_url)
-        project.rows([{"id": "a"}, {"id": "b"}])
-        ask = {"name": "ask", "explode": "plan.questions", "prompt": "${item}"}
-        project.workflow(stages=[{**PLAN, "when": 'id == "a"'}, ask])
-        report = settled(project)
-    assert report.exit_code == 0
-    assert made(project, "ask") == {"a/0": "done"}
-    assert report.summary["rows"]["failed"] == 0
 
 
 def test_a_guard_is_judged_for_each_child(project: ProjectFolder) -> None:
@@ -172,35 +133,18 @@ def test_a_guard_that_cannot_be_told_fails_its_child_alone(project: ProjectFolde
 
 
 def test_failing_children_leave_their_parent_and_the_others_alone(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    """Two further runs try them, and later ones leave them."""
+    project.configure(faulty([{"kind": "refusal", "match": "bad"}]).base_url)
     lists(project, {"a": ["bad", "good"], "b": ["fine"]})
     explode(project, SAY, {"name": "more", "prompt": "more ${say}"})
     report = settled(project)
-    assert report.exit_code == 3
+    assert (report.exit_code, report.summary["rows"]["done"]) == (3, 2)
     assert made(project, "say") == {"a/0": "failed", "a/1": "done", "b/0": "done"}
     assert values(project, "more") == {"a/1": "more a:1:good", "b/0": "more b:0:fine"}
-    assert report.summary["rows"]["done"] == 2
     (error,) = project.envelopes(file="errors.jsonl")
     assert (error["id"], error["error"]["type"]) == ("a/0", "Refused")
     assert error["input"] == {"id": "a", "item": "bad", "index": 0}
-
-
-def test_children_that_failed_are_tried_by_two_further_runs_and_then_left(
-    project: ProjectFolder, faulty: Faulty
-) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
-    lists(project, {"a": ["bad", "good"]})
-    explode(project)
-    calls, left = [], []
-    for _ in range(5):
-        report = ran(project)
-        calls.append(report.invocation["calls"])
-        left.append(report.invocation["rows_left_failed"])
-        assert report.exit_code == 3
-    assert calls == [2, 1, 1, 0, 0]
-    assert left == [0, 0, 1, 1, 1]
+    assert tried(project, 4) == [(1, 0), (1, 1), (0, 1), (0, 1)]
 
 
 def test_nested_lists_are_exploded_in_turn(project: ProjectFolder) -> None:
@@ -242,58 +186,34 @@ def test_a_local_stage_may_explode(project: ProjectFolder) -> None:
     assert values(project, "say") == {"a/0": "Xa0", "b/0": "Zb0"}
 
 
-def test_a_changed_item_asks_its_own_call_again(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
+EDITS = [
+    ("the start", {"a": "wxy", "b": "z"}, 8),
+    ("another item", {"a": "wXy", "b": "z"}, 2),
+    ("it was had before", {"a": "wxy", "b": "z"}, 0),
+    ("fewer", {"a": "w", "b": "z"}, 0),
+    ("more", {"a": "wxyv", "b": "z"}, 2),
+    ("in another order", {"b": "z", "a": "wxyv"}, 0),
+    ("a parent leaves", {"b": "z"}, 0),
+    ("and comes back", {"a": "wxyv", "b": "z"}, 0),
+    ("leaves again", {"b": "z"}, 0),
+    ("and comes back with other items", {"a": "wYu", "b": "z"}, 4),
+    ("no items", {"a": "", "b": ""}, 0),
+    ("no rows", {}, 0),
+]
+
+
+def test_after_each_edit_the_items_that_are_new_are_asked(project: ProjectFolder) -> None:
     explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
-    assert asked(project) == 8
-    lists(project, {"a": ["w", "X", "y"], "b": ["z"]})
-    assert asked(project) == 2
-    assert values(project, "more")["a/1"] == "m a:1:X"
-    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
-    assert asked(project) == 0, "it was had before"
-    assert values(project, "more")["a/1"] == "m a:1:x"
-
-
-def test_fewer_and_more_items(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x", "y"], "b": ["z"]})
-    explode(project)
-    assert asked(project) == 4
-    lists(project, {"a": ["w"], "b": ["z"]})
-    assert asked(project) == 0
-    assert values(project, "say") == {"a/0": "a:0:w", "b/0": "b:0:z"}
-    assert len(project.envelopes()) == 2
-    lists(project, {"a": ["w", "x", "y", "v"], "b": ["z"]})
-    assert asked(project) == 1
-    assert list(values(project, "say")) == ["a/0", "a/1", "a/2", "b/0", "a/3"]
-    lists(project, {"a": [], "b": []})
-    assert asked(project) == 0
-    assert (made(project, "say"), project.envelopes()) == ({}, [])
-
-
-def test_a_parent_that_left_and_came_back(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x"], "b": ["z"], "c": ["v"]})
-    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
-    assert asked(project) == 8
-    whole = (project.root / "output/reviews/results.jsonl").read_bytes()
-    lists(project, {"b": ["z"], "c": ["v"]})
-    assert asked(project) == 0
-    assert made(project, "say") == {"b/0": "done", "c/0": "done"}
-    lists(project, {"a": ["w", "x"], "b": ["z"], "c": ["v"]})
-    assert asked(project) == 0
-    assert (project.root / "output/reviews/results.jsonl").read_bytes() == whole
-    lists(project, {"a": ["w", "new"], "b": ["z"], "c": ["v"]})
-    assert asked(project) == 2
-
-
-def test_a_parent_that_left_and_came_back_changed(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x"], "b": ["z"]})
-    explode(project)
-    assert asked(project) == 3
-    lists(project, {"b": ["z"]})
-    assert asked(project) == 0
-    lists(project, {"a": ["w", "y", "u"], "b": ["z"]})
-    assert asked(project) == 2
-    assert values(project, "say") == {"a/0": "a:0:w", "a/1": "a:1:y", "a/2": "a:2:u", "b/0": "b:0:z"}
+    written: dict[str, bytes] = {}
+    for edit, rows, calls in EDITS:
+        lists(project, {id_: list(items) for id_, items in rows.items()})
+        assert asked(project) == calls, edit
+        expected = {f"{id_}/{n}": f"{id_}:{n}:{item}" for id_, items in rows.items() for n, item in enumerate(items)}
+        assert values(project, "say") == expected, edit
+        assert made(project, "say") == dict.fromkeys(expected, "done"), edit
+        assert [(line["id"], line["result"][2:]) for line in project.envelopes()] == list(expected.items()), edit
+        file = (project.root / "output/reviews/results.jsonl").read_bytes()
+        assert written.setdefault(str(rows), file) == file, edit
 
 
 def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> None:
@@ -345,14 +265,14 @@ def test_a_cell_that_no_child_shows_costs_nothing_and_reaches_the_outputs(projec
 
 
 def test_a_reordered_input_costs_nothing_and_gives_results_in_the_new_order(project: ProjectFolder) -> None:
-    rows = {f"r{n}": [f"{n} {place}" for place in range(n % 4)] for n in range(40)}
-    lists(project, rows)
+    """Children stand in the order of their parents and of their places, of which the tenth comes after the second."""
+    rows = {f"r{n}": [f"{n} {place}" for place in range(n)] for n in (11, 2, 12, 0, 1)}
     explode(project)
-    assert asked(project) == 60
-    lists(project, dict(reversed(rows.items())))
-    assert asked(project) == 0
-    expected = [f"r{n}/{place}" for n in range(39, -1, -1) for place in range(n % 4)]
-    assert [line["id"] for line in project.envelopes()] == expected
+    for order, calls in ((rows, 26), (dict(reversed(rows.items())), 0)):
+        lists(project, order)
+        assert asked(project) == calls
+        expected = [f"{id_}/{place}" for id_, items in order.items() for place in range(len(items))]
+        assert [line["id"] for line in project.envelopes()] == expected
 
 
 def test_equal_prompts_of_children_are_asked_once(project: ProjectFolder) -> None:
@@ -364,12 +284,9 @@ def test_equal_prompts_of_children_are_asked_once(project: ProjectFolder) -> Non
 
 def test_an_edited_prompt_makes_a_run_that_asks_that_stage_alone(project: ProjectFolder) -> None:
     lists(project, {"a": ["w", "x"], "b": ["z"]})
-    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
-    assert asked(project) == 6
-    explode(project, SAY, {"name": "more", "prompt": "M ${say}"})
-    assert asked(project) == 3
-    explode(project, SAY, {"name": "more", "prompt": "m ${say}"})
-    assert asked(project) == 0
+    for word, calls in (("m", 6), ("M", 3), ("m", 0)):
+        explode(project, SAY, {"name": "more", "prompt": f"{word} ${{say}}"})
+        assert asked(project) == calls
 
 
 def test_ids_that_look_like_children_are_rows_of_their_own(project: ProjectFolder) -> None:
@@ -380,7 +297,7 @@ def test_ids_that_look_like_children_are_rows_of_their_own(project: ProjectFolde
 
 
 def test_numbers_as_ids(project: ProjectFolder) -> None:
-    project.rows([{"id": "z", "items": ["x"]}, {"id": "y", "items": ["w"]}], PATH)
+    lists(project, {"z": ["x"], "y": ["w"]})
     explode(project, {**SAY, "prompt": "${index}${item}"}, input={"id_field": None})
     settled(project)
     assert values(project, "say") == {"1/0": "0x", "2/0": "0w"}

@@ -103,3 +103,10 @@ def asked(project: ProjectFolder, **options: Any) -> int:
     """The calls of a run that settles."""
     calls: int = settled(project, **options).invocation["calls"]
     return calls
+
+
+def tried(project: ProjectFolder, runs: int) -> list[tuple[int, int]]:
+    """The calls of each of so many runs, none of which is without failures, and the failed rows that it left alone."""
+    reports = [ran(project) for _ in range(runs)]
+    assert {report.exit_code for report in reports} == {3}
+    return [(report.invocation["calls"], report.invocation["rows_left_failed"]) for report in reports]
