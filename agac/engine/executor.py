@@ -400,12 +400,20 @@ ReadyRows = asyncio.Queue[tuple[Walk, ActiveRow] | None]
 
 
 async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, workers: int) -> None:
-    """Walks every row of all sources, `workers` at a time; sources with rows to give take turns, row by row. Returns
-    when all have ended, or all that was begun has after a stop."""
+    """Walks every row of all sources, `workers` at a time, begun when there is a row for them; sources with rows to give
+    take turns, row by row. Returns when all have ended, or all that was begun has after a stop."""
     ready: ReadyRows = asyncio.Queue(workers + READ_AHEAD)
+    working: list[asyncio.Task[None]] = []
+    idle = 0
 
     async def work() -> None:
-        while (found := await ready.get()) is not None and stop_signal.stop is None:
+        nonlocal idle
+        while True:
+            idle += 1
+            found = await ready.get()
+            idle -= 1
+            if found is None or stop_signal.stop is not None:
+                return
             walk, row = found
             try:
                 await walk(row)
@@ -419,6 +427,8 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
                 async for rows in chunks:
                     for row in rows:
                         await ready.put((source.walk, row))
+                        if len(working) < workers and ready.qsize() > idle:
+                            working.append(group.create_task(work()))
         except AgacError as error:  # calls that were sent are paid for: they are not cut off for it
             stop_signal.lose_input(error)
             return False
@@ -429,7 +439,7 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
         async with asyncio.TaskGroup() as feeding:
             feeds = [feeding.create_task(feed(source)) for source in sources]
         if all(one.result() for one in feeds):
-            for _ in range(workers):
+            for _ in working:
                 await ready.put(None)
 
     async def end_feeding(feeder: asyncio.Task[None]) -> None:
@@ -439,13 +449,13 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
         await asyncio.wait([feeder])
         while not ready.empty():
             ready.get_nowait()
-        for _ in range(workers):
+        for _ in working:
             ready.put_nowait(None)
 
     async with asyncio.TaskGroup() as group:
-        working = [group.create_task(work()) for _ in range(workers)]
         feeder = group.create_task(feed_all())
         stopper = group.create_task(end_feeding(feeder))
-        await asyncio.wait(working)
+        await asyncio.wait([feeder])
+        if working:
+            await asyncio.wait(working)
         stopper.cancel()
-        feeder.cancel()
