@@ -28,8 +28,8 @@ from agac.core.types import Message, Outcome, texts_of
 from agac.engine.replay import RowHistory
 from agac.engine.telemetry import calls_of
 from agac.engine.validate import complaint
+from agac.engine.votes import share, votes
 from agac.plan.diff import workflow_changes
-from agac.plan.render import share, votes
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root
 from agac.spec.templates import MissingField

@@ -1,9 +1,12 @@
-"""Secrets are taken out of text where the text enters an error, a log or the store: by value, not by guessing."""
+"""Secrets are taken out of text where the text enters an error, a log or the store: by value, not by guessing.
+
+And what a secret looks like that was written into a file, where it must not stand."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
@@ -53,3 +56,12 @@ def _forms(secret: str) -> set[str]:
     encoded = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
     slashed = {form.replace("/", "\\/") for form in written}
     return {*written, *slashed, quote(secret, safe="", errors="surrogatepass"), encoded, encoded.rstrip("=")}
+
+
+# Keys of vendors are known by their first letters, others by their shape.
+
+KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
+SECRET_START = re.compile(rf"(?i)(?:{KEY_STARTS})")
+KEY = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}"
+KEY_SHAPE = re.compile(rf"{KEY}\Z")
+TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")

@@ -10,9 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from agac.core.report import Report, Usd
 from agac.core.types import JSONValue, Usage
+from agac.engine.budget import Amount
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits
 from agac.providers.prices import BATCH, cost, price_of
+from agac.providers.provider import Price
 from agac.spec.workflow import BatchRules
 from agac.store.runs import Count
 
@@ -187,3 +189,51 @@ def cuts(stage: PlannedStage, requests: int, characters: float | None) -> Cuts:
     fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
     return Cuts(ceil(requests / most), min(most, requests))
+
+
+# What one call costs at most: what a budget sets aside before it is sent.
+
+
+class WorstCase:
+    """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
+    only asked for dollars."""
+
+    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
+        self._max_tokens = model.params.max_tokens or 0
+        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
+        # to the settings of an account; a batch is a tier of its own
+        wanted = model.params.service_tier
+        tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
+        prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
+        self._steps = max_price_steps(price for price in prices if price is not None)
+
+    def of(self, body: bytes) -> Amount:
+        """The worst case of sending `body`.
+
+        Its bytes bound its tokens: byte-level tokenizers make no more tokens than bytes, and the JSON around a message
+        is longer than the few marks that a chat template puts in its place. Nothing is taken as cached.
+        """
+        size = len(body)
+        usd = 0.0
+        for start, given, made in self._steps:
+            if size >= start:
+                usd = (size * given + self._max_tokens * made) / 1_000_000
+        return Amount(usd, size + self._max_tokens, 1)
+
+
+def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
+    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million.
+
+    A call may turn out smaller than it could be, so a step that is cheaper does not count.
+    """
+    columns = sorted(
+        (start, max(price.input, price.cached_input or 0.0), price.output)
+        for one in prices
+        for start, price in ((0, one), *one.above)
+    )
+    steps = []
+    given = made = 0.0
+    for start, input_price, output_price in columns:
+        given, made = max(given, input_price), max(made, output_price)
+        steps.append((start, given, made))
+    return tuple(steps)

@@ -400,8 +400,8 @@ ReadyRows = asyncio.Queue[tuple[Walk, ActiveRow] | None]
 
 
 async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, workers: int) -> None:
-    """Walks every row of all sources, `workers` at a time, begun when there is a row for them; sources with rows to give
-    take turns, row by row. Returns when all have ended, or all that was begun has after a stop."""
+    """Walks every row of all sources, with at most `workers` tasks, which begin when there is a row for them; sources
+    with rows to give take turns, row by row. Returns when all have ended, or all that was begun has after a stop."""
     ready: ReadyRows = asyncio.Queue(workers + READ_AHEAD)
     working: list[asyncio.Task[None]] = []
     idle = 0

@@ -16,9 +16,10 @@ from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.retry_policy import is_left
 from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
+from agac.engine.votes import outcome_of_vote
 from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.render import Prepared, Preparer, outcome_of_vote
+from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level, Makes
 from agac.spec.templates import ROWS_JSON

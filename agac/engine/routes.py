@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Reply, Request
-from agac.engine.budget import NOTHING, Amount, RunBudgets, WorstCase
+from agac.core.types import Fault, Params, Reply, Request
+from agac.engine.budget import NOTHING, Amount, RunBudgets
+from agac.engine.estimate import WorstCase
 from agac.engine.invocation import Work
 from agac.engine.rate_limiter import CallLimit, Lane
 from agac.engine.retry_policy import RowDeadline
 from agac.engine.stop_rules import StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
-from agac.plan.render import seeded
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialects import DIALECTS, unsendable
 from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import price_of
-from agac.providers.provider import Price
+from agac.providers.provider import Price, Provider
 from agac.providers.wire import Dialect
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
@@ -82,6 +82,12 @@ def price_by_tier(model: PlannedModel) -> Callable[[str | None], Price | None]:
         return known[tier]
 
     return price
+
+
+def seeded(params: Params, provider: Provider, replica: int) -> Params:
+    """The parameters of a replica's request: its number is its seed, where the provider takes one. 0: of a task
+    that is run once."""
+    return replace(params, seed=replica) if replica and not any(unsendable(("seed",), provider)) else params
 
 
 def request_for_model(model: PlannedModel, request: Request, position: int, replica: int) -> Request:

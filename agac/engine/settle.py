@@ -14,7 +14,7 @@ from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.retry_policy import FURTHER_RUNS
 from agac.engine.stop_rules import StopRules
 from agac.engine.telemetry import bucket_of
-from agac.plan.render import VoteResult
+from agac.engine.votes import VoteResult
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
 from agac.store.records import (

@@ -14,7 +14,7 @@ from agac.core.report import iso
 from agac.core.types import Outcome
 from agac.data.json_formats import encode
 from agac.data.sinks import JsonSink
-from agac.plan.render import share
+from agac.engine.votes import share
 from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings

@@ -2,72 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import reduce
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.keys import canonical
-from agac.core.types import JSONValue, Message, Params, Request, RowId
+from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage, rendered, task_prints
-from agac.providers.dialects import unsendable
-from agac.providers.provider import Provider
 from agac.spec.graph import StageNode
 from agac.spec.guards import ROW, Evaluator
 from agac.spec.operations import Filter
 from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow
 from agac.spec.workflow import Stage
-
-
-class VoteResult(NamedTuple):
-    """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
-
-    `agreement`: how many of them say what it says, of how many, as `2/3`; None where they did not vote.
-    """
-
-    text: str
-    replica: int = 0
-    agreement: str | None = None
-
-    @property
-    def note(self) -> str | None:
-        """What the store keeps of a vote beside its result, JSON."""
-        return canonical({"agreement": self.agreement, "replica": self.replica}) if self.agreement else None
-
-
-def seeded(params: Params, provider: Provider, replica: int) -> Params:
-    """The parameters of a replica's request: its number is its seed, where the provider takes one. 0: of a task
-    that is run once."""
-    return replace(params, seed=replica) if replica and not any(unsendable(("seed",), provider)) else params
-
-
-def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
-    """What comes of answers (JSON, in the order of the replicas): without a `field` a list of them; else the first one
-    that has the most frequent value there. Of several values that are as frequent the one that came first counts."""
-    if field is None:
-        return VoteResult(f"[{','.join(answers)}]")
-    values = votes(answers, field)
-    winner, count = Counter(values).most_common(1)[0]
-    first = values.index(winner)
-    return VoteResult(answers[first], first + 1, f"{count}/{len(answers)}")
-
-
-def votes(answers: Sequence[str], field: str) -> list[str]:
-    """What each answer (JSON) says in a field (`a.b` is the field b of a), as canonical JSON. One without says null."""
-
-    def inside(value: JSONValue, part: str) -> JSONValue:
-        return value.get(part) if isinstance(value, dict) else None
-
-    return [canonical(reduce(inside, field.split("."), json.loads(answer))) for answer in answers]
-
-
-def share(agreement: str) -> float:
-    """`2/3` as a number."""
-    count, _, most = agreement.partition("/")
-    return int(count) / int(most)
 
 
 class Prepared(NamedTuple):

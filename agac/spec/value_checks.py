@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import PydanticCustomError
 
+from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHAPE
 from agac.spec.workflow import DayTime
 
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
@@ -78,11 +79,6 @@ def _not_yet(fields: Collection[str]) -> dict[str, str]:
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 _LETTERS = "use letters, digits, _ and -, and start with a letter"
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-_KEY_STARTS = "sk-|sk_|rk-|gsk_|xai-|AIza|hf_|r8_|pplx-|nvapi-|ghp_|eyJ|AKIA|tgp_|fw_"
-_SECRET_START = re.compile(rf"(?i)(?:{_KEY_STARTS})")
-_KEY = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-.=+/]{20,}"
-_KEY_SHAPE = re.compile(rf"{_KEY}\Z")
-_TOKEN_SHAPE = re.compile(r"(?=(?:.*[0-9]){3})[A-Za-z0-9_=+/]{28,}\Z")
 
 _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
@@ -99,7 +95,7 @@ STAGE_NAME_FORM = {
 }
 TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
 SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
-API_KEY_FORM = {"pattern": f"^(?!{_KEY_STARTS})(?!{_KEY}$)", "patternErrorMessage": _LITERAL_KEY}
+API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
 def refused(message: str) -> PydanticCustomError:
@@ -206,7 +202,7 @@ def base_url(value: str) -> str:
 
 def api_key(value: str) -> str:
     """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
-    if _KEY_SHAPE.match(_without_variables(value)):
+    if KEY_SHAPE.match(_without_variables(value)):
         raise refused(_LITERAL_KEY)
     return value
 
@@ -214,7 +210,7 @@ def api_key(value: str) -> str:
 def header_value(value: str) -> str:
     """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
     words = _without_variables(value).split()
-    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(_TOKEN_SHAPE.match, words))):
+    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(TOKEN_SHAPE.match, words))):
         raise refused(_LITERAL_KEY)
     return value
 
@@ -226,7 +222,7 @@ def _without_variables(value: str) -> str:
     rest = _VARIABLE.sub("", value)
     if "${" in rest:
         raise refused("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
-    if any(_SECRET_START.match(word) for word in rest.split()):
+    if any(SECRET_START.match(word) for word in rest.split()):
         raise refused(_LITERAL_KEY)
     return rest
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.core.types import Params
-from agac.plan.render import outcome_of_vote, seeded, share
+from agac.engine.routes import seeded
+from agac.engine.votes import outcome_of_vote, share
 from agac.providers.table import SHIPPED
 
 VALUES = st.recursive(

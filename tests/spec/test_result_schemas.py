@@ -10,8 +10,8 @@ import pytest
 
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection, make_plan
-from agac.spec.json_schema import TYPES, expand_shorthand, is_json_schema, property_names, schema_faults
-from agac.spec.output_schema import resolve_schema, schema_name
+from agac.spec.json_schema import property_names, schema_faults
+from agac.spec.output_schema import TYPES, expand_shorthand, is_json_schema, resolve_schema, schema_name
 from agac.spec.workflow import JsonSchema, PythonSchema
 
 

@@ -14,8 +14,8 @@ from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Params, Reply
-from agac.engine.budget import BudgetLimiter, WorstCase
-from agac.engine.estimate import most_bytes, most_requests
+from agac.engine.budget import BudgetLimiter
+from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S, FailTask, RetryAfter, decide
 from agac.engine.routes import Route, price_by_tier
