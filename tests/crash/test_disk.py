@@ -182,12 +182,10 @@ def test_a_database_whose_making_was_killed_is_made_by_the_next_command(
 ) -> None:
     project.numbered(3)
     project.workflow()
-    assert project.agac("run", "-a", "reviews", env=kill_at(moment)).code == -9
-    assert project.run().exit_code == 0
+    assert (project.agac("run", "-a", "reviews", env=kill_at(moment)).code, project.run().exit_code) == (-9, 0)
     assert len(project.envelopes()) == 3
     assert server.account()["duplicates"] == 0
-    assert project.query("PRAGMA journal_mode") == [("wal",)]
-    assert project.query("PRAGMA auto_vacuum") == [(2,)]
+    assert (project.query("PRAGMA journal_mode"), project.query("PRAGMA auto_vacuum")) == ([("wal",)], [(2,)])
     project.assert_sound()
 
 

@@ -130,8 +130,7 @@ def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
     case = BatchCase(tmp_path / "project", server, api)
     case.killed("provider.create.before", "run", "-a", "reviews")
     assert_ended(case.agac("batch", "cancel"))
-    assert case.account()["posts"] == 0
-    assert case.steps() == ["NOT_CREATED"]
+    assert (case.account()["posts"], case.steps()) == (0, ["NOT_CREATED"])
     assert_ended(case.run())
     case.advance(DAY_LONG)
     case.finish("run")
@@ -139,8 +138,7 @@ def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
 
 
 @pytest.mark.parametrize(
-    "moment",
-    ["journal.cancel.before", "journal.cancel.after", "provider.cancel.before", "provider.cancel.after"],
+    "moment", ["journal.cancel.before", "journal.cancel.after", "provider.cancel.before", "provider.cancel.after"]
 )
 @pytest.mark.parametrize("api", KINDS)
 def test_a_deadline_that_is_met_by_a_kill_ends_the_batch_once_and_calls_the_rest(

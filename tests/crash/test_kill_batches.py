@@ -94,10 +94,7 @@ def test_a_command_that_is_killed_while_it_submits_a_batch_has_submitted_it_once
     case.assert_whole(undisturbed[api])
 
 
-@pytest.mark.parametrize(
-    ("api", "moment", "command"),
-    of_both(COLLECTING) + apart(CLEANING, "openai", 0),
-)
+@pytest.mark.parametrize(("api", "moment", "command"), of_both(COLLECTING) + apart(CLEANING, "openai", 0))
 def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
     api: str, moment: str, command: str, case: BatchCase, undisturbed: dict[str, list[Any]]
 ) -> None:

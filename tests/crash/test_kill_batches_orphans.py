@@ -126,9 +126,7 @@ def undecided(start: Start) -> BatchCase:
     assert (ran.code, case.steps()) == (75, ["NEEDS_HUMAN"])
     assert "agac doctor --adopt" in ran.out + ran.err
     assert "agac doctor --resubmit" in ran.out + ran.err
-    assert case.run().code == 75
-    assert case.agac("doctor").code == 75
-    assert case.account()["posts"] == 1
+    assert (case.run().code, case.agac("doctor").code, case.account()["posts"]) == (75, 75, 1)
     return case
 
 
@@ -189,8 +187,7 @@ def test_an_orphan_on_a_later_page_of_the_list_is_found(api: str, start: Start) 
     assert_ended(case.run())
     assert case.account()["created"] == 4
     case.finish("retrieve")
-    assert case.account()["created"] == 4
-    assert case.account()["charged"] == ROWS + 9
+    assert (case.account()["created"], case.account()["charged"]) == (4, ROWS + 9)
 
 
 @pytest.mark.parametrize("ends", ["before it is looked for", "after it is looked for"])
@@ -286,8 +283,7 @@ def test_an_orphan_of_another_key_is_a_humans_matter(api: str, start: Start) -> 
     assert (ran.code, case.steps()) == (75, ["NEEDS_HUMAN"]), f"{ran.out}{ran.err}"
     assert "another key" in ran.out + ran.err
     case.advance(3600)
-    assert case.agac("doctor", env={"MY_KEY": "sk-other"}).code == 75
-    assert case.account()["posts"] == 1
+    assert (case.agac("doctor", env={"MY_KEY": "sk-other"}).code, case.account()["posts"]) == (75, 1)
     assert_ended(case.agac("doctor", env={"MY_KEY": "sk-first"}))
     assert_ended(case.retrieve(env={"MY_KEY": "sk-first"}))
     case.assert_whole()

@@ -123,8 +123,7 @@ slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 def test_nothing_lies_on_anything_else(graph: Graph) -> None:
     nodes, edges = graph
     drawn = read(svg(nodes, edges))
-    assert len(drawn.boxes) == len(nodes)
-    assert len(drawn.lines) == len(edges)
+    assert (len(drawn.boxes), len(drawn.lines)) == (len(nodes), len(edges))
     for a, b in combinations(drawn.boxes, 2):
         assert not overlap(a, b, apart=15)
     for box in drawn.boxes:

@@ -67,8 +67,7 @@ def test_what_is_json_is_never_touched() -> None:
 
 
 def test_an_object_stays_an_object_and_a_list_a_list() -> None:
-    assert mended_json('{"a": 1,}') == '{"a": 1}'
-    assert mended_json("[1, 2,]") == "[1, 2]"
+    assert (mended_json('{"a": 1,}'), mended_json("[1, 2,]")) == ('{"a": 1}', "[1, 2]")
     assert mended_json('{"a": 1,} {"b": 2,}') is None
 
 

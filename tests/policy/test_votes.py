@@ -63,8 +63,7 @@ def test_votes_by_hand(answers: list[str], field: str, replica: int, agreement: 
 def test_a_replica_is_its_seed_where_the_provider_has_one() -> None:
     chat, responses = SHIPPED["openai"], SHIPPED["responses"]
     assert seeded(Params(temperature=0.5), chat, 3) == Params(temperature=0.5, seed=3)
-    assert seeded(Params(), responses, 3) == Params()
-    assert seeded(Params(seed=9), chat, 0) == Params(seed=9)
+    assert (seeded(Params(), responses, 3), seeded(Params(seed=9), chat, 0)) == (Params(), Params(seed=9))
 
 
 def test_the_fingerprint_of_a_vote_follows_from_its_replicas_and_what_is_made_of_them() -> None:

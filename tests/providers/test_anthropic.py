@@ -139,10 +139,7 @@ def test_a_schema_within_the_language_is_sent_as_it_is(schema: dict[str, Any]) -
 
 
 CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "an open object is closed": (
-        {"type": "object", "properties": {"a": STRING}, "required": ["a"]},
-        closed(a=STRING),
-    ),
+    "an open object is closed": ({"type": "object", "properties": {"a": STRING}, "required": ["a"]}, closed(a=STRING)),
     "bounds are told": (
         closed(score={"type": "integer", "minimum": 1, "maximum": 5}),
         closed(score={"type": "integer", "description": "{minimum: 1, maximum: 5}"}),

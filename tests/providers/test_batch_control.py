@@ -515,21 +515,11 @@ def test_why_a_batch_was_refused(told: Any, errors: tuple[BatchError, ...]) -> N
 @pytest.mark.parametrize(
     ("told", "at"),
     [
-        (1_795_176_000, 1_795_176_000.0),
-        (1_795_176_000_123, 1_795_176_000.123),
-        ("1795176000", 1_795_176_000.0),
-        ("2026-11-20T12:00:00Z", 1_795_176_000.0),
-        ("2026-11-20T12:00:00", 1_795_176_000.0),
-        (0, None),
-        (-1, None),
-        (True, None),
-        ("soon", None),
-        (float("nan"), None),
-        (float("inf"), None),
-        (None, None),
-        ({}, None),
+        (1_795_176_000, 1_795_176_000.0), (1_795_176_000_123, 1_795_176_000.123), ("1795176000", 1_795_176_000.0),
+        ("2026-11-20T12:00:00Z", 1_795_176_000.0), ("2026-11-20T12:00:00", 1_795_176_000.0), (0, None), (-1, None),
+        (True, None), ("soon", None), (float("nan"), None), (float("inf"), None), (None, None), ({}, None),
     ],
-)
+)  # fmt: skip
 def test_a_moment_however_it_is_written(told: Any, at: float | None) -> None:
     assert seen(created_at=told).created_at == at
 

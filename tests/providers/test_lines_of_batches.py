@@ -42,16 +42,8 @@ OPENAI_LINES = [
     # the four shapes of provider-batch.md section 1
     ("a success", said(**answer(200, COMPLETION)), answered(200, COMPLETION)),
     ("an error of the endpoint, the outer error null", said(**answer(400, REFUSED)), answered(400, REFUSED)),
-    (
-        "expired",
-        said(response=None, error=EXPIRED),
-        ResultLine("x", "expired", message=EXPIRED["message"]),
-    ),
-    (
-        "status 0 and nothing else",
-        said(**answer(0, {})),
-        unanswered("a response without a status", request_id="req_1"),
-    ),
+    ("expired", said(response=None, error=EXPIRED), ResultLine("x", "expired", message=EXPIRED["message"])),
+    ("status 0 and nothing else", said(**answer(0, {})), unanswered("a response without a status", request_id="req_1")),
     # who ends a request that is in a batch
     (
         "cancelled",
@@ -142,16 +134,9 @@ ANTHROPIC_LINES = [
     *(
         (kind, result(type="errored", error=errored(kind)), answered(status, errored(kind), "why"))
         for kind, status in [
-            ("invalid_request_error", 400),
-            ("authentication_error", 401),
-            ("billing_error", 402),
-            ("permission_error", 403),
-            ("not_found_error", 404),
-            ("request_too_large", 413),
-            ("rate_limit_error", 429),
-            ("api_error", 500),
-            ("timeout_error", 504),
-            ("overloaded_error", 529),
+            ("invalid_request_error", 400), ("authentication_error", 401), ("billing_error", 402),
+            ("permission_error", 403), ("not_found_error", 404), ("request_too_large", 413),
+            ("rate_limit_error", 429), ("api_error", 500), ("timeout_error", 504), ("overloaded_error", 529),
             ("an_error_of_tomorrow", 500),
         ]
     ),
@@ -175,12 +160,8 @@ ANTHROPIC_LINES = [
     ("a type of tomorrow", result(type="paused"), unanswered("a result of the unknown type paused")),
     ("no result", b'{"custom_id":"x"}', unanswered("no result")),
     ("a result that is none", b'{"custom_id":"x","result":[]}', unanswered("no result")),
-    (
-        "no message",
-        result(type="succeeded", message=None),
-        unanswered("a success without a message", status=200),
-    ),
-]
+    ("no message", result(type="succeeded", message=None), unanswered("a success without a message", status=200)),
+]  # fmt: skip
 
 CASES = [("openai", *case) for case in OPENAI_LINES] + [("anthropic", *case) for case in ANTHROPIC_LINES]
 

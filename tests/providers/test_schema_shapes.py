@@ -14,12 +14,7 @@ from agac.providers.table import OPENAI
 
 
 def closed(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [*properties],
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 STRING = {"type": "string"}

@@ -52,11 +52,9 @@ async def test_a_call_is_one_post_of_the_given_bytes_with_the_key() -> None:
     assert (answer.status, answer.body, answer.headers["x-request-id"]) == (200, b'{"a": 1}', "r1")
     assert answer.started <= answer.first_byte <= answer.ended
     [seen] = server.seen
-    assert seen.line == "POST /v1/chat/completions HTTP/1.1"
-    assert seen.body == '{"text":"grüße"}'.encode()
+    assert (seen.line, seen.body) == ("POST /v1/chat/completions HTTP/1.1", '{"text":"grüße"}'.encode())
     assert seen.headers["authorization"] == f"Bearer {CANARY}"
-    assert seen.headers["content-type"] == "application/json"
-    assert seen.headers["x-team"] == "data"
+    assert (seen.headers["content-type"], seen.headers["x-team"]) == ("application/json", "data")
     assert seen.headers["user-agent"].startswith("agac/")
 
 

@@ -43,21 +43,10 @@ def test_a_date_is_measured_by_our_clock_where_the_server_tells_no_time() -> Non
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1s", 1.0),
-        ("6m0s", 360.0),
-        ("120ms", 0.12),
-        ("7.66s", 7.66),
-        ("2m59.56s", 179.56),
-        ("1h2m3s", 3723.0),
-        ("1d", 86400.0),
-        ("0", 0.0),
-        ("12.5", 12.5),
-        ("soon", None),
-        ("1s later", None),
-        ("", None),
-        (None, None),
+        ("1s", 1.0), ("6m0s", 360.0), ("120ms", 0.12), ("7.66s", 7.66), ("2m59.56s", 179.56), ("1h2m3s", 3723.0),
+        ("1d", 86400.0), ("0", 0.0), ("12.5", 12.5), ("soon", None), ("1s later", None), ("", None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_how_long_until_a_limit_is_reset(text: str | None, seconds: float | None) -> None:
     assert duration(text) == (None if seconds is None else pytest.approx(seconds))
 

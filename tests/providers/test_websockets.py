@@ -266,8 +266,7 @@ async def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
     async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
         for _ in range(sending.STRIKES + 2):
             assert isinstance(await sender.send(WIRE), HttpReply)
-    assert len(seen.upgrades) == sending.STRIKES
-    assert len(seen.posts) == sending.STRIKES + 2
+    assert (len(seen.upgrades), len(seen.posts)) == (sending.STRIKES, sending.STRIKES + 2)
 
 
 async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:

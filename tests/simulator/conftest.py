@@ -79,11 +79,33 @@ def served(tmp_path: Path) -> Served:
     return serve
 
 
-def schema_format(schema: Any, *, strict: bool = False) -> dict[str, Any]:
-    """`response_format` for a schema."""
-    return {"type": "json_schema", "json_schema": {"name": "result", "schema": schema, "strict": strict}}
+@pytest.fixture
+def batches(served: Served) -> Callable[..., AbstractAsyncContextManager[BatchClient]]:
+    """`async with batches(…) as api`: files and batches of one that is served so."""
+
+    @asynccontextmanager
+    async def serve(*arguments: Any, **settings: Any) -> AsyncIterator[BatchClient]:
+        async with served(*arguments, **settings) as client:
+            yield client.batches
+
+    return serve
+
+
+@pytest.fixture
+def client(served: Served) -> AbstractAsyncContextManager[Client]:
+    """One without faults or settings; a test gets it served."""
+    return served()
+
+
+@pytest.fixture
+def api(batches: Callable[..., AbstractAsyncContextManager[BatchClient]]) -> AbstractAsyncContextManager[BatchClient]:
+    """Files and batches of one without faults or settings."""
+    return batches()
 
 
 @pytest.fixture
 def with_schema() -> Callable[..., dict[str, Any]]:
-    return schema_format
+    """`response_format` for a schema."""
+    return lambda schema, strict=False: {
+        "type": "json_schema", "json_schema": {"name": "result", "schema": schema, "strict": strict}
+    }  # fmt: skip

@@ -90,16 +90,15 @@ async def test_sdk_raises_its_own_errors(served: Any, rule: Any, error: type[ope
         assert caught.value.code == code
 
 
-async def test_invalid_key_and_missing_model_are_refused(served: Any) -> None:
-    async with served() as client:
-        async with sdk(client.base_url, key="sk-invalid") as api:
-            with pytest.raises(openai.AuthenticationError) as refused:
-                await api.chat.completions.create(model="small", messages=USER)
-            assert "sk-invalid" not in str(refused.value)
-        async with sdk(client.base_url) as api:
-            with pytest.raises(openai.NotFoundError, match="missing-model"):
-                await api.chat.completions.create(model="missing-model", messages=USER)
-        assert (await client.account())["refused"] == 2
+async def test_invalid_key_and_missing_model_are_refused(client: Any) -> None:
+    async with sdk(client.base_url, key="sk-invalid") as api:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await api.chat.completions.create(model="small", messages=USER)
+        assert "sk-invalid" not in str(refused.value)
+    async with sdk(client.base_url) as api:
+        with pytest.raises(openai.NotFoundError, match="missing-model"):
+            await api.chat.completions.create(model="missing-model", messages=USER)
+    assert (await client.account())["refused"] == 2
 
 
 async def test_sdk_lists_models(served: Any) -> None:
@@ -147,17 +146,16 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
+async def test_malformed_requests_are_refused_as_openai_does(client: Any, name: str) -> None:
     body, words, param = MALFORMED[name]
-    async with served() as client:
-        status, headers, raw = await client.post(body)
-        error = json.loads(raw)["error"]
-        assert (status, error["type"]) == (400, "invalid_request_error")
-        assert words in error["message"]
-        assert str(error["param"]).startswith(str(param))
-        assert headers["x-agac-simulated"] == "true"
-        account = await client.account()
-        assert (account["requests"], account["refused"], account["charged"]) == (1, 1, 0)
+    status, headers, raw = await client.post(body)
+    error = json.loads(raw)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert words in error["message"]
+    assert str(error["param"]).startswith(str(param))
+    assert headers["x-agac-simulated"] == "true"
+    account = await client.account()
+    assert (account["requests"], account["refused"], account["charged"]) == (1, 1, 0)
 
 
 JSON = st.recursive(
@@ -184,30 +182,26 @@ def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bo
     assert status in (200, 400)
 
 
-async def test_deep_body_is_refused(served: Any) -> None:
-    async with served() as client:
-        status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
-        assert status == 400
+async def test_deep_body_is_refused(client: Any) -> None:
+    status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
+    assert status == 400
 
 
-async def test_parameters_that_change_nothing_are_taken(served: Any) -> None:
-    async with served() as client:
-        more = {"n": 1, "tools": [], "seed": 3, "user": "u", "stop": None, "reasoning_effort": "low"}
-        status, _, data = await client.ask(**more, service_tier="flex", top_p=0.5, stream=False)
-        assert (status, data["service_tier"]) == (200, "flex")
+async def test_parameters_that_change_nothing_are_taken(client: Any) -> None:
+    more = {"n": 1, "tools": [], "seed": 3, "user": "u", "stop": None, "reasoning_effort": "low"}
+    status, _, data = await client.ask(**more, service_tier="flex", top_p=0.5, stream=False)
+    assert (status, data["service_tier"]) == (200, "flex")
 
 
-async def test_schema_beside_another_format_is_ignored(served: Any) -> None:
-    async with served() as client:
-        form = {"type": "json_object", "json_schema": {"strict": True}}
-        assert json.loads(await client.content(response_format=form))["answer"]
+async def test_schema_beside_another_format_is_ignored(client: Any) -> None:
+    form = {"type": "json_object", "json_schema": {"strict": True}}
+    assert json.loads(await client.content(response_format=form))["answer"]
 
 
-async def test_parts_and_quoted_replies_are_read(served: Any) -> None:
+async def test_parts_and_quoted_replies_are_read(client: Any) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     messages = [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]
-    async with served() as client:
-        assert await client.content(model="echo", messages=messages) == "one two"
+    assert await client.content(model="echo", messages=messages) == "one two"
 
 
 @pytest.mark.parametrize(
@@ -230,12 +224,11 @@ async def test_parts_and_quoted_replies_are_read(served: Any) -> None:
         ),
     ],
 )
-async def test_strict_mode_refuses_open_schemas(served: Any, with_schema: Any, schema: Any, words: str) -> None:
-    async with served() as client:
-        status, _, data = await client.ask(response_format=with_schema(schema, strict=True))
-        assert (status, data["error"]["code"]) == (400, "invalid_json_schema")
-        assert words in data["error"]["message"]
-        assert (await client.ask(response_format=with_schema(schema)))[0] == 200
+async def test_strict_mode_refuses_open_schemas(client: Any, with_schema: Any, schema: Any, words: str) -> None:
+    status, _, data = await client.ask(response_format=with_schema(schema, strict=True))
+    assert (status, data["error"]["code"]) == (400, "invalid_json_schema")
+    assert words in data["error"]["message"]
+    assert (await client.ask(response_format=with_schema(schema)))[0] == 200
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")])
@@ -250,28 +243,26 @@ async def test_health_is_answered(served: Any) -> None:
         assert await response.json() == {"ok": True, "simulated": True}
 
 
-async def test_account_counts_what_was_charged_and_what_was_asked_twice(served: Any) -> None:
-    async with served() as client:
-        assert (await client.account())["first_request_at"] is None
-        replies = [(await client.ask(text))[2] for text in ["one", "two", "one", "one"]]
-        await client.post(b"{")
-        account = await client.account()
-        counts = {"requests": 5, "answered": 5, "charged": 4, "refused": 1, "duplicates": 2, "distinct": 2}
-        assert {name: account[name] for name in counts} == counts
-        assert account["prompt_tokens"] == sum(reply["usage"]["prompt_tokens"] for reply in replies)
-        assert account["completion_tokens"] == sum(reply["usage"]["completion_tokens"] for reply in replies)
-        assert 0 < account["first_request_at"] <= account["last_request_at"]
-        async with client.session.get(f"{client.root}/account?contents=1") as response:
-            listed = await response.json()
-        assert sorted(listed["contents"].values()) == [1, 3]
-        assert listed["contents_left_out"] == 0
+async def test_account_counts_what_was_charged_and_what_was_asked_twice(client: Any) -> None:
+    assert (await client.account())["first_request_at"] is None
+    replies = [(await client.ask(text))[2] for text in ["one", "two", "one", "one"]]
+    await client.post(b"{")
+    account = await client.account()
+    counts = {"requests": 5, "answered": 5, "charged": 4, "refused": 1, "duplicates": 2, "distinct": 2}
+    assert {name: account[name] for name in counts} == counts
+    assert account["prompt_tokens"] == sum(reply["usage"]["prompt_tokens"] for reply in replies)
+    assert account["completion_tokens"] == sum(reply["usage"]["completion_tokens"] for reply in replies)
+    assert 0 < account["first_request_at"] <= account["last_request_at"]
+    async with client.session.get(f"{client.root}/account?contents=1") as response:
+        listed = await response.json()
+    assert sorted(listed["contents"].values()) == [1, 3]
+    assert listed["contents_left_out"] == 0
 
 
-async def test_reset_starts_a_new_account(served: Any) -> None:
-    async with served() as client:
-        await client.ask()
-        async with client.session.post(f"{client.root}/account/reset") as response:
-            assert (await response.json())["charged"] == 1
-        await client.ask()
-        account = await client.account()
-        assert (account["requests"], account["charged"], account["duplicates"]) == (1, 1, 0)
+async def test_reset_starts_a_new_account(client: Any) -> None:
+    await client.ask()
+    async with client.session.post(f"{client.root}/account/reset") as response:
+        assert (await response.json())["charged"] == 1
+    await client.ask()
+    account = await client.account()
+    assert (account["requests"], account["charged"], account["duplicates"]) == (1, 1, 0)

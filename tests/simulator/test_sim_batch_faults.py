@@ -28,9 +28,8 @@ DROPS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
 @pytest.mark.parametrize(("kind", "made"), [("batch_drop_before", 0), ("batch_drop_after", 1)])
-async def test_a_create_whose_answer_is_lost_has_made_a_batch_or_not(served: Any, kind: str, made: int) -> None:
-    async with served(faults=[{"kind": kind, "first": 1}]) as client:
-        api: BatchClient = client.batches
+async def test_a_create_whose_answer_is_lost_has_made_a_batch_or_not(batches: Any, kind: str, made: int) -> None:
+    async with batches(faults=[{"kind": kind, "first": 1}]) as api:
         with pytest.raises(DROPS):
             await api.create(3)
         listed = (await api.ok("GET", "/batches"))["data"]
@@ -43,16 +42,12 @@ async def test_a_create_whose_answer_is_lost_has_made_a_batch_or_not(served: Any
 
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_every_operation_can_be_refused_before_and_after_its_effect(served: Any, op: str, when: str) -> None:
+async def test_every_operation_can_be_refused_before_and_after_its_effect(batches: Any, op: str, when: str) -> None:
     rule = {
         "kind": "batch_status", "op": op, "status": 429, "when": when, "retry_after": 3, "code": "slow_down", "at": 1,
     }  # fmt: skip
-    async with served(faults=[rule], batch_seconds=100) as client:
-        api: BatchClient = client.batches
-        calls = {
-            "upload": lambda: api.try_upload(rows(1), purpose="batch"),
-            "files": lambda: api.call("GET", "/files"),
-        }
+    async with batches(faults=[rule], batch_seconds=100) as api:
+        calls = {"upload": lambda: api.try_upload(rows(1), purpose="batch"), "files": lambda: api.call("GET", "/files")}
         if op in calls:
             status, data = await calls[op]()
         else:
@@ -73,46 +68,43 @@ async def test_every_operation_can_be_refused_before_and_after_its_effect(served
             assert again[0] == (404 if (op, when) == ("delete", "after") else 200)
         assert (status, data["error"]["code"], data["error"]["type"]) == (429, "slow_down", "requests")
         account = await api.counted()
-        assert account["faults"] == {"batch_status": 1}
-        assert account["calls"][op] == 1
+        assert (account["faults"], account["calls"][op]) == ({"batch_status": 1}, 1)
         done = when == "after"
         assert account["cancelled"] == (op == "cancel" and done)
         assert account["created"] == (done if op == "create" else op not in calls)
         assert account["files"] == (done if op == "upload" else op != "files")
 
 
-async def test_a_status_says_what_its_code_is_about(served: Any) -> None:
+async def test_a_status_says_what_its_code_is_about(batches: Any) -> None:
     rule = {"kind": "batch_status", "status": 429, "code": "credit_balance_exhausted", "message": "Top up."}
-    async with served(faults=[rule]) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=[rule]) as api:
         file_id = await api.upload(rows(1))
         asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        url = f"{client.base_url}/batches"
-        async with client.session.post(url, json=asked) as response:
+        url = f"{api.root}/v1/batches"
+        async with api.session.post(url, json=asked) as response:
             error = (await response.json())["error"]
             assert (error["type"], error["message"]) == ("insufficient_quota", "Top up.")
             assert "retry-after" not in response.headers
 
 
-async def test_slowness_takes_its_time_and_other_faults_with_it(served: Any) -> None:
+async def test_slowness_takes_its_time_and_other_faults_with_it(batches: Any) -> None:
     rules = [
         {"kind": "batch_slow", "op": "list", "seconds": 0.05},
         {"kind": "batch_status", "op": "list", "status": 503},
     ]
-    async with served(faults=rules) as client:
+    async with batches(faults=rules) as api:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        assert (await client.batches.call("GET", "/batches"))[0] == 503
+        assert (await api.call("GET", "/batches"))[0] == 503
         assert loop.time() - began >= 0.05
 
 
 @pytest.mark.parametrize("after_bytes", [0, 10, None])
-async def test_a_download_ends_before_it_should(served: Any, after_bytes: int | None) -> None:
-    async with served(faults=[{"kind": "batch_truncate", "after_bytes": after_bytes, "first": 1}]) as client:
-        api: BatchClient = client.batches
+async def test_a_download_ends_before_it_should(batches: Any, after_bytes: int | None) -> None:
+    async with batches(faults=[{"kind": "batch_truncate", "after_bytes": after_bytes, "first": 1}]) as api:
         batch = await api.run(3)
-        url = f"{client.base_url}/files/{batch['output_file_id']}/content"
-        async with client.session.get(url) as response:
+        url = f"{api.root}/v1/files/{batch['output_file_id']}/content"
+        async with api.session.get(url) as response:
             assert response.status == 200
             got = bytearray()
             with pytest.raises(aiohttp.ClientPayloadError):
@@ -123,9 +115,8 @@ async def test_a_download_ends_before_it_should(served: Any, after_bytes: int | 
         assert await counted(api, "batch_truncate") == 1
 
 
-async def test_a_batch_shows_up_late_in_the_list(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_list_lag", "seconds": 90, "at": 2}]) as client:
-        api: BatchClient = client.batches
+async def test_a_batch_shows_up_late_in_the_list(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_list_lag", "seconds": 90, "at": 2}]) as api:
         first, late, last = [(await api.create(1))["id"] for _ in range(3)]
         assert [one["id"] for one in (await api.ok("GET", "/batches?limit=2"))["data"]] == [last, first]
         assert (await api.look(late))["status"] == "completed"
@@ -134,9 +125,8 @@ async def test_a_batch_shows_up_late_in_the_list(served: Any) -> None:
         assert await counted(api, "batch_list_lag") == 1
 
 
-async def test_a_batch_is_not_found_for_a_while(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_get_404", "seconds": 60}]) as client:
-        api: BatchClient = client.batches
+async def test_a_batch_is_not_found_for_a_while(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_get_404", "seconds": 60}]) as api:
         batch = await api.create(2)
         assert (await api.call("GET", f"/batches/{batch['id']}"))[0] == 404
         await api.advance(61)
@@ -144,9 +134,8 @@ async def test_a_batch_is_not_found_for_a_while(served: Any) -> None:
         assert await counted(api, "batch_get_404") == 1
 
 
-async def test_a_new_file_is_not_found_at_first(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_file_lag", "times": 2, "at": 1}]) as client:
-        api: BatchClient = client.batches
+async def test_a_new_file_is_not_found_at_first(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_file_lag", "times": 2, "at": 1}]) as api:
         file_id = await api.upload(rows(2))
         asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         for _ in range(2):
@@ -158,9 +147,8 @@ async def test_a_new_file_is_not_found_at_first(served: Any) -> None:
         assert (account["posts"], account["created"], account["faults"]) == (3, 1, {"batch_file_lag": 2})
 
 
-async def test_metadata_is_not_echoed(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_no_metadata"}]) as client:
-        api: BatchClient = client.batches
+async def test_metadata_is_not_echoed(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_no_metadata"}]) as api:
         batch = await api.create(1, metadata={"agac_intent": "k"})
         assert batch["metadata"] is None
         assert (await api.look(batch))["metadata"] is None
@@ -168,13 +156,12 @@ async def test_metadata_is_not_echoed(served: Any) -> None:
         assert await counted(api, "batch_no_metadata") == 1
 
 
-async def test_a_batch_is_rejected(served: Any) -> None:
+async def test_a_batch_is_rejected(batches: Any) -> None:
     rule = {
         "kind": "batch_reject", "code": "invalid_json_line", "line": 3, "message": "Line 3 is odd.",
         "match": "about r-3?",
     }  # fmt: skip
-    async with served(faults=[rule]) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=[rule]) as api:
         batch = await api.run(4)
         assert batch["status"] == "failed"
         assert batch["errors"]["data"] == [
@@ -185,26 +172,22 @@ async def test_a_batch_is_rejected(served: Any) -> None:
         assert (account["rejected"], account["charged"], account["faults"]) == (1, 2, {"batch_reject": 1})
 
 
-async def test_only_so_many_tokens_may_wait(served: Any) -> None:
+async def test_only_so_many_tokens_may_wait(batches: Any) -> None:
     rule = {"kind": "batch_enqueued_cap", "tokens": 400}
-    async with served(faults=[rule], batch_seconds=100) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=[rule], batch_seconds=100) as api:
         first = await api.create(6)
         assert (await api.look(first))["status"] == "in_progress"
         second = await api.run(6)
-        assert second["status"] == "failed"
-        assert second["errors"]["data"][0]["code"] == "token_limit_exceeded"
+        assert (second["status"], second["errors"]["data"][0]["code"]) == ("failed", "token_limit_exceeded")
         await api.advance(101)
-        assert (await api.look(first))["status"] == "completed"
-        assert (await api.run(6))["status"] == "in_progress"
+        assert ((await api.look(first))["status"], (await api.run(6))["status"]) == ("completed", "in_progress")
         assert await counted(api, "batch_enqueued_cap") == 1
 
 
 @pytest.mark.parametrize(("after", "done"), [(7, 7), (None, 5), (0, 0)])
-async def test_a_batch_expires_with_some_of_it_done(served: Any, after: int | None, done: int) -> None:
+async def test_a_batch_expires_with_some_of_it_done(batches: Any, after: int | None, done: int) -> None:
     rule = {"kind": "batch_expire"} if after is None else {"kind": "batch_expire", "after": after}
-    async with served(faults=[rule]) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=[rule]) as api:
         batch = await api.run(10)
         assert batch["status"] == "expired"
         found = list(statuses(await api.results(batch)).values())
@@ -222,9 +205,8 @@ async def test_a_batch_expires_with_some_of_it_done(served: Any, after: int | No
         ({"word": "validating"}, "validating", 0),
     ],
 )
-async def test_a_batch_gets_stuck_until_it_is_cancelled(served: Any, keys: Any, word: str, done: int) -> None:
-    async with served(faults=[{"kind": "batch_stuck", **keys}]) as client:
-        api: BatchClient = client.batches
+async def test_a_batch_gets_stuck_until_it_is_cancelled(batches: Any, keys: Any, word: str, done: int) -> None:
+    async with batches(faults=[{"kind": "batch_stuck", **keys}]) as api:
         batch = await api.create(4)
         for _ in range(2):
             stuck = await api.look(batch)
@@ -243,9 +225,8 @@ async def test_a_batch_gets_stuck_until_it_is_cancelled(served: Any, keys: Any, 
         assert await counted(api, "batch_stuck") == 1
 
 
-async def test_a_state_has_a_word_that_nobody_knows(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_unknown_status", "word": "paused", "seconds": 3600}]) as client:
-        api: BatchClient = client.batches
+async def test_a_state_has_a_word_that_nobody_knows(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_unknown_status", "word": "paused", "seconds": 3600}]) as api:
         batch = await api.create(2)
         assert batch["status"] == "paused"
         seen = await api.look(batch)
@@ -255,13 +236,12 @@ async def test_a_state_has_a_word_that_nobody_knows(served: Any) -> None:
         assert await counted(api, "batch_unknown_status") == 1
 
 
-async def test_counts_say_that_all_is_well(served: Any) -> None:
+async def test_counts_say_that_all_is_well(batches: Any) -> None:
     rules = [
         {"kind": "batch_counts_lie"},
         {"kind": "batch_line_status", "status": 400, "lines": [1, 2], "code": "content_filter"},
     ]
-    async with served(faults=rules) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=rules) as api:
         batch = await api.run(4)
         assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
         results = await api.results(batch)
@@ -269,23 +249,20 @@ async def test_counts_say_that_all_is_well(served: Any) -> None:
         assert results["r-1"]["response"]["body"]["error"]["code"] == "content_filter"
         assert results["r-1"]["error"] is None
         account = await api.counted()
-        assert account["charged"] == 2
-        assert account["faults"] == {"batch_counts_lie": 1, "batch_line_status": 2}
+        assert (account["charged"], account["faults"]) == (2, {"batch_counts_lie": 1, "batch_line_status": 2})
 
 
 @pytest.mark.parametrize(("kind", "told"), [("batch_null_output", None), ("batch_empty_output_id", "")])
-async def test_a_batch_that_is_done_names_no_output(served: Any, kind: str, told: str | None) -> None:
-    async with served(faults=[{"kind": kind}]) as client:
-        api: BatchClient = client.batches
+async def test_a_batch_that_is_done_names_no_output(batches: Any, kind: str, told: str | None) -> None:
+    async with batches(faults=[{"kind": kind}]) as api:
         batch = await api.run(2)
         assert (batch["status"], batch["output_file_id"], batch["error_file_id"]) == ("completed", told, None)
         account = await api.counted()
         assert (account["charged"], account["faults"]) == (2, {kind: 1})
 
 
-async def test_an_error_file_is_there_and_empty(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_zero_error_file"}]) as client:
-        api: BatchClient = client.batches
+async def test_an_error_file_is_there_and_empty(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_zero_error_file"}]) as api:
         batch = await api.run(2)
         assert batch["error_file_id"]
         assert await api.content(batch["error_file_id"]) == b""
@@ -293,9 +270,8 @@ async def test_an_error_file_is_there_and_empty(served: Any) -> None:
         assert await counted(api, "batch_zero_error_file") == 1
 
 
-async def test_results_are_gone(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_gone"}]) as client:
-        api: BatchClient = client.batches
+async def test_results_are_gone(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_gone"}]) as api:
         batch = await api.run(2)
         assert batch["status"] == "completed"
         assert (await api.call("GET", f"/files/{batch['output_file_id']}/content"))[0] == 404
@@ -325,9 +301,8 @@ def test_results_come_in_another_order_with_a_mark_and_empty_lines(served: Any) 
 
 
 @pytest.mark.parametrize("form", ["unknown", "null", "list", "no_custom_id", "not_utf8"])
-async def test_a_line_does_not_belong(served: Any, form: str) -> None:
-    async with served(faults=[{"kind": "batch_foreign_line", "form": form}]) as client:
-        api: BatchClient = client.batches
+async def test_a_line_does_not_belong(batches: Any, form: str) -> None:
+    async with batches(faults=[{"kind": "batch_foreign_line", "form": form}]) as api:
         lines = (await api.content((await api.run(2))["output_file_id"])).splitlines()
         assert len(lines) == 3
         told = {
@@ -339,15 +314,14 @@ async def test_a_line_does_not_belong(served: Any, form: str) -> None:
         assert await counted(api, "batch_foreign_line") == 1
 
 
-async def test_lines_are_missing_doubled_broken_and_told_as_text(served: Any) -> None:
+async def test_lines_are_missing_doubled_broken_and_told_as_text(batches: Any) -> None:
     rules = [
         {"kind": "batch_omit", "lines": [1]},
         {"kind": "batch_dup_line", "lines": [2]},
         {"kind": "batch_corrupt_line", "match": "about r-3?"},
         {"kind": "batch_body_text", "lines": [4]},
     ]
-    async with served(faults=rules) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=rules) as api:
         batch = await api.run(5)
         lines = (await api.content(batch["output_file_id"])).splitlines()
         assert lines[0] == lines[1]
@@ -359,19 +333,17 @@ async def test_lines_are_missing_doubled_broken_and_told_as_text(served: Any) ->
         body = json.loads(lines[3])["response"]["body"]
         assert json.loads(body)["object"] == "chat.completion"
         account = await api.counted()
-        assert account["charged"] == 5
-        assert account["faults"] == {rule["kind"]: 1 for rule in rules}
+        assert (account["charged"], account["faults"]) == (5, {rule["kind"]: 1 for rule in rules})
 
 
-async def test_requests_end_without_an_answer(served: Any) -> None:
+async def test_requests_end_without_an_answer(batches: Any) -> None:
     rules = [
         {"kind": "batch_line_zero", "lines": [1]},
         {"kind": "batch_line_error", "lines": [2]},
         {"kind": "batch_line_status", "match": "about r-3?", "at": 1},
         {"kind": "batch_line_status", "lines": [1], "status": 400},
     ]
-    async with served(faults=rules) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=rules) as api:
         batch = await api.run(4)
         assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
         results = await api.results(batch)
@@ -395,9 +367,8 @@ def test_a_share_of_the_requests_fails_the_same_ones_each_time(served: Any) -> N
     assert asyncio.run(scenario()) == first
 
 
-async def test_pages_are_small_however_large_they_should_be(served: Any) -> None:
-    async with served(faults=[{"kind": "batch_paged", "size": 1}]) as client:
-        api: BatchClient = client.batches
+async def test_pages_are_small_however_large_they_should_be(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_paged", "size": 1}]) as api:
         made = [(await api.create(1))["id"] for _ in range(3)][::-1]
         seen: list[str] = []
         page: dict[str, Any] = {"has_more": True}
@@ -409,12 +380,11 @@ async def test_pages_are_small_however_large_they_should_be(served: Any) -> None
         assert seen == made
 
 
-async def test_texts_are_found_however_letters_are_written(served: Any) -> None:
+async def test_texts_are_found_however_letters_are_written(batches: Any) -> None:
     rule = {"kind": "batch_line_status", "match": 'Zoë said "no"', "status": 400}
     body = question('Well, Zoë said "no" again')
     written = json.dumps(line("raw", body), ensure_ascii=False).encode() + b"\n"
-    async with served(faults=[rule]) as client:
-        api: BatchClient = client.batches
+    async with batches(faults=[rule]) as api:
         batch = await api.run(written + as_jsonl([line("escaped", body), line("other")]))
         assert statuses(await api.results(batch)) == {"raw": 400, "escaped": 400, "other": 200}
 

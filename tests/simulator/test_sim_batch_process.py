@@ -128,36 +128,32 @@ def test_two_processes_share_a_state_file(tmp_path: Path) -> None:
         asyncio.run(both(first, second))
 
 
-async def test_single_requests_are_answered_while_a_batch_is_worked_at(served: Any) -> None:
-    async with served() as client:
-        api: BatchClient = client.batches
-        batch = await api.create(as_jsonl(rows(8000)))
-        look = asyncio.create_task(api.look(batch))
-        answered = 0
-        while not look.done():
-            await api.ok("POST", "/chat/completions", question("Are you there?"))
-            answered += 1
-        assert (await look)["status"] in ("completed", "in_progress")
-        assert answered >= 5
+async def test_single_requests_are_answered_while_a_batch_is_worked_at(api: BatchClient) -> None:
+    batch = await api.create(as_jsonl(rows(8000)))
+    look = asyncio.create_task(api.look(batch))
+    answered = 0
+    while not look.done():
+        await api.ok("POST", "/chat/completions", question("Are you there?"))
+        answered += 1
+    assert (await look)["status"] in ("completed", "in_progress")
+    assert answered >= 5
 
 
 async def test_what_is_temporary_is_gone_at_the_end(
-    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batches: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    async with served() as client:
-        await client.batches.ok("GET", "/batches")
+    async with batches() as api:
+        await api.ok("GET", "/batches")
         assert list(tmp_path.iterdir()) == []
-        await client.batches.run(2)
+        await api.run(2)
         assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["agac"]
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_looking_creates_no_state_file(served: Any, tmp_path: Path) -> None:
-    async with served(state=tmp_path / "sim.db") as client:
-        api: BatchClient = client.batches
-        assert (await api.ok("GET", "/batches"))["data"] == []
-        assert (await api.ok("GET", "/files"))["data"] == []
+async def test_looking_creates_no_state_file(batches: Any, tmp_path: Path) -> None:
+    async with batches(state=tmp_path / "sim.db") as api:
+        assert ((await api.ok("GET", "/batches"))["data"], (await api.ok("GET", "/files"))["data"]) == ([], [])
         assert (await api.call("GET", "/batches/batch_x"))[0] == 404
         assert (await api.call("GET", "/files/file-x"))[0] == 404
         counted = await api.counted()
@@ -230,23 +226,21 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_the_start(tmp_path: Path)
     assert "cannot be created in" in ended.stderr
 
 
-async def test_azure_is_served_at_its_own_address(served: Any) -> None:
-    async with served() as client:
-        api: BatchClient = client.batches
-        azure = BatchClient(api.session, api.root, "/openai/v1")
-        lines = [one | {"url": "/chat/completions"} for one in rows(3)]
-        batch = await azure.run(lines, endpoint="/chat/completions")
-        assert batch["status"] == "completed"
-        assert await azure.content(batch["error_file_id"]) == b""
-        assert len(await azure.results(batch)) == 3
-        assert (await azure.run(2))["status"] == "completed"
-        failed = await azure.run(b"{}\n")
-        assert failed["request_counts"] == {"total": None, "completed": None, "failed": None}
-        assert failed["status"] == "failed"
-        assert [len((await one.ok("GET", "/batches"))["data"]) for one in (api, azure)] == [0, 3]
-        await azure.ok("POST", "/chat/completions", question("x"))
-        classic = BatchClient(api.session, api.root, "/openai")
-        assert len((await classic.ok("GET", "/batches?api-version=2024-10-21"))["data"]) == 3
+async def test_azure_is_served_at_its_own_address(api: BatchClient) -> None:
+    azure = BatchClient(api.session, api.root, "/openai/v1")
+    lines = [one | {"url": "/chat/completions"} for one in rows(3)]
+    batch = await azure.run(lines, endpoint="/chat/completions")
+    assert batch["status"] == "completed"
+    assert await azure.content(batch["error_file_id"]) == b""
+    assert len(await azure.results(batch)) == 3
+    assert (await azure.run(2))["status"] == "completed"
+    failed = await azure.run(b"{}\n")
+    assert failed["request_counts"] == {"total": None, "completed": None, "failed": None}
+    assert failed["status"] == "failed"
+    assert [len((await one.ok("GET", "/batches"))["data"]) for one in (api, azure)] == [0, 3]
+    await azure.ok("POST", "/chat/completions", question("x"))
+    classic = BatchClient(api.session, api.root, "/openai")
+    assert len((await classic.ok("GET", "/batches?api-version=2024-10-21"))["data"]) == 3
 
 
 async def test_azures_own_client_is_understood(served: Any, tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ async def test_an_answer_is_the_one_that_a_single_request_gets(served: Any) -> N
         batch = await client.batches.run([line("a", body)])
         (result,) = (await client.batches.results(batch)).values()
         _, _, raw = await client.post(body)
-        assert result["response"]["body"] == json.loads(raw)
-        assert result["error"] is None
+        assert (result["response"]["body"], result["error"]) == (json.loads(raw), None)
         assert set(result) == {"id", "custom_id", "response", "error"}
         assert result["response"]["status_code"] == 200
         assert result["response"]["request_id"].startswith("req_")
@@ -69,30 +68,28 @@ async def test_an_answer_is_the_one_that_a_single_request_gets(served: Any) -> N
             assert result["response"]["body"] == await response.json()
 
 
-async def test_what_a_single_request_was_charged_for_is_a_duplicate_in_a_batch(served: Any) -> None:
-    async with served() as client:
-        await client.post(question("Again?"))
-        lines = [line("a", question("Again?")), line("b", question("Again?")), line("c", question("New?"))]
-        await client.batches.run(lines)
-        counted = await client.batches.counted()
-        assert (counted["charged"], counted["duplicates"], counted["requests"]) == (3, 2, 3)
-        await client.batches.run(lines)
-        counted = await client.batches.counted()
-        assert (counted["charged"], counted["duplicates"]) == (6, 5)
+async def test_what_a_single_request_was_charged_for_is_a_duplicate_in_a_batch(client: Any) -> None:
+    await client.post(question("Again?"))
+    lines = [line("a", question("Again?")), line("b", question("Again?")), line("c", question("New?"))]
+    await client.batches.run(lines)
+    counted = await client.batches.counted()
+    assert (counted["charged"], counted["duplicates"], counted["requests"]) == (3, 2, 3)
+    await client.batches.run(lines)
+    counted = await client.batches.counted()
+    assert (counted["charged"], counted["duplicates"]) == (6, 5)
 
 
-async def test_letters_stand_in_results_as_they_are(served: Any) -> None:
+async def test_letters_stand_in_results_as_they_are(api: BatchClient) -> None:
     text = "Zoë ☃ \u2028 \U0001f600\r\nend"
-    async with served() as client:
-        halved = b'{"custom_id": "half", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "echo", '
-        halved += b'"messages": [{"role": "user", "content": "a \\ud83d b"}]}}\n'
-        lines = as_jsonl([line("a", question(text, model="echo"))]) + halved
-        batch = await client.batches.run(lines)
-        raw = await client.batches.content(batch["output_file_id"])
-        assert "Zoë ☃ \u2028 \U0001f600\\r\\nend" in raw.decode()
-        assert raw.count(b"\n") == 2
-        half = json.loads(raw.split(b"\n")[1])
-        assert half["response"]["body"]["choices"][0]["message"]["content"] == "a \ud83d b"
+    halved = b'{"custom_id": "half", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "echo", '
+    halved += b'"messages": [{"role": "user", "content": "a \\ud83d b"}]}}\n'
+    lines = as_jsonl([line("a", question(text, model="echo"))]) + halved
+    batch = await api.run(lines)
+    raw = await api.content(batch["output_file_id"])
+    assert "Zoë ☃ \u2028 \U0001f600\\r\\nend" in raw.decode()
+    assert raw.count(b"\n") == 2
+    half = json.loads(raw.split(b"\n")[1])
+    assert half["response"]["body"]["choices"][0]["message"]["content"] == "a \ud83d b"
 
 
 INVALID = [
@@ -114,31 +111,29 @@ INVALID = [
 
 @pytest.mark.parametrize(("lines", "expected"), INVALID)
 async def test_a_batch_whose_input_is_wrong_fails_and_nothing_of_it_runs(
-    served: Any, lines: Any, expected: Any
+    api: BatchClient, lines: Any, expected: Any
 ) -> None:
     raw = b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines)
-    async with served() as client:
-        created = await client.batches.create(raw)
-        assert created["status"] == "validating"
-        batch = await client.batches.look(created)
-        assert batch["status"] == "failed"
-        assert batch["failed_at"]
-        found = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
-        assert found == expected
-        assert all(error["message"] for error in batch["errors"]["data"])
-        assert (batch["output_file_id"], batch["error_file_id"]) == (None, None)
-        counted = await client.batches.counted()
-        assert (counted["rejected"], counted["charged"], counted["requests"]) == (1, 0, 0)
+    created = await api.create(raw)
+    assert created["status"] == "validating"
+    batch = await api.look(created)
+    assert batch["status"] == "failed"
+    assert batch["failed_at"]
+    found = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
+    assert found == expected
+    assert all(error["message"] for error in batch["errors"]["data"])
+    assert (batch["output_file_id"], batch["error_file_id"]) == (None, None)
+    counted = await api.counted()
+    assert (counted["rejected"], counted["charged"], counted["requests"]) == (1, 0, 0)
 
 
-async def test_files_of_nothing_and_of_too_much_are_refused(served: Any) -> None:
-    async with served() as client:
-        batch = await client.batches.run(as_jsonl(rows(50_001)))
-        assert [error["code"] for error in batch["errors"]["data"]] == ["too_many_tasks"]
-        status, data = await client.batches.try_upload(b"", purpose="batch")
-        assert (status, data["error"]["message"]) == (400, "The file is empty.")
-        batch = await client.batches.run(b"\n".join([b"x"] * 500))
-        assert len(batch["errors"]["data"]) == 100
+async def test_files_of_nothing_and_of_too_much_are_refused(api: BatchClient) -> None:
+    batch = await api.run(as_jsonl(rows(50_001)))
+    assert [error["code"] for error in batch["errors"]["data"]] == ["too_many_tasks"]
+    status, data = await api.try_upload(b"", purpose="batch")
+    assert (status, data["error"]["message"]) == (400, "The file is empty.")
+    batch = await api.run(b"\n".join([b"x"] * 500))
+    assert len(batch["errors"]["data"]) == 100
 
 
 @pytest.mark.parametrize(
@@ -156,19 +151,18 @@ async def test_files_of_nothing_and_of_too_much_are_refused(served: Any) -> None
         ("a.jsonl", {"purpose": "batch", "expires_after[seconds]": "3600"}, "expires_after.anchor"),
     ],
 )
-async def test_uploads_that_openai_refuses_are_refused(served: Any, name: str, fields: Any, param: str) -> None:
-    async with served() as client:
-        status, data = await client.batches.try_upload(rows(1), name=name, **fields)
-        assert (status, data["error"]["param"]) == (400, param)
-        status, data = await client.batches.call("POST", "/files", {"purpose": "batch"})
-        assert status == 400
-        assert await client.batches.ok("GET", "/files") == {
-            "object": "list",
-            "data": [],
-            "first_id": None,
-            "last_id": None,
-            "has_more": False,
-        }
+async def test_uploads_that_openai_refuses_are_refused(api: BatchClient, name: str, fields: Any, param: str) -> None:
+    status, data = await api.try_upload(rows(1), name=name, **fields)
+    assert (status, data["error"]["param"]) == (400, param)
+    status, data = await api.call("POST", "/files", {"purpose": "batch"})
+    assert status == 400
+    assert await api.ok("GET", "/files") == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -188,36 +182,33 @@ async def test_uploads_that_openai_refuses_are_refused(served: Any, name: str, f
         ({"priority": 1}, "priority"),
     ],
 )
-async def test_creates_that_openai_refuses_are_refused(served: Any, more: Any, param: str) -> None:
-    async with served() as client:
-        file_id = await client.batches.upload(rows(1))
-        asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"} | more
-        status, data = await client.batches.call("POST", "/batches", asked)
-        assert (status, data["error"]["param"]) == (400, param), data
-        counted = await client.batches.counted()
-        assert (counted["posts"], counted["created"], counted["calls"]["create"]) == (1, 0, 1)
-        assert (await client.batches.ok("GET", "/batches"))["data"] == []
+async def test_creates_that_openai_refuses_are_refused(api: BatchClient, more: Any, param: str) -> None:
+    file_id = await api.upload(rows(1))
+    asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"} | more
+    status, data = await api.call("POST", "/batches", asked)
+    assert (status, data["error"]["param"]) == (400, param), data
+    counted = await api.counted()
+    assert (counted["posts"], counted["created"], counted["calls"]["create"]) == (1, 0, 1)
+    assert (await api.ok("GET", "/batches"))["data"] == []
 
 
-async def test_requests_that_fail_stand_in_the_error_file_and_cost_nothing(served: Any) -> None:
+async def test_requests_that_fail_stand_in_the_error_file_and_cost_nothing(api: BatchClient) -> None:
     lines = [line("good"), line("bad", question("x", temperature=9)), line("streamed", question("x", stream=True))]
-    async with served() as client:
-        batch = await client.batches.run(lines)
-        assert batch["status"] == "completed"
-        assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
-        results = await client.batches.results(batch)
-        assert statuses(results) == {"good": 200, "bad": 400, "streamed": 400}
-        assert results["bad"]["error"] is None
-        assert results["bad"]["response"]["body"]["error"]["param"] == "temperature"
-        assert len((await client.batches.content(batch["error_file_id"])).splitlines()) == 2
-        assert (await client.batches.counted())["charged"] == 1
-        batch = await client.batches.run(lines[1:])
-        assert (batch["status"], batch["output_file_id"]) == ("completed", None)
+    batch = await api.run(lines)
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+    results = await api.results(batch)
+    assert statuses(results) == {"good": 200, "bad": 400, "streamed": 400}
+    assert results["bad"]["error"] is None
+    assert results["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    assert len((await api.content(batch["error_file_id"])).splitlines()) == 2
+    assert (await api.counted())["charged"] == 1
+    batch = await api.run(lines[1:])
+    assert (batch["status"], batch["output_file_id"]) == ("completed", None)
 
 
-async def test_progress_follows_the_clock_while_nobody_looks(served: Any) -> None:
-    async with served(batch_seconds=1000) as client:
-        api: BatchClient = client.batches
+async def test_progress_follows_the_clock_while_nobody_looks(batches: Any) -> None:
+    async with batches(batch_seconds=1000) as api:
         batch = await api.create(10)
         assert (await api.look(batch))["status"] == "in_progress"
         assert (await api.look(batch))["request_counts"] == {"total": 10, "completed": 0, "failed": 0}
@@ -227,28 +218,24 @@ async def test_progress_follows_the_clock_while_nobody_looks(served: Any) -> Non
         assert (await api.look(batch))["request_counts"] == {"total": 10, "completed": 4, "failed": 0}
         await api.advance(600)
         ended = await api.look(batch)
-        assert ended["status"] == "completed"
-        assert ended["completed_at"] == ended["created_at"] + 1000
+        assert (ended["status"], ended["completed_at"]) == ("completed", ended["created_at"] + 1000)
         counted = await api.counted()
         assert (counted["charged"], counted["duplicates"], counted["open"]) == (10, 0, 0)
 
 
-async def test_what_is_not_done_in_a_day_has_expired(served: Any) -> None:
-    async with served(batch_seconds=2 * 86_400) as client:
-        api: BatchClient = client.batches
+async def test_what_is_not_done_in_a_day_has_expired(batches: Any) -> None:
+    async with batches(batch_seconds=2 * 86_400) as api:
         batch = await api.create(10)
         await api.advance(3 * 86_400)
         ended = await api.look(batch)
         assert (ended["status"], ended["expired_at"]) == ("expired", ended["expires_at"])
         found = statuses(await api.results(ended))
-        assert list(found.values()).count(200) == 5
-        assert list(found.values()).count("batch_expired") == 5
+        assert (list(found.values()).count(200), list(found.values()).count("batch_expired")) == (5, 5)
         assert (await api.counted())["charged"] == 5
 
 
-async def test_a_cancelled_batch_keeps_what_was_done(served: Any) -> None:
-    async with served(batch_seconds=100) as client:
-        api: BatchClient = client.batches
+async def test_a_cancelled_batch_keeps_what_was_done(batches: Any) -> None:
+    async with batches(batch_seconds=100) as api:
         batch = await api.create(10)
         await api.advance(45)
         cancelling = await api.ok("POST", f"/batches/{batch['id']}/cancel")
@@ -266,47 +253,41 @@ async def test_a_cancelled_batch_keeps_what_was_done(served: Any) -> None:
         assert "'cancelled'" in data["error"]["message"]
 
 
-async def test_lists_have_pages_the_newest_first(served: Any) -> None:
-    async with served() as client:
-        api: BatchClient = client.batches
-        made = [(await api.create(1))["id"] for _ in range(5)][::-1]
-        page = await api.ok("GET", "/batches?limit=2")
-        assert [one["id"] for one in page["data"]] == made[:2]
-        assert (page["has_more"], page["first_id"], page["last_id"]) == (True, made[0], made[1])
-        page = await api.ok("GET", f"/batches?limit=3&after={made[1]}")
-        assert [one["id"] for one in page["data"]] == made[2:]
-        assert page["has_more"] is False
-        assert (await api.call("GET", "/batches?limit=0"))[0] == 400
-        assert (await api.call("GET", "/batches?after=batch_none"))[0] == 400
-        assert (await api.call("GET", "/batches/batch_none"))[0] == 404
-        assert (await api.call("POST", "/batches/batch_none/cancel"))[0] == 404
-        files = (await api.ok("GET", "/files?purpose=batch&order=asc"))["data"]
-        assert len(files) == 5
-        page = await api.ok("GET", f"/files?purpose=batch&order=asc&limit=2&after={files[0]['id']}")
-        assert [one["id"] for one in page["data"]] == [files[1]["id"], files[2]["id"]]
-        assert page["has_more"] is True
-        page = await api.ok("GET", f"/files?purpose=batch&after={files[1]['id']}")
-        assert [one["id"] for one in page["data"]] == [files[0]["id"]]
+async def test_lists_have_pages_the_newest_first(api: BatchClient) -> None:
+    made = [(await api.create(1))["id"] for _ in range(5)][::-1]
+    page = await api.ok("GET", "/batches?limit=2")
+    assert [one["id"] for one in page["data"]] == made[:2]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (True, made[0], made[1])
+    page = await api.ok("GET", f"/batches?limit=3&after={made[1]}")
+    assert [one["id"] for one in page["data"]] == made[2:]
+    assert page["has_more"] is False
+    assert (await api.call("GET", "/batches?limit=0"))[0] == 400
+    assert (await api.call("GET", "/batches?after=batch_none"))[0] == 400
+    assert (await api.call("GET", "/batches/batch_none"))[0] == 404
+    assert (await api.call("POST", "/batches/batch_none/cancel"))[0] == 404
+    files = (await api.ok("GET", "/files?purpose=batch&order=asc"))["data"]
+    assert len(files) == 5
+    page = await api.ok("GET", f"/files?purpose=batch&order=asc&limit=2&after={files[0]['id']}")
+    assert [one["id"] for one in page["data"]] == [files[1]["id"], files[2]["id"]]
+    assert page["has_more"] is True
+    page = await api.ok("GET", f"/files?purpose=batch&after={files[1]['id']}")
+    assert [one["id"] for one in page["data"]] == [files[0]["id"]]
 
 
-async def test_files_and_results_are_kept_for_as_long_as_they_should(served: Any) -> None:
-    async with served() as client:
-        api: BatchClient = client.batches
-        usual = await api.run(1)
-        short = await api.run(1, output_expires_after={"anchor": "created_at", "seconds": 7200})
-        await api.advance(8000)
-        assert (await api.call("GET", f"/files/{short['output_file_id']}"))[0] == 404
-        assert (await api.call("GET", f"/files/{usual['output_file_id']}"))[0] == 200
-        await api.advance(30 * 86_400)
-        for name in ("input_file_id", "output_file_id"):
-            assert (await api.call("GET", f"/files/{usual[name]}/content"))[0] == 404
-        assert (await api.look(usual))["status"] == "completed"
-        assert (await api.counted())["kept"] == 0
+async def test_files_and_results_are_kept_for_as_long_as_they_should(api: BatchClient) -> None:
+    usual = await api.run(1)
+    short = await api.run(1, output_expires_after={"anchor": "created_at", "seconds": 7200})
+    await api.advance(8000)
+    assert (await api.call("GET", f"/files/{short['output_file_id']}"))[0] == 404
+    assert (await api.call("GET", f"/files/{usual['output_file_id']}"))[0] == 200
+    await api.advance(30 * 86_400)
+    for name in ("input_file_id", "output_file_id"):
+        assert (await api.call("GET", f"/files/{usual[name]}/content"))[0] == 404
+    assert ((await api.look(usual))["status"], (await api.counted())["kept"]) == ("completed", 0)
 
 
-async def test_an_input_that_is_deleted_while_it_is_worked_at_is_done_all_the_same(served: Any) -> None:
-    async with served(batch_seconds=100) as client:
-        api: BatchClient = client.batches
+async def test_an_input_that_is_deleted_while_it_is_worked_at_is_done_all_the_same(batches: Any) -> None:
+    async with batches(batch_seconds=100) as api:
         batch = await api.create(4)
         await api.look(batch)
         await api.ok("DELETE", f"/files/{batch['input_file_id']}")
@@ -315,38 +296,34 @@ async def test_an_input_that_is_deleted_while_it_is_worked_at_is_done_all_the_sa
         assert statuses(await api.results(await api.look(batch))) == dict.fromkeys(("r-1", "r-2", "r-3", "r-4"), 200)
 
 
-async def test_a_wrong_key_is_refused(served: Any) -> None:
-    async with served() as client:
-        for headers in ({"authorization": "Bearer sk-invalid"}, {"api-key": "sk-invalid"}):
-            status, data = await client.batches.call("GET", "/batches", headers=headers)
-            assert (status, data["error"]["code"]) == (401, "invalid_api_key")
+async def test_a_wrong_key_is_refused(api: BatchClient) -> None:
+    for headers in ({"authorization": "Bearer sk-invalid"}, {"api-key": "sk-invalid"}):
+        status, data = await api.call("GET", "/batches", headers=headers)
+        assert (status, data["error"]["code"]) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("asked", [{"advance": -1}, {"advance": "1"}, {"back": 1}, [], {"advance": True}])
-async def test_the_clock_goes_forward_only(served: Any, asked: Any) -> None:
-    async with served() as client:
-        url = f"{client.root}/account/clock"
-        async with client.session.post(url, json=asked) as response:
-            assert response.status == 400
-            assert "advance" in (await response.json())["error"]["message"]
+async def test_the_clock_goes_forward_only(client: Any, asked: Any) -> None:
+    url = f"{client.root}/account/clock"
+    async with client.session.post(url, json=asked) as response:
+        assert response.status == 400
+        assert "advance" in (await response.json())["error"]["message"]
 
 
-async def test_a_reset_empties_the_account_and_leaves_the_batches(served: Any) -> None:
-    async with served() as client:
-        api: BatchClient = client.batches
-        batch = await api.create(3)
-        async with client.session.post(f"{client.root}/account/reset") as response:
-            before = (await response.json())["batches"]
-        assert (before["charged"], before["created"], before["posts"], before["files"]) == (3, 1, 1, 1)
-        counted = await api.counted()
-        assert (counted["charged"], counted["created"], counted["posts"], counted["calls"]) == (0, 0, 0, {})
-        assert (await api.look(batch))["status"] == "completed"
-        await api.run(3)
-        counted = await api.counted()
-        assert (counted["charged"], counted["duplicates"]) == (3, 0)
+async def test_a_reset_empties_the_account_and_leaves_the_batches(api: BatchClient) -> None:
+    batch = await api.create(3)
+    async with api.session.post(f"{api.root}/account/reset") as response:
+        before = (await response.json())["batches"]
+    assert (before["charged"], before["created"], before["posts"], before["files"]) == (3, 1, 1, 1)
+    counted = await api.counted()
+    assert (counted["charged"], counted["created"], counted["posts"], counted["calls"]) == (0, 0, 0, {})
+    assert (await api.look(batch))["status"] == "completed"
+    await api.run(3)
+    counted = await api.counted()
+    assert (counted["charged"], counted["duplicates"]) == (3, 0)
 
 
-async def test_rules_about_answers_are_about_those_of_batches_too(served: Any) -> None:
+async def test_rules_about_answers_are_about_those_of_batches_too(batches: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
     faults = [
@@ -356,37 +333,35 @@ async def test_rules_about_answers_are_about_those_of_batches_too(served: Any) -
         {"kind": "refusal", "at": 1},
     ]
     lines = [line(name, question(f"It is {name}", response_format=form)) for name in ("broken", "down", "slow", "good")]
-    async with served(faults=faults) as client:
-        results = await client.batches.results(await client.batches.run(lines))
+    async with batches(faults=faults) as api:
+        results = await api.results(await api.run(lines))
         assert statuses(results) == {"broken": 200, "down": 503, "slow": 200, "good": 200}
         with pytest.raises(ValueError):
             json.loads(results["broken"]["response"]["body"]["choices"][0]["message"]["content"])
         json.loads(results["good"]["response"]["body"]["choices"][0]["message"]["content"])
-        counted = await client.batches.counted()
+        counted = await api.counted()
         assert (counted["charged"], counted["faults"]) == (3, {"malformed_json": 1, "server_error": 1})
-        again = await client.batches.results(await client.batches.run(lines[:1]))
+        again = await api.results(await api.run(lines[:1]))
         json.loads(again["broken"]["response"]["body"]["choices"][0]["message"]["content"])
 
 
 async def test_a_file_of_empty_lines_and_one_that_is_too_large_fail(
-    served: Any, monkeypatch: pytest.MonkeyPatch
+    api: BatchClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served() as client:
-        batch = await client.batches.run(b"\n \n")
-        assert [error["code"] for error in batch["errors"]["data"]] == ["empty_file"]
-        monkeypatch.setattr(batch_inputs, "MAX_INPUT_BYTES", 100)
-        batch = await client.batches.run(2)
-        assert [error["code"] for error in batch["errors"]["data"]] == ["file_too_large"]
+    batch = await api.run(b"\n \n")
+    assert [error["code"] for error in batch["errors"]["data"]] == ["empty_file"]
+    monkeypatch.setattr(batch_inputs, "MAX_INPUT_BYTES", 100)
+    batch = await api.run(2)
+    assert [error["code"] for error in batch["errors"]["data"]] == ["file_too_large"]
 
 
-async def test_bytes_go_with_their_files(served: Any, tmp_path: Path) -> None:
+async def test_bytes_go_with_their_files(batches: Any, tmp_path: Path) -> None:
     folder = tmp_path / "sim.db-files"
 
     def kept() -> list[str]:
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
-    async with served(state=tmp_path / "sim.db", faults=[{"kind": "batch_bom", "at": 1}]) as client:
-        api: BatchClient = client.batches
+    async with batches(state=tmp_path / "sim.db", faults=[{"kind": "batch_bom", "at": 1}]) as api:
         first = await api.run([line("a"), line("b", question("x", temperature=9))])
         assert kept() == sorted(first[name] for name in ("input_file_id", "output_file_id", "error_file_id"))
         await api.ok("DELETE", f"/files/{first['output_file_id']}")
@@ -396,9 +371,8 @@ async def test_bytes_go_with_their_files(served: Any, tmp_path: Path) -> None:
         assert kept() == sorted(second[name] for name in ("input_file_id", "output_file_id"))
 
 
-async def test_a_batch_whose_files_somebody_deleted_has_failed(served: Any, tmp_path: Path) -> None:
-    async with served(state=tmp_path / "sim.db", batch_seconds=100) as client:
-        api: BatchClient = client.batches
+async def test_a_batch_whose_files_somebody_deleted_has_failed(batches: Any, tmp_path: Path) -> None:
+    async with batches(state=tmp_path / "sim.db", batch_seconds=100) as api:
         batch, other = await api.create(4), await api.create(4)
         await api.look(batch)
         (tmp_path / "sim.db-files" / batch["input_file_id"]).unlink()
@@ -413,7 +387,7 @@ async def test_a_batch_whose_files_somebody_deleted_has_failed(served: Any, tmp_
 
 @pytest.mark.parametrize("faults", [[], [{"kind": "batch_shuffle"}]])
 async def test_an_end_that_breaks_off_before_it_is_written_down_is_made_again(
-    served: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+    batches: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(store: BatchStore, batch: Any) -> None:
         if not batch.ended:
@@ -424,13 +398,13 @@ async def test_an_end_that_breaks_off_before_it_is_written_down_is_made_again(
     saved = BatchStore.save
     monkeypatch.setattr(BatchStore, "save", broken)
     lines = [line("a"), line("b"), line("c", question("x", temperature=9))]
-    async with served(faults=faults) as client:
-        created = await client.batches.create(lines)
-        url = f"{client.base_url}/batches/{created['id']}"
-        async with client.session.get(url) as response:
+    async with batches(faults=faults) as api:
+        created = await api.create(lines)
+        url = f"{api.root}/v1/batches/{created['id']}"
+        async with api.session.get(url) as response:
             broke_off = response.status == 500
-        batch = await client.batches.look(created)
+        batch = await api.look(created)
         assert BatchStore.save is saved
         assert broke_off or batch["status"] == "completed"
-        assert statuses(await client.batches.results(batch)) == {"a": 200, "b": 200, "c": 400}
-        assert (await client.batches.counted())["charged"] == 2
+        assert statuses(await api.results(batch)) == {"a": 200, "b": 200, "c": 400}
+        assert (await api.counted())["charged"] == 2

@@ -64,8 +64,7 @@ async def test_the_sdk_creates_follows_reads_and_deletes(served: Any) -> None:
         assert [line.custom_id for line in found] == ["r-1", "r-2", "r-3"]
         assert all(line.result.type == "succeeded" for line in found)
         single = await sdk.messages.create(**params("What about r-1?"))
-        assert found[0].result.type == "succeeded"
-        assert found[0].result.message.content == single.content
+        assert (found[0].result.type, found[0].result.message.content) == ("succeeded", single.content)
         assert found[0].result.message.usage.service_tier == "batch"
         account = await client.account()
         assert (account["charged"], account["duplicates"]) == (1, 1)
@@ -188,30 +187,27 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "words"), WRONG)
-async def test_bodies_that_anthropic_refuses_are_refused_at_once(served: Any, body: bytes, words: str) -> None:
-    async with served() as client:
-        status, data = await post(client, body)
-        assert (status, data["type"], data["error"]["type"]) == (400, "error", "invalid_request_error")
-        assert words in data["error"]["message"]
-        counted = (await client.account())["batches"]
-        assert (counted["posts"], counted["created"]) == (1, 0)
+async def test_bodies_that_anthropic_refuses_are_refused_at_once(client: Any, body: bytes, words: str) -> None:
+    status, data = await post(client, body)
+    assert (status, data["type"], data["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert words in data["error"]["message"]
+    counted = (await client.account())["batches"]
+    assert (counted["posts"], counted["created"]) == (1, 0)
 
 
-async def test_too_large_a_body_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_large_a_body_is_refused(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_inputs, "MAX_BODY_BYTES", 1000)
-    async with served() as client:
-        status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
-        assert (status, data["error"]["type"]) == (413, "request_too_large")
+    status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
+    assert (status, data["error"]["type"]) == (413, "request_too_large")
 
 
-async def test_key_and_version_are_asked_for(served: Any) -> None:
-    async with served() as client:
-        url = f"{client.root}/v1/messages/batches"
-        async with client.session.get(url, headers=HEADERS | {"x-api-key": "sk-invalid"}) as response:
-            assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
-        async with client.session.get(url, headers={"x-api-key": "k"}) as response:
-            assert response.status == 400
-            assert "anthropic-version" in (await response.json())["error"]["message"]
+async def test_key_and_version_are_asked_for(client: Any) -> None:
+    url = f"{client.root}/v1/messages/batches"
+    async with client.session.get(url, headers=HEADERS | {"x-api-key": "sk-invalid"}) as response:
+        assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
+    async with client.session.get(url, headers={"x-api-key": "k"}) as response:
+        assert response.status == 400
+        assert "anthropic-version" in (await response.json())["error"]["message"]
 
 
 def test_a_body_is_taken_apart_however_it_is_written(tmp_path: Any) -> None:
@@ -284,11 +280,7 @@ async def test_a_batch_that_has_ended_names_no_results(served: Any, rule: Any, u
     async with opened(served, faults=[rule]) as (client, sdk):
         batch = await sdk.messages.batches.create(requests=requests(2))
         batch = await sdk.messages.batches.retrieve(batch.id)
-        assert (batch.processing_status, batch.results_url, batch.archived_at is not None) == (
-            "ended",
-            url,
-            archived,
-        )
+        assert (batch.processing_status, batch.results_url, batch.archived_at is not None) == ("ended", url, archived)
         assert batch.request_counts.succeeded == 2
         assert (await client.account())["batches"]["charged"] == 2
 

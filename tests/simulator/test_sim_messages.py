@@ -143,12 +143,11 @@ def test_the_sdk_knows_each_error(served: Any, rule: dict[str, Any], kind: type,
     with_sdk(served, scenario, faults=[{**rule, "always": True}])
 
 
-async def test_a_key_is_taken_in_both_headers(served: Any) -> None:
-    async with served() as client:
-        for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
-            status, _, data = await post(client, body(), **OLD, **headers)
-            assert (status, data["error"]["type"]) == (401, "authentication_error")
-        assert (await post(client, body(), **OLD))[0] == 200
+async def test_a_key_is_taken_in_both_headers(client: Any) -> None:
+    for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
+        status, _, data = await post(client, body(), **OLD, **headers)
+        assert (status, data["error"]["type"]) == (401, "authentication_error")
+    assert (await post(client, body(), **OLD))[0] == 200
 
 
 def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
@@ -253,12 +252,11 @@ def test_which_schemas_are_refused(node: dict[str, Any], words: str) -> None:
     assert words in caught.value.message
 
 
-async def test_the_version_is_wanted_and_decides_what_may_be_asked(served: Any) -> None:
-    async with served() as client:
-        status, _, data = await post(client, body(), **{"x-api-key": "k"})
-        assert (status, data["error"]["message"]) == (400, "anthropic-version: header is required")
-        sampled = body(temperature=1.0)
-        assert (await post(client, sampled, **OLD))[0] == 200
-        status, _, data = await post(client, sampled, **{"anthropic-version": "2026-10-21"})
-        assert (status, data["error"]["message"]) == (400, "temperature: Extra inputs are not permitted")
-        assert (await post(client, body(), **{"anthropic-version": "2026-10-21"}))[0] == 200
+async def test_the_version_is_wanted_and_decides_what_may_be_asked(client: Any) -> None:
+    status, _, data = await post(client, body(), **{"x-api-key": "k"})
+    assert (status, data["error"]["message"]) == (400, "anthropic-version: header is required")
+    sampled = body(temperature=1.0)
+    assert (await post(client, sampled, **OLD))[0] == 200
+    status, _, data = await post(client, sampled, **{"anthropic-version": "2026-10-21"})
+    assert (status, data["error"]["message"]) == (400, "temperature: Extra inputs are not permitted")
+    assert (await post(client, body(), **{"anthropic-version": "2026-10-21"}))[0] == 200

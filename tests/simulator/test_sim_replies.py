@@ -29,17 +29,16 @@ def test_same_request_gets_the_same_bytes_in_any_order(served: Any) -> None:
     assert len(set(forwards)) == 20
 
 
-async def test_reply_does_not_depend_on_the_order_of_keys_or_on_streaming(served: Any) -> None:
-    async with served() as client:
-        one = await client.post(b'{"model": "m", "temperature": 1, "messages": [{"role": "user", "content": "Hi"}]}')
-        two = await client.post(b'{"messages": [{"content": "Hi", "role": "user"}], "temperature": 1, "model": "m"}')
-        assert one[2] == two[2]
-        _, _, streamed = await client.post({"model": "m", "temperature": 1, "stream": True, "messages": HI})
-        whole = json.loads(one[2])
-        chunks = [json.loads(line[6:]) for line in streamed.split(b"\n\n") if line.startswith(b"data: {")]
-        assert {chunk["id"] for chunk in chunks} == {whole["id"]}
-        text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-        assert text == whole["choices"][0]["message"]["content"]
+async def test_reply_does_not_depend_on_the_order_of_keys_or_on_streaming(client: Any) -> None:
+    one = await client.post(b'{"model": "m", "temperature": 1, "messages": [{"role": "user", "content": "Hi"}]}')
+    two = await client.post(b'{"messages": [{"content": "Hi", "role": "user"}], "temperature": 1, "model": "m"}')
+    assert one[2] == two[2]
+    _, _, streamed = await client.post({"model": "m", "temperature": 1, "stream": True, "messages": HI})
+    whole = json.loads(one[2])
+    chunks = [json.loads(line[6:]) for line in streamed.split(b"\n\n") if line.startswith(b"data: {")]
+    assert {chunk["id"] for chunk in chunks} == {whole["id"]}
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert text == whole["choices"][0]["message"]["content"]
 
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -63,109 +62,95 @@ def test_seed_model_and_parameters_change_the_reply(served: Any) -> None:
         ("It is a lamp of 40 cm.", "neutral"),
     ],
 )
-async def test_sentiment_fits_the_text(served: Any, with_schema: WithSchema, review: str, sentiment: str) -> None:
-    async with served() as client:
-        for seed in range(5):
-            content = await client.content(f"Review: {review}", seed=seed, response_format=with_schema(SENTIMENT))
-            assert json.loads(content)["sentiment"] == sentiment
+async def test_sentiment_fits_the_text(client: Any, with_schema: WithSchema, review: str, sentiment: str) -> None:
+    for seed in range(5):
+        content = await client.content(f"Review: {review}", seed=seed, response_format=with_schema(SENTIMENT))
+        assert json.loads(content)["sentiment"] == sentiment
 
 
-async def test_enum_value_that_the_text_names_is_preferred(served: Any, with_schema: WithSchema) -> None:
+async def test_enum_value_that_the_text_names_is_preferred(client: Any, with_schema: WithSchema) -> None:
     schema = {"type": "object", "required": ["team"], "properties": {"team": {"enum": ["sales", "billing", "support"]}}}
-    async with served() as client:
-        for seed in range(5):
-            form = with_schema(schema)
-            content = await client.content("A question for Billing, please", seed=seed, response_format=form)
-            assert json.loads(content)["team"] == "billing"
+    for seed in range(5):
+        form = with_schema(schema)
+        content = await client.content("A question for Billing, please", seed=seed, response_format=form)
+        assert json.loads(content)["team"] == "billing"
 
 
-async def test_ratings_and_shares_are_plausible(served: Any, with_schema: WithSchema) -> None:
+async def test_ratings_and_shares_are_plausible(client: Any, with_schema: WithSchema) -> None:
     properties = {"rating": {"type": "integer", "minimum": 1, "maximum": 5}, "confidence": {"type": "number"}}
     schema = {"type": "object", "required": list(properties), "properties": properties}
-    async with served() as client:
-        good = json.loads(await client.content("Great, I love it", response_format=with_schema(schema)))
-        bad = json.loads(await client.content("Awful, I hate it", response_format=with_schema(schema)))
-        assert (good["rating"], bad["rating"]) == (5, 1)
-        assert 0 <= good["confidence"] <= 1
+    good = json.loads(await client.content("Great, I love it", response_format=with_schema(schema)))
+    bad = json.loads(await client.content("Awful, I hate it", response_format=with_schema(schema)))
+    assert (good["rating"], bad["rating"]) == (5, 1)
+    assert 0 <= good["confidence"] <= 1
 
 
-async def test_text_is_made_of_the_prompt(served: Any) -> None:
-    async with served() as client:
-        content = await client.content("zebra yak xerus walrus vole")
-        assert set(content.lower().replace(".", "").split()) <= {"zebra", "yak", "xerus", "walrus", "vole"}
-        assert await client.content("12345 !?") != ""
+async def test_text_is_made_of_the_prompt(client: Any) -> None:
+    content = await client.content("zebra yak xerus walrus vole")
+    assert set(content.lower().replace(".", "").split()) <= {"zebra", "yak", "xerus", "walrus", "vole"}
+    assert await client.content("12345 !?") != ""
 
 
 @pytest.mark.parametrize("response_format", [None, {"type": "json_object"}, {"type": "text"}])
-async def test_schema_at_the_end_of_the_system_message_is_kept(served: Any, response_format: Any) -> None:
+async def test_schema_at_the_end_of_the_system_message_is_kept(client: Any, response_format: Any) -> None:
     system = f"Classify.\n\nJSON Schema:\n{{}}\nno, this one:\nJSON Schema:\n{json.dumps(SENTIMENT)}"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "It is broken"}]
     more = {} if response_format is None else {"response_format": response_format}
-    async with served() as client:
-        content = json.loads(await client.content(messages=messages, **more))
-        assert content["sentiment"] == "negative"
-        assert set(content) == {"sentiment", "reason"}
+    content = json.loads(await client.content(messages=messages, **more))
+    assert content["sentiment"] == "negative"
+    assert set(content) == {"sentiment", "reason"}
 
 
-async def test_schema_in_a_users_text_is_only_text(served: Any) -> None:
-    async with served() as client:
-        content = await client.content('JSON Schema:\n{"type": "integer"}')
-        assert content.endswith(".")
+async def test_schema_in_a_users_text_is_only_text(client: Any) -> None:
+    content = await client.content('JSON Schema:\n{"type": "integer"}')
+    assert content.endswith(".")
 
 
-async def test_json_mode_without_a_schema_gives_an_object(served: Any) -> None:
-    async with served() as client:
-        content = await client.content(response_format={"type": "json_object"})
-        assert isinstance(json.loads(content)["answer"], str)
+async def test_json_mode_without_a_schema_gives_an_object(client: Any) -> None:
+    content = await client.content(response_format={"type": "json_object"})
+    assert isinstance(json.loads(content)["answer"], str)
 
 
-async def test_echo_says_the_users_text_again(served: Any, with_schema: WithSchema) -> None:
+async def test_echo_says_the_users_text_again(client: Any, with_schema: WithSchema) -> None:
     schema = {"type": "object", "required": ["echo"], "properties": {"echo": {"type": "string", "maxLength": 9}}}
-    async with served() as client:
-        form = with_schema(schema)
-        assert await client.content("Row 7 é", model="echo") == "Row 7 é"
-        assert json.loads(await client.content("Row 7 é", model="echo", response_format=form)) == {"echo": "Row 7 é"}
-        long = json.loads(await client.content("Row 7 is too long", model="echo", response_format=form))
-        assert len(long["echo"]) <= 9
-        for other in (
-            {"type": "integer"},
-            {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
-        ):
-            value = json.loads(await client.content("Row 7", model="echo", response_format=with_schema(other)))
-            assert "Row 7" not in str(value)
-        form = {"type": "json_object"}
-        assert json.loads(await client.content("Row 7", model="echo", response_format=form)) == {"echo": "Row 7"}
-        broken = {"type": "object", "required": ["echo"], "properties": {"echo": {}, "beside": {"type": []}}}
-        assert "echo" in json.loads(await client.content("Row 7", model="echo", response_format=with_schema(broken)))
+    form = with_schema(schema)
+    assert await client.content("Row 7 é", model="echo") == "Row 7 é"
+    assert json.loads(await client.content("Row 7 é", model="echo", response_format=form)) == {"echo": "Row 7 é"}
+    long = json.loads(await client.content("Row 7 is too long", model="echo", response_format=form))
+    assert len(long["echo"]) <= 9
+    for other in ({"type": "integer"}, {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}):
+        value = json.loads(await client.content("Row 7", model="echo", response_format=with_schema(other)))
+        assert "Row 7" not in str(value)
+    form = {"type": "json_object"}
+    assert json.loads(await client.content("Row 7", model="echo", response_format=form)) == {"echo": "Row 7"}
+    broken = {"type": "object", "required": ["echo"], "properties": {"echo": {}, "beside": {"type": []}}}
+    assert "echo" in json.loads(await client.content("Row 7", model="echo", response_format=with_schema(broken)))
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_reply_longer_than_its_tokens_is_cut(served: Any, name: str) -> None:
-    async with served() as client:
-        _, _, data = await client.ask("a text of some words", model="echo", **{name: 3})
-        assert data["choices"][0]["finish_reason"] == "length"
-        assert data["choices"][0]["message"]["content"] == "a text of so"
-        assert data["usage"]["completion_tokens"] == 3
-        _, _, data = await client.ask("a text of some words", model="echo", **{name: 5})
-        assert data["choices"][0]["finish_reason"] == "stop"
+async def test_reply_longer_than_its_tokens_is_cut(client: Any, name: str) -> None:
+    _, _, data = await client.ask("a text of some words", model="echo", **{name: 3})
+    assert data["choices"][0]["finish_reason"] == "length"
+    assert data["choices"][0]["message"]["content"] == "a text of so"
+    assert data["usage"]["completion_tokens"] == 3
+    _, _, data = await client.ask("a text of some words", model="echo", **{name: 5})
+    assert data["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_reply_ends_before_a_stop_text(served: Any) -> None:
-    async with served() as client:
-        assert await client.content("one two three", model="echo", stop=[" three", "tw"]) == "one "
-        assert await client.content("one two three", model="echo", stop=" two") == "one"
+async def test_reply_ends_before_a_stop_text(client: Any) -> None:
+    assert await client.content("one two three", model="echo", stop=[" three", "tw"]) == "one "
+    assert await client.content("one two three", model="echo", stop=" two") == "one"
 
 
-async def test_usage_and_marks_are_there(served: Any) -> None:
-    async with served() as client:
-        _, headers, data = await client.ask("12345", model="echo")
-        assert data["usage"] == {
-            "prompt_tokens": 2,
-            "completion_tokens": 2,
-            "total_tokens": 4,
-            "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        }
-        assert data["system_fingerprint"] == "agac-simulator"
-        assert headers["x-agac-simulated"] == "true"
-        assert data["id"].startswith("chatcmpl-")
+async def test_usage_and_marks_are_there(client: Any) -> None:
+    _, headers, data = await client.ask("12345", model="echo")
+    assert data["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 2,
+        "total_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert data["system_fingerprint"] == "agac-simulator"
+    assert headers["x-agac-simulated"] == "true"
+    assert data["id"].startswith("chatcmpl-")

@@ -92,8 +92,7 @@ async def test_the_sdk_reads_a_stream(served: Any) -> None:
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
     last = events[-1]
-    assert last.type == "response.completed"
-    assert last.response == whole
+    assert (last.type, last.response) == ("response.completed", whole)
 
 
 async def test_the_sdks_stream_helper_reads_it_too(served: Any) -> None:
@@ -103,17 +102,16 @@ async def test_the_sdks_stream_helper_reads_it_too(served: Any) -> None:
         assert final.output_text == (await api.responses.create(**body())).output_text
 
 
-async def test_a_socket_takes_one_request_after_the_other_and_says_what_http_says(served: Any) -> None:
+async def test_a_socket_takes_one_request_after_the_other_and_says_what_http_says(client: Any) -> None:
     CLIENT_EVENT.validate_python({"type": "response.create", **body(store=False)})
-    async with served() as client:
-        _, whole = await post(client, body())
-        async with socket(client) as ws:
-            first = await told(ws, body())
-            second = await told(ws, body("Another one."))
-        assert first[-1]["response"] == whole
-        assert second[-1]["response"] != whole
-        account = await client.account()
-        assert (account["requests"], account["charged"], account["duplicates"]) == (3, 3, 1)
+    _, whole = await post(client, body())
+    async with socket(client) as ws:
+        first = await told(ws, body())
+        second = await told(ws, body("Another one."))
+    assert first[-1]["response"] == whole
+    assert second[-1]["response"] != whole
+    account = await client.account()
+    assert (account["requests"], account["charged"], account["duplicates"]) == (3, 3, 1)
 
 
 async def test_the_message_of_a_socket_is_refused_as_an_event(served: Any) -> None:
@@ -177,14 +175,13 @@ MALFORMED: dict[str, tuple[Any, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_malformed_requests_are_refused_as_openai_does(served: Any, name: str) -> None:
+async def test_malformed_requests_are_refused_as_openai_does(client: Any, name: str) -> None:
     data, param, code = MALFORMED[name]
-    async with served() as client:
-        status, answer = await post(client, data)
-        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-        assert str(answer["error"]["param"]).startswith(param)
-        assert answer["error"]["code"] == code
-        assert (await client.account())["charged"] == 0
+    status, answer = await post(client, data)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert str(answer["error"]["param"]).startswith(param)
+    assert answer["error"]["code"] == code
+    assert (await client.account())["charged"] == 0
 
 
 forms = pytest.mark.parametrize("form", ["body", "stream", "socket"])
@@ -298,10 +295,7 @@ async def test_a_socket_can_be_cut_hung_and_garbled(served: Any) -> None:
                 except TimeoutError:
                     kinds.append("silent")
                 seen.append(kinds)
-        assert seen[0] == []
-        assert seen[1][:1] == ['{"type']
-        assert seen[2] == ["<html>", "silent"]
-        assert seen[3] == ["silent"]
+        assert (seen[0], seen[1][:1], seen[2], seen[3]) == ([], ['{"type'], ["<html>", "silent"], ["silent"])
         while (account := await client.account())["in_flight"]:  # it looks now and then whether the client has gone
             pass
         assert account["charged"] == 3

@@ -29,11 +29,8 @@ def test_front_matter_and_instruction(tree: Any) -> None:
         "---\n\n"
         "Assign one\ntopic label.\n\n",
     )
-    assert card.name == "my_tagger"
-    assert card.description == "Tags."
-    assert card.file == "agentcards/c.md"
-    assert card.instruction == "Assign one\ntopic label."
-    assert card.model == "openai/gpt-4.1-mini"
+    assert (card.name, card.description, card.file) == ("my_tagger", "Tags.", "agentcards/c.md")
+    assert (card.instruction, card.model) == ("Assign one\ntopic label.", "openai/gpt-4.1-mini")
     assert card.params == {
         "max_tokens": 200,
         "temperature": 0,
@@ -228,9 +225,7 @@ def test_what_is_filled_in_is_never_filled_again(tree: Any) -> None:
 def test_environment_variables_fill_front_matter_once_and_not_the_body(tree: Any) -> None:
     tree.env = {"WHO": "${NOT} {{x}}", "MODEL": "m"}
     card = good(tree, "name: n\nmodel: a/${MODEL}\ndescription: ${NONE:x}\ninstruction: I am ${WHO}.\n", "c.yml")
-    assert card.model == "a/m"
-    assert card.description == "x"
-    assert card.instruction == "I am ${NOT} {{x}}."
+    assert (card.model, card.description, card.instruction) == ("a/m", "x", "I am ${NOT} {{x}}.")
     _, problems = load(tree, "---\n---\nI am ${WHO}.")
     assert "move ${WHO} into prompt" in problems[0]
 

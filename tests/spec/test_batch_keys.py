@@ -54,10 +54,7 @@ def test_levels_are_merged_key_by_key(tree: Any) -> None:
     )
     head = "defaults:\n  batch: {max_requests: 2, max_rounds: 2}\n"
     stage = tree.stage("{name: a, batch: {max_requests: 3}}", head=head)
-    assert (stage.run_mode, stage.batch) == (
-        "batch",
-        BatchRules(max_requests=3, max_rounds=2, grace=1.0, retry="fail"),
-    )
+    assert (stage.run_mode, stage.batch) == ("batch", BatchRules(max_requests=3, max_rounds=2, grace=1.0, retry="fail"))
     assert batch_levels(stage) == {
         "run_mode": "project",
         "batch.max_requests": "stage",
@@ -96,8 +93,7 @@ def test_the_command_line_says_the_mode_of_all_stages(tree: Any) -> None:
     assert problems == []  # nobody is told off for what the command line turned off
     batch = tree.workflow(text, Overrides(run_mode="batch"))
     assert [stage.run_mode for stage in batch.stages] == ["batch", "batch"]
-    assert batch.stages[0].batch.max_requests == 5
-    assert batch.stages[1].at("run_mode") == Where("--run-mode")
+    assert (batch.stages[0].batch.max_requests, batch.stages[1].at("run_mode")) == (5, Where("--run-mode"))
     assert batch.stages[1].key("run_mode", batch.stages[1].levels["run_mode"]) == ""
 
 

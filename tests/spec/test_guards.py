@@ -149,8 +149,7 @@ def expressions(draw: st.DrawFn, depth: int = 3, bound: tuple[str, ...] = ()) ->
 def test_what_is_read_is_exactly_what_was_put_in(made: Made) -> None:
     text, chains, bound = made
     guard = guard_of(f"({text}) == 1")
-    assert set(guard.chains) == chains
-    assert set(guard.names) == set(cel.compile(text).variables()) - bound
+    assert (set(guard.chains), set(guard.names)) == (chains, set(cel.compile(text).variables()) - bound)
 
 
 _VALUES = st.recursive(
@@ -531,11 +530,7 @@ FAILED: dict[str, tuple[str, dict[str, Any], str]] = {
             "write `has(classify.sentiment) && …` where it may be missing"
         ),
     ),
-    "a field of nothing": (
-        "a.b.c == 1",
-        {"a": {"b": None}},
-        'a.b has no "c": a.b is null; write `a.b != null && …`',
-    ),
+    "a field of nothing": ("a.b.c == 1", {"a": {"b": None}}, 'a.b has no "c": a.b is null; write `a.b != null && …`'),
     "a field of a text": ("a.b == 1", {"a": "x"}, '`a` is the text "x", which has no field "b"'),
     "a field of a list": (
         "a.b == 1",

@@ -94,10 +94,7 @@ def test_the_keys_become_what_stages_do(planned: Tree) -> None:
         ("{name: a, group_by: ['${x}']}", "'${x}' is no field; write its name, or stage.field, as in classify.topic,"),
         ("{name: a, dedupe: []}", "stages[0].dedupe: "),
         ("{name: a, explode: a..b}", "'a..b' is no field; write its name, or stage.field"),
-        (
-            "{name: a, explode: x, group_by: []}",
-            "explode makes rows and group_by makes groups of rows; make a stage",
-        ),
+        ("{name: a, explode: x, group_by: []}", "explode makes rows and group_by makes groups of rows; make a stage"),
         ("{name: a, explode: x, dedupe: y}", "explode makes rows and dedupe drops some of them; make a stage of each"),
         ("{name: a, select: [x], group_by: []}", "a stage with select asks no model; remove group_by, or make a stage"),
         ("{name: a, dedupe: x, prompt: y}", "a stage with dedupe asks no model; remove prompt, or make a stage of its"),
@@ -122,8 +119,7 @@ def test_a_definition_has_the_keys_where_they_are_set_and_gives_them_back(planne
         {"group_by": ["answer.topic"], "reduce": {"max_tokens": 900}},
         {},
     ]
-    assert body["stages"][2]["operation"] == {"dedupe": ["answer.text"]}
-    assert body["rows"] == "report"
+    assert (body["stages"][2]["operation"], body["rows"]) == ({"dedupe": ["answer.text"]}, "report")
     assert "on_empty" not in canonical(body)
     again = recorded_stages(body)
     assert written_of(body) == 3
@@ -315,14 +311,8 @@ def test_items_of_items_take_the_place_of_their_parents(planned: Tree) -> None:
         ("plan.summary", "plan.summary is text, not a list; did you mean 'plan.questions'?"),
         ("plan", "plan is an object, not a list; did you mean 'plan.questions'?"),
         ("plan.questons", "plan.questons: no such field; did you mean 'plan.questions'?"),
-        (
-            "plan.questions.text",
-            "plan.questions is a list, which has no field 'text'; explode plan.questions, and",
-        ),
-        (
-            "free",
-            "stage 'free' answers with plain text, which has no items; give it an output_schema with a field",
-        ),
+        ("plan.questions.text", "plan.questions is a list, which has no field 'text'; explode plan.questions, and"),
+        ("free", "stage 'free' answers with plain text, which has no items; give it an output_schema with a field"),
         ("free.x", "stage 'free' answers with plain text, which has no field 'x'; give it an output_schema"),
         ("review", "the column 'review' holds text, not a list; make a list of it in a python stage"),
         ("review.x", "the column 'review' holds text, which has no field 'x'"),

@@ -33,8 +33,7 @@ def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: 
     assert (stage.model, stage.levels.get("model"), stage.run_mode) == ("simulator/small", "project", "sync")
     assert (stage.system, stage.schema, stage.output_schema, stage.timeout, stage.concurrency) == (None,) * 5
     assert stage.prompt.text == "Review: ${review}"
-    assert str(stage.at("prompt")) == "workflows/w.yml:4:13"
-    assert str(stage.at("model")) == "agac.yml:1:19"
+    assert (str(stage.at("prompt")), str(stage.at("model"))) == ("workflows/w.yml:4:13", "agac.yml:1:19")
     assert str(stage.at("temperature")) == "workflows/w.yml:3:5"
 
 
@@ -160,10 +159,7 @@ def test_problems_of_a_prompt_file_are_shown_there(tree: Any) -> None:
     tree.write("prompts/latin.md", b"caf\xe9")
     assert [
         p.split(": ")[0] for p in tree.stage_problems("{name: a, prompt: prompts/p.md, instructions: prompts/i.md}")
-    ] == [
-        "prompts/i.md:2:1",
-        "prompts/p.md:2:5",
-    ]
+    ] == ["prompts/i.md:2:1", "prompts/p.md:2:5"]
     assert "prompts/empty.md is empty" in tree.stage_problems("{name: a, prompt: prompts/empty.md}")[0]
     assert tree.stage_problems("{name: a, template: prompts/latin.md}") == [
         "prompts/latin.md:1:4: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
@@ -210,8 +206,7 @@ def test_a_stage_without_a_prompt_sends_the_row_and_what_came_before(tree: Any) 
 def test_vars_can_be_changed_and_only_declared_ones(tree: Any) -> None:
     text = "vars: {tone: kind, n: 1}\n" + INPUT + "stages: [{name: a, instructions: 'Be ${vars.tone} ${vars.n}.'}]\n"
     workflow = tree.workflow(text, Overrides(vars={"tone": "curt"}))
-    assert workflow.vars == {"tone": "curt", "n": 1}
-    assert workflow.stages[0].system == "Be curt 1."
+    assert (workflow.vars, workflow.stages[0].system) == ({"tone": "curt", "n": 1}, "Be curt 1.")
     with pytest.raises(
         UsageError, match=r"--var tnoe: workflows/w.yml declares no such variable; did you mean 'tone'\?"
     ):
@@ -277,17 +272,10 @@ def test_an_empty_model_on_the_command_line_is_refused(tree: Any, good_workflow:
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("a.csv", "csv"),
-        ("a.TSV", "tsv"),
-        ("a.json", "json"),
-        ("a.jsonl", "jsonl"),
-        ("a.ndjson", "jsonl"),
-        ("a.txt", "txt"),
-        ("a.parquet", "parquet"),
-        ("a.CSV.gz", "csv"),
-        ("a.jsonl.ZST", "jsonl"),
+        ("a.csv", "csv"), ("a.TSV", "tsv"), ("a.json", "json"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl"),
+        ("a.txt", "txt"), ("a.parquet", "parquet"), ("a.CSV.gz", "csv"), ("a.jsonl.ZST", "jsonl"),
     ],
-)
+)  # fmt: skip
 def test_the_suffix_says_the_format(tree: Any, name: str, found: str) -> None:
     tree.write(f"data/{name}", "")
     assert tree.workflow(f"input: {{path: data/{name}}}\nstages: [{{name: a}}]\n").input.format == found

@@ -8,15 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
-from agac.spec.models import (
-    BatchFile,
-    CardFile,
-    DefaultsFile,
-    FileModel,
-    ProjectFile,
-    StageFile,
-    WorkflowFile,
-)
+from agac.spec.models import BatchFile, CardFile, DefaultsFile, FileModel, ProjectFile, StageFile, WorkflowFile
 from agac.spec.stages import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate
 from agac.spec.workflow import Stage

@@ -101,10 +101,7 @@ WORKFLOWS = [
         "input: {path: 'sqlite://x.db?table=t', format: csv}\n" + STAGES,
         "input.path: the path names a SQLite database, and format says csv; remove format",
     ),
-    (
-        "input: {path: data/rows.xlsx}\n" + STAGES,
-        "input.path: xlsx is not supported yet; convert it to csv or jsonl",
-    ),
+    ("input: {path: data/rows.xlsx}\n" + STAGES, "input.path: xlsx is not supported yet; convert it to csv or jsonl"),
     (
         "input: {path: agac.yml}\n" + STAGES,
         "cannot tell the format of 'agac.yml'; add format: csv or tsv or json or jsonl or txt or parquet",

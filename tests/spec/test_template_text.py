@@ -34,8 +34,7 @@ def rendered(text: str, data: dict[str, Any], results: dict[str, Any] | None = N
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["costs $5", '{"$ref": "#/x"}', "$$", "$", "$name", "a $ {b}", "100%", "{braces}", "{{double}}", "é\n\tö"],
+    "text", ["costs $5", '{"$ref": "#/x"}', "$$", "$", "$name", "a $ {b}", "100%", "{braces}", "{{double}}", "é\n\tö"]
 )
 def test_only_dollar_brace_is_a_placeholder(text: str) -> None:
     assert compiled(text).placeholders == ()
@@ -53,19 +52,11 @@ def test_two_dollars_before_a_brace_escape_it(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("text", "text"),
-        ("", ""),
-        ("${x}", "${x}"),
-        ("$${", "$${"),
-        (5, "5"),
-        (0.1, "0.1"),
-        (True, "true"),
-        (None, "null"),
-        ([1, "é"], '[1,"é"]'),
-        ({"a": {"b": None}}, '{"a":{"b":null}}'),
+        ("text", "text"), ("", ""), ("${x}", "${x}"), ("$${", "$${"), (5, "5"), (0.1, "0.1"), (True, "true"),
+        (None, "null"), ([1, "é"], '[1,"é"]'), ({"a": {"b": None}}, '{"a":{"b":null}}'),
         ("line\nline", "line\nline"),
     ],
-)
+)  # fmt: skip
 def test_strings_go_in_verbatim_and_other_values_as_compact_json(value: object, expected: str) -> None:
     assert rendered("<${x}>", {"x": value}) == f"<{expected}>"
 
@@ -105,18 +96,11 @@ def test_results_win_over_columns_of_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("revew", {"review": "x"}),
-        ("review.text", {"review": "x"}),
-        ("user.mail", {"user": {"name": "x"}}),
-        ("user.name", {"user": None}),
-        ("tags.2", {"tags": [1, 2]}),
-        ("tags.-1", {"tags": [1, 2]}),
-        ("tags.x", {"tags": [1, 2]}),
-        ("tags." + "9" * 5000, {"tags": [1]}),
-        ("vars.x", {}),
-        ("classify", {}),
+        ("revew", {"review": "x"}), ("review.text", {"review": "x"}), ("user.mail", {"user": {"name": "x"}}),
+        ("user.name", {"user": None}), ("tags.2", {"tags": [1, 2]}), ("tags.-1", {"tags": [1, 2]}),
+        ("tags.x", {"tags": [1, 2]}), ("tags." + "9" * 5000, {"tags": [1]}), ("vars.x", {}), ("classify", {}),
     ],
-)
+)  # fmt: skip
 def test_what_a_row_lacks_is_named_with_what_is_visible(name: str, data: dict[str, Any]) -> None:
     with pytest.raises(MissingField) as caught:
         rendered(f"a ${{{name}}}", data)

@@ -22,40 +22,14 @@ def words(document: Document) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("yes", "yes"),
-        ("no", "no"),
-        ("on", "on"),
-        ("off", "off"),
-        ("y", "y"),
-        ("true", True),
-        ("False", False),
-        ("'true'", "true"),
-        ("1e-3", 0.001),
-        ("1E5", 100000.0),
-        (".5", 0.5),
-        ("-3", -3),
-        ("+3", 3),
-        ("0", 0),
-        ("0o14", 12),
-        ("0x1f", 31),
-        ("'012'", "012"),
-        ("1_000", "1_000"),
-        ("0b11", "0b11"),
-        ("1:30", "1:30"),
-        ("12:30:45", "12:30:45"),
-        ("2024-01-31", "2024-01-31"),
-        ("2024-01-31T10:00:00Z", "2024-01-31T10:00:00Z"),
-        ("1.2.3", "1.2.3"),
-        ("~", None),
-        ("null", None),
-        ("", None),
-        ("'~'", "~"),
-        ("=", "="),
-        ("nope", "nope"),
-        ("- x", ["x"]),
-        ("é 中 😀", "é 中 😀"),
+        ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("y", "y"), ("true", True), ("False", False),
+        ("'true'", "true"), ("1e-3", 0.001), ("1E5", 100000.0), (".5", 0.5), ("-3", -3), ("+3", 3), ("0", 0),
+        ("0o14", 12), ("0x1f", 31), ("'012'", "012"), ("1_000", "1_000"), ("0b11", "0b11"), ("1:30", "1:30"),
+        ("12:30:45", "12:30:45"), ("2024-01-31", "2024-01-31"), ("2024-01-31T10:00:00Z", "2024-01-31T10:00:00Z"),
+        ("1.2.3", "1.2.3"), ("~", None), ("null", None), ("", None), ("'~'", "~"), ("=", "="), ("nope", "nope"),
+        ("- x", ["x"]), ("é 中 😀", "é 中 😀"),
     ],
-)
+)  # fmt: skip
 def test_plain_scalars_follow_yaml_1_2(loader: type, text: str, value: object) -> None:
     document = parse_yaml(
         f"a: {text}\n" if not text.startswith("-") or text == "-3" else f"a:\n  {text}\n", "f", loader=loader
@@ -166,8 +140,7 @@ def test_an_unknown_escape_in_quotes_says_what_to_write() -> None:
 def test_an_empty_file_is_empty_and_no_mistake(text: str) -> None:
     document = parse_yaml(text, "f")
     assert document.empty
-    assert document.data is None
-    assert document.problems == []
+    assert (document.data, document.problems) == (None, [])
 
 
 def test_a_written_null_is_not_an_empty_file() -> None:

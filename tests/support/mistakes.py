@@ -206,11 +206,7 @@ MISTAKES: dict[str, dict[str, tuple[str, Spoil, tuple[str, ...]]]] = {
             VALIDATE,
         ),
         "no-batches": ("Batches of a provider that has none", no_batches, VALIDATE),
-        "missing-key": (
-            "The API key is not set",
-            written("agac.yml", "defaults: {model: openai/gpt-5.4-mini}\n"),
-            RUN,
-        ),
+        "missing-key": ("The API key is not set", written("agac.yml", "defaults: {model: openai/gpt-5.4-mini}\n"), RUN),
         "wrong-key": ("The provider refuses the API key (401)", wrong_key, ONE_BY_ONE),
         "no-money": ("The account has no money left (insufficient_quota)", serving(kind="quota"), ONE_BY_ONE),
         "unknown-model": ("The provider does not know the model (404)", serving(kind="not_found"), ONE_BY_ONE),
@@ -238,11 +234,7 @@ MISTAKES: dict[str, dict[str, tuple[str, Spoil, tuple[str, ...]]]] = {
             edit("stages:\n", "budget: {usd: 5}\nstages:\n"),
             RUN,
         ),
-        "budget-used-up": (
-            "The budget is used up",
-            nothing,
-            (*RUN, "--budget", "calls=2", "--concurrency", "1"),
-        ),
+        "budget-used-up": ("The budget is used up", nothing, (*RUN, "--budget", "calls=2", "--concurrency", "1")),
     },
     "machine": {
         "second-process": ("Another process works on the workflow", second_process, RUN),

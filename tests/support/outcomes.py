@@ -59,12 +59,7 @@ class Reader:
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
-NOT_BEGUN = {
-    "dropped": Cell("dropped"),
-    "failed": Cell("failed"),
-    "missing": Cell("failed"),
-    "left out": Cell("open"),
-}
+NOT_BEGUN = {"dropped": Cell("dropped"), "failed": Cell("failed"), "missing": Cell("failed"), "left out": Cell("open")}
 GOES_ON = {
     "done": Cell("done", "done", "B"),
     "skipped": Cell("done", "done", "B"),
@@ -128,11 +123,7 @@ STAGES = {
     "join of a join": Reader(
         '`needs: [c, d]`, `d` being `needs: [a], prompt: "(${a})"`: `prompt: "[${d}${c}]"`',
         _both("[(A)C]", "[()C]"),
-        (
-            BESIDE,
-            {"name": "d", "needs": ["a"], "prompt": "(${a})"},
-            _asks("[${d}${c}]", needs=["c", "d"]),
-        ),
+        (BESIDE, {"name": "d", "needs": ["a"], "prompt": "(${a})"}, _asks("[${d}${c}]", needs=["c", "d"])),
     ),
     "beside it": Reader(
         "`needs: []`: it begins together with `a`",
@@ -156,9 +147,7 @@ END = {"name": "b", "needs": [], "prompt": "B"}
 OUTPUTS = {
     "one": Reader("`output: {stages: a}`", _line("A", Cell("skipped")), (END,), output={"stages": "a"}),
     "several": Reader(
-        "two ends, `a` and `b`",
-        _line({"a": "A", "b": "B"}, Cell("done", result={"a": None, "b": "B"})),
-        (END,),
+        "two ends, `a` and `b`", _line({"a": "A", "b": "B"}, Cell("done", result={"a": None, "b": "B"})), (END,)
     ),
     "several, none of them there": Reader(
         "two ends, `a` and `b`, and `b` was skipped",

@@ -113,10 +113,7 @@ round = {}; round["round"] = round
         ("{'p': Point(1, 2)}", "p is a Point, which JSON has not; give value._asdict() or list(value)"),
         ("{'p': Data()}", "p is a Data, which JSON has not; give dataclasses.asdict(value)"),
         ("{'p': Array()}", "p is an Array, which JSON has not; give value.tolist()"),
-        (
-            "{'p': Own(1)}",
-            "p is an Own, which JSON has not; give text, a number, true, false, None, a list or a dict",
-        ),
+        ("{'p': Own(1)}", "p is an Own, which JSON has not; give text, a number, true, false, None, a list or a dict"),
         (
             "{'p': Plain.A}",
             "p is a Plain, which JSON has not; give text, a number, true, false, None, a list or a dict",
@@ -143,8 +140,7 @@ round = {}; round["round"] = round
 def test_what_json_does_not_hold_is_refused_by_name(tools: Any, value: str, message: str) -> None:
     tools.write("tools/clean.py", KINDS + f"def f(row):\n    return {value}\n")
     failed = tools.fails()
-    assert failed.message == f"{message} (tools/clean.py:f)"
-    assert failed.traceback_text == ""
+    assert (failed.message, failed.traceback_text) == (f"{message} (tools/clean.py:f)", "")
 
 
 @pytest.mark.parametrize("value", ["{'deep': deep}", "round"])
@@ -218,8 +214,7 @@ def test_whatever_it_raises_fails_the_row(
 
 def test_an_exception_whose_text_cannot_be_made(tools: Any) -> None:
     tools.write(
-        "tools/clean.py",
-        "class Odd(Exception):\n    def __str__(self): raise ValueError\ndef f(row):\n    raise Odd\n",
+        "tools/clean.py", "class Odd(Exception):\n    def __str__(self): raise ValueError\ndef f(row):\n    raise Odd\n"
     )
     assert tools.fails().message == "Odd: (its text cannot be made) (tools/clean.py:4)"
 
