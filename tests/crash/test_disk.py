@@ -7,19 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import ended, kill_at, listening, little_room, quiet_account, row_count, wait_until
-from support.project import ProjectFolder, Ran
+from support.processes import ended, is_explained, kill_at, listening, little_room, quiet_account, row_count, wait_until
+from support.project import ProjectFolder
 from support.server import Faulty, Server
-
-
-def is_explained(ran: Ran, *words: str) -> None:
-    """Exit 1, one error that says what and what to do, nothing that looks like a bug."""
-    assert ran.code == 1, ran.err
-    assert ran.err.count("error: ") == 1
-    for word in words:
-        assert word in ran.err
-    assert "Traceback" not in ran.err
-    assert "bug" not in ran.err
 
 
 def limit_files(pid: int, most: int) -> None:
@@ -110,47 +100,38 @@ def test_an_output_folder_that_cannot_be_made_is_found_before_the_first_call(
     assert server.account()["requests"] == 0
 
 
-def test_a_file_where_the_state_should_be_is_explained(project: ProjectFolder, server: Server) -> None:
+def test_a_file_where_the_state_should_be_and_a_folder_where_the_database_should_be_are_explained(
+    project: ProjectFolder, server: Server
+) -> None:
     project.numbered(5)
     project.workflow()
-    project.write(".agac", "a file in the way")
+    in_the_way = project.write(".agac", "a file in the way")
     is_explained(project.agac("run", "-a", "reviews"), ".agac cannot be made", "a file stands there; move it away")
-    assert server.account()["requests"] == 0
-
-
-def test_a_folder_where_the_database_should_be_is_explained(project: ProjectFolder, server: Server) -> None:
-    project.numbered(5)
-    project.workflow()
+    in_the_way.unlink()
     database(project).mkdir(parents=True)
     is_explained(project.agac("run", "-a", "reviews"), "agac.db cannot be opened", "check that")
     assert server.account()["requests"] == 0
 
 
-def is_garbage(path: Path) -> None:
-    path.write_bytes(b"this is no database, and never was one\n" * 500)
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "garbage": lambda content: b"this is no database, and never was one\n" * 500,
+    "cut": lambda content: content[: len(content) // 8],
+    # the head is whole, so that only the work itself meets the damage
+    "scribbled over": lambda content: content[:8192] + bytes(range(256)) * ((len(content) - 8192) // 256),
+}
 
 
-def is_cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 8])
-
-
-def is_scribbled_over(path: Path) -> None:
-    """The head is whole, so that only the work itself meets the damage."""
-    content = path.read_bytes()
-    path.write_bytes(content[:8192] + bytes(range(256)) * ((len(content) - 8192) // 256))
-
-
-@pytest.mark.parametrize("harm", [is_garbage, is_cut, is_scribbled_over])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_database_is_reported_with_the_remedy_and_left_alone(
-    harm: Callable[[Path], None], project: ProjectFolder, server: Server
+    harm: str, project: ProjectFolder, server: Server
 ) -> None:
     project.numbered(300)
     project.workflow()
     assert project.run().exit_code == 0
     output = (project.root / "output/reviews/results.jsonl").read_bytes()
-    harm(database(project))
+    before = HARMS[harm](database(project).read_bytes())
+    database(project).write_bytes(before)
     server.reset()
-    before = database(project).read_bytes()
     for command in (["run", "-a", "reviews"], ["status"], ["export", "-a", "reviews"]):
         is_explained(project.agac(*command), "agac.db is damaged: ", "restore a backup", f"mv {database(project)}")
     assert database(project).read_bytes() == before

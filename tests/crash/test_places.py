@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import impatient, quiet_account
+from support.processes import impatient, is_explained, quiet_account
 from support.project import ProjectFolder, Ran, clean_environment, fresh_command
 from support.server import Server
 
@@ -34,15 +34,6 @@ def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
         yield project
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True)
-
-
-def is_explained(ran: Ran, *words: str) -> None:
-    assert ran.code == 1, ran.err
-    assert ran.err.count("error: ") == 1
-    for word in words:
-        assert word in ran.err
-    assert "Traceback" not in ran.err
-    assert "bug" not in ran.err
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: ProjectFolder, server: Server) -> None:

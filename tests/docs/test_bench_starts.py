@@ -1,8 +1,9 @@
 """What a newcomer waits for is measured: a fresh clone up to its first results."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,48 +19,40 @@ demo:
 
 
 @pytest.fixture
-def first_result(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
+    """The figures of a clone of a repository of one commit that has this Makefile."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import first_result
 
-    return first_result
+    def measure(makefile: str) -> Any:
+        origin, empty = tmp_path / "origin", tmp_path / "empty"
+        for folder in (origin, empty):
+            folder.mkdir()
+        (origin / "Makefile").write_text(makefile, "utf-8")
+        git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
+        for words in ["init", "--quiet"], ["add", "Makefile"], ["commit", "--quiet", "-m", "demo"]:
+            subprocess.run([*git, *words], cwd=origin, check=True)
+        monkeypatch.setattr(first_result, "ROOT", origin)
+        return first_result.measure(empty)
 
-
-def repository(folder: Path, makefile: str) -> Path:
-    """A repository of one commit."""
-    folder.mkdir()
-    (folder / "Makefile").write_text(makefile, "utf-8")
-    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
-    for words in ["init", "--quiet"], ["add", "Makefile"], ["commit", "--quiet", "-m", "demo"]:
-        subprocess.run([*git, *words], cwd=folder, check=True)
-    return folder
+    return measure
 
 
 def test_a_clone_is_timed_up_to_its_results_without_a_package_cache(
-    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "somewhere")
-    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", MAKEFILE.format(done=2)))
-    (tmp_path / "empty").mkdir()
-    figures = first_result.measure(tmp_path / "empty")
+    figures = measured(MAKEFILE.format(done=2))
     assert [figure.what for figure in figures][-1] == "from the clone to the first results"
     assert figures[-1].at_most == 120
     assert figures[-1].value >= figures[0].value + figures[1].value > 0
 
 
-def test_a_clone_without_results_is_no_figure(
-    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("makefile", "words"), [(MAKEFILE.format(done=1), "without results"), ("demo:\n\t@exit 3\n", "make")]
+)
+def test_a_demo_that_fails_or_has_no_results_is_no_figure(
+    makefile: str, words: str, measured: Callable[[str], Any]
 ) -> None:
-    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", MAKEFILE.format(done=1)))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RuntimeError, match="without results"):
-        first_result.measure(tmp_path / "empty")
-
-
-def test_a_demo_that_fails_is_no_figure(
-    first_result: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_result, "ROOT", repository(tmp_path / "origin", "demo:\n\t@exit 3\n"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RuntimeError, match="make"):
-        first_result.measure(tmp_path / "empty")
+    with pytest.raises(RuntimeError, match=words):
+        measured(makefile)

@@ -1,7 +1,6 @@
 """Who waits for whom: slots, exposure and lanes, in virtual time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -47,20 +46,18 @@ async def sent_at(lane: Lane, *tokens: int) -> list[float]:
     return times
 
 
-async def test_a_lane_without_limits_never_waits() -> None:
-    assert await sent_at(lane(), *[1000] * 500) == [0.0] * 500
-
-
-async def test_requests_a_minute_are_spaced_out_evenly() -> None:
-    assert await sent_at(lane(rpm=120), 1, 1, 1, 1) == [0.0, 0.5, 1.0, 1.5]
-
-
-async def test_tokens_a_minute_space_out_by_size() -> None:
-    assert await sent_at(lane(tpm=60_000), 500, 2000, 1000, 1) == [0.0, 0.5, 2.5, 3.5]
-
-
-async def test_the_tighter_of_both_rates_counts() -> None:
-    assert await sent_at(lane(rpm=60, tpm=60_000), 10, 3000, 10) == [0.0, 1.0, 4.0]
+@pytest.mark.parametrize(
+    ("limits", "tokens", "times"),
+    [
+        ({}, [1000] * 500, [0.0] * 500),
+        ({"rpm": 120}, [1, 1, 1, 1], [0.0, 0.5, 1.0, 1.5]),
+        ({"tpm": 60_000}, [500, 2000, 1000, 1], [0.0, 0.5, 2.5, 3.5]),
+        ({"rpm": 60, "tpm": 60_000}, [10, 3000, 10], [0.0, 1.0, 4.0]),  # the tighter of both counts
+    ],
+    ids=["none", "requests", "tokens", "both"],
+)
+async def test_calls_are_spaced_out_by_the_limits_a_minute(limits: Any, tokens: list[int], times: list[float]) -> None:
+    assert await sent_at(lane(**limits), *tokens) == times
 
 
 async def test_those_who_wait_together_are_spaced_out_too() -> None:
@@ -358,18 +355,15 @@ async def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
     assert order[:2] == ["greedy", "patient"]
 
 
-def entered(exposure: CallLimit, calls: int) -> Callable[[], Coroutine[Any, Any, list[asyncio.Task[None]]]]:
-    async def start() -> list[asyncio.Task[None]]:
-        tasks = [asyncio.ensure_future(exposure.enter()) for _ in range(calls)]
-        await settle()
-        return tasks
-
-    return start
+async def entered(exposure: CallLimit, calls: int) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.ensure_future(exposure.enter()) for _ in range(calls)]
+    await settle()
+    return tasks
 
 
 async def test_calls_wait_until_earlier_ones_are_durable() -> None:
     exposure = CallLimit(4)
-    tasks = await entered(exposure, 7)()
+    tasks = await entered(exposure, 7)
     assert [task.done() for task in tasks] == [True] * 4 + [False] * 3
     exposure.leave(2)
     await settle()
@@ -381,8 +375,8 @@ async def test_calls_wait_until_earlier_ones_are_durable() -> None:
 
 async def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
     exposure = CallLimit(3)
-    first = await entered(exposure, 3)()
-    waiting = await entered(exposure, 10)()
+    first = await entered(exposure, 3)
+    waiting = await entered(exposure, 10)
     exposure.leave(3)
     await settle()
     assert all(task.done() for task in first)

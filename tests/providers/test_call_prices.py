@@ -15,6 +15,12 @@ from agac.providers.table import OPENAI, SHIPPED, SIMULATOR
 MILLION = 1_000_000
 
 
+def known(provider: Provider, model: str, tier: str | None = None) -> Price:
+    found = price_of(provider, model, tier)
+    assert found is not None
+    return found
+
+
 def test_each_kind_of_token_has_its_own_price() -> None:
     price = Price(input=0.25, output=2.0, cached_input=0.025)
     assert cost(Usage(MILLION, MILLION), price) == pytest.approx(2.25)
@@ -27,12 +33,9 @@ def test_cached_tokens_cost_what_others_do_where_no_price_says_otherwise() -> No
     assert cost(Usage(MILLION, 0, cached_tokens=MILLION), Price(0.25, 2.0)) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("usage", [Usage(), Usage(input_tokens=5), Usage(output_tokens=5)])
-def test_what_was_not_counted_has_no_cost(usage: Usage) -> None:
-    assert cost(usage, Price(1, 1)) is None
-
-
-def test_an_unknown_price_is_none_and_not_zero() -> None:
+def test_what_was_not_counted_or_has_no_price_has_no_cost() -> None:
+    for usage in (Usage(), Usage(input_tokens=5), Usage(output_tokens=5)):
+        assert cost(usage, Price(1, 1)) is None
     assert cost(Usage(1, 1), None) is None
 
 
@@ -53,31 +56,23 @@ def test_a_cost_is_never_negative(given_tokens: int, made: int, cached: int) -> 
 def test_agac_ymls_price_wins_over_the_library() -> None:
     own = Provider("openai", "openai-chat", "https://h/v1", prices={"gpt-4o": Price(1, 2)}, price_id="openai")
     assert price_of(own, "gpt-4o") == Price(1, 2)
-    library = price_of(OPENAI, "gpt-4o")
-    assert library is not None
-    assert library != Price(1, 2)
+    assert known(OPENAI, "gpt-4o") != Price(1, 2)
 
 
 def test_the_library_knows_what_a_hosted_model_costs() -> None:
     # a price that has not changed since 2024
-    found = price_of(OPENAI, "gpt-4o-mini-2024-07-18")
-    assert found is not None
+    found = known(OPENAI, "gpt-4o-mini-2024-07-18")
     assert (found.input, found.cached_input, found.output) == (0.15, 0.075, 0.6)
 
 
 def test_a_price_by_size_of_the_prompt_is_read_from_the_library() -> None:
-    found = price_of(SHIPPED["gemini"], "gemini-2.5-pro")
-    assert found is not None
+    found = known(SHIPPED["gemini"], "gemini-2.5-pro")
     [(start, above)] = found.above
-    assert start == 200_001
-    assert (found.input, above.input) == (1.25, 2.5)
+    assert (start, found.input, above.input) == (200_001, 1.25, 2.5)
 
 
 def test_a_service_tier_has_its_own_price() -> None:
-    normal, flex = price_of(OPENAI, "gpt-5.4-mini"), price_of(OPENAI, "gpt-5.4-mini", "flex")
-    assert normal is not None
-    assert flex is not None
-    assert flex.input < normal.input
+    assert known(OPENAI, "gpt-5.4-mini", "flex").input < known(OPENAI, "gpt-5.4-mini").input
 
 
 def test_a_model_that_nobody_has_heard_of_has_no_price() -> None:
@@ -86,9 +81,7 @@ def test_a_model_that_nobody_has_heard_of_has_no_price() -> None:
 
 
 def test_a_price_that_the_library_lacks_is_none() -> None:
-    found = price_of(OPENAI, "gpt-4-turbo")
-    assert found is not None
-    assert found.cached_input is None
+    assert known(OPENAI, "gpt-4-turbo").cached_input is None
     assert price_of(OPENAI, "tts-1") is None  # paid by the character
 
 
@@ -146,13 +139,9 @@ def test_a_tier_has_agac_ymls_factor_for_every_kind_of_token(tier: str | None, f
     assert cost(Usage(0, MILLION), found) == pytest.approx(10.0 * factor)
 
 
-@pytest.mark.parametrize("tier", ["flex", "priority"])
-def test_a_tier_without_a_factor_costs_what_the_others_do(tier: str) -> None:
+def test_what_a_tier_costs_without_a_factor_and_without_a_price_of_cached_input() -> None:
     provider = Provider("p", "openai-chat", "https://h/v1", prices={"m": Price(1.0, 10.0)})
-    assert price_of(provider, "m", tier) == Price(1.0, 10.0)
-
-
-def test_a_factor_holds_where_cached_input_has_no_price_of_its_own() -> None:
+    assert price_of(provider, "m", "flex") == price_of(provider, "m", "priority") == Price(1.0, 10.0)
     provider = Provider("p", "openai-chat", "https://h/v1", prices={"*": Price(1.0, 10.0, flex=0.5)})
     assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price_of(provider, "m", "flex")) == pytest.approx(0.5)
 
@@ -177,20 +166,17 @@ def test_the_price_of_batches_of_an_unknown_model_is_unknown() -> None:
 
 def test_batches_of_long_prompts_keep_their_own_price() -> None:
     gemini = replace(SHIPPED["gemini"], batch=BatchTraits("openai", price_factor=0.5))
-    found = price_of(gemini, "gemini-2.5-pro", BATCH)
-    assert found is not None
+    found = known(gemini, "gemini-2.5-pro", BATCH)
     [(start, above)] = found.above
     assert (start, found.input, above.input) == (200_001, 0.625, 1.25)
 
 
 def test_a_known_price_of_the_library_is_halved_with_that_of_cached_tokens() -> None:
     openai = replace(OPENAI, batch=BatchTraits("openai", price_factor=0.5))
-    found = price_of(openai, "gpt-4o-mini-2024-07-18", BATCH)
-    assert found is not None
+    found = known(openai, "gpt-4o-mini-2024-07-18", BATCH)
     assert (found.input, found.cached_input, found.output) == (0.075, 0.0375, 0.3)
 
 
 def test_the_simulators_batches_cost_half() -> None:
-    found = price_of(SIMULATOR, "small", BATCH)
-    assert found is not None
+    found = known(SIMULATOR, "small", BATCH)
     assert (found.input, found.cached_input, found.output) == (0.125, 0.0125, 1.0)

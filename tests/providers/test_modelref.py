@@ -1,15 +1,18 @@
-"""Model strings as AgentCards hold them: providers, routes, every query key, short names. Each line an example."""
+"""`provider/model?key=value&…`: providers, routes, every query key, short names, and what is said of others."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from agac.core.types import Params
 from agac.providers.model_string import (
     ALIASES,
+    FIELDS,
     MODELS,
     NO_EFFECT,
     NOT_HERE,
@@ -24,7 +27,7 @@ from agac.providers.provider import Provider
 from agac.providers.table import ELSEWHERE, SHIPPED
 
 OWN = Provider("own", "openai-chat", "http://127.0.0.1:8000/v1")
-PROVIDERS = {**SHIPPED, "own": OWN}
+PROVIDERS = {**SHIPPED, "own": OWN, "my.local": replace(OWN, name="my.local")}
 
 
 def read(text: str, aliases: Mapping[str, str] | None = None) -> ModelRef:
@@ -69,6 +72,14 @@ FLEX = ModelRef("responses", "gpt-5.4-mini", {"reasoning": "low", "service_tier"
         ("o3?reasoning=high", ModelRef("responses", "o3", {"reasoning": "high"})),
         ("generic.llama3.2:1b", ModelRef("generic", "llama3.2:1b")),
         ("azure/my-deployment", ModelRef("azure", "my-deployment")),
+        ("openai.gpt-5.4-mini", ModelRef("openai", "gpt-5.4-mini")),
+        ("  simulator/small ", ModelRef("simulator", "small")),
+        ("openrouter.google/gemini-2.5-flash:free", ModelRef("openrouter", "google/gemini-2.5-flash:free")),
+        ("together/meta-llama/Llama-4.1-70B", ModelRef("together", "meta-llama/Llama-4.1-70B")),
+        ("my.local/qwen3.5/8b", ModelRef("my.local", "qwen3.5/8b")),
+        ("my.local.qwen3.5", ModelRef("my.local", "qwen3.5")),
+        ("ollama/llama3.2:1b", ModelRef("ollama", "llama3.2:1b")),
+        ("openai/ft:gpt-4.1:acme::x9", ModelRef("openai", "ft:gpt-4.1:acme::x9")),
     ],
 )
 def test_a_string_means(text: str, expected: ModelRef) -> None:
@@ -110,7 +121,9 @@ def test_what_the_user_writes_beats_what_a_short_name_holds() -> None:
         ("frequencyPenalty=1.5", {"frequency_penalty": 1.5}),
         ("repetition_penalty=1.1", {"repetition_penalty": 1.1}),
         ("repetitionPenalty=1.1", {"repetition_penalty": 1.1}),
-        ("max_tokens=7", {"max_tokens": 7}),
+        ("max_tokens=7&temperature=1", {"max_tokens": 7, "temperature": 1.0}),
+        ("presence_penalty=-2&frequency_penalty=2", {"presence_penalty": -2.0, "frequency_penalty": 2.0}),
+        ("seed=-7", {"seed": -7}),
         ("maxTokens=7", {"max_tokens": 7}),
         *((f"{key}={off}", {}) for key in ("web_search", "x_search", "web_fetch") for off in ("off", "false", "0")),
         ("structured_tools=auto", {}),
@@ -162,6 +175,39 @@ def test_keys_of_other_programs_without_a_meaning_here_are_said_to_have_none(que
     ("text", "message"),
     [
         ("openai.", "'openai.' names no model; write openai/<model>, as openai/gpt-4o"),
+        ("", "no model is named; write provider/model, like openai/gpt-5.4-mini"),
+        ("?temperature=1", "no model is named; write provider/model, like openai/gpt-5.4-mini"),
+        ("openai/", "'openai/' names no model; write openai/<model>, as openai/gpt-4o"),
+        ("openai", "'openai' names a provider and no model; write openai/<model>, as openai/gpt-4o"),
+        ("simulator", "'simulator' names a provider and no model; write simulator/<model>, as simulator/small"),
+        ("openai/gpt 5", "'gpt 5' is no model name: it holds a space"),
+        (
+            "my-own-model",
+            "'my-own-model' names no provider; write provider/model, like 'openai/my-own-model'. The providers are ",
+        ),
+        ("opneai/gpt-5.4-mini", "unknown provider 'opneai'; did you mean 'openai'? The providers are "),
+        ("opneai.gpt-5.4-mini", "'opneai.gpt-5.4-mini' names no provider; did you mean 'openai/gpt-5.4-mini'?"),
+        ("meta-llama/Llama-4", "unknown provider 'meta-llama'. The providers are "),
+        ("openai/m?", "'' after ? is no key=value pair"),
+        ("openai/m?temperature", "'temperature' after ? is no key=value pair"),
+        (
+            "openai/m?temperture=1",
+            "unknown key 'temperture'; did you mean 'temperature'? The keys are temperature, top_p, ",
+        ),
+        ("openai/m?zzz=1", "unknown key 'zzz'. The keys are "),
+        ("openai/m?temperature=hot", "temperature=hot: expected a number from 0 to 2"),
+        ("openai/m?temperature=2.1", "temperature=2.1: expected a number from 0 to 2"),
+        ("openai/m?temperature=nan", "temperature=nan: expected a number from 0 to 2"),
+        ("openai/m?top_p=1.5", "top_p=1.5: expected a number from 0 to 1"),
+        ("openai/m?presence_penalty=inf", "presence_penalty=inf: expected a number from -2 to 2"),
+        ("openai/m?max_tokens=0", "max_tokens=0: expected a whole number above 0"),
+        ("openai/m?max_tokens=1.5", "max_tokens=1.5: expected a whole number above 0"),
+        ("openai/m?seed=x", "seed=x: expected a whole number"),
+        (
+            "openai/m?reasoning=hi",
+            "reasoning=hi: expected one of none, minimal, low, medium, high, xhigh, max, or auto",
+        ),
+        ("openai/m?seed=1&seed=1", "seed is given twice"),
         ("gpt-5.4-mini.high", "'.high' is no part of a model's name; write gpt-5.4-mini?reasoning=high"),
         ("openai.gpt-5.4.low", "'.low' is no part of a model's name; write openai/gpt-5.4?reasoning=low"),
         ("openai/m?temp=1&temp=1", "temperature is given twice"),
@@ -375,3 +421,29 @@ def test_what_is_written_out_is_read_again(
 def test_any_text_is_a_model_or_has_a_reason(text: str, aliases: dict[str, str]) -> None:
     found, messages = parse_model(text, PROVIDERS, aliases)
     assert (found is None) == bool(messages)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    found, messages = parse_model("opneai/m?temperature=9&max_token=1&seed=1&seed=2", PROVIDERS)
+    assert found is None
+    assert len(messages) == 4
+
+
+def test_an_unknown_provider_comes_with_all_that_are_known() -> None:
+    _, [message] = parse_model("nobody/m", PROVIDERS)
+    for name in PROVIDERS:
+        assert name in message
+
+
+def test_every_key_is_a_parameter_that_a_request_has() -> None:
+    assert READERS.keys() - FIELDS <= {f.name for f in fields(Params)}
+
+
+@given(
+    st.sampled_from(sorted(PROVIDERS)),
+    st.text(st.characters(categories=["L", "N"], include_characters="-_:/"), min_size=1),
+)
+def test_a_known_provider_before_a_slash_is_always_the_provider(provider: str, model: str) -> None:
+    assume(not PROVIDERS[provider].routed)
+    found = read(f"{provider}/{model}")
+    assert (found.provider, found.model) == (provider, model)

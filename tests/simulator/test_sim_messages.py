@@ -1,8 +1,6 @@
 """Anthropic's Messages as the simulator speaks it, held against Anthropic's own SDK: its client, types and errors."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
@@ -39,18 +37,8 @@ async def post(client: Any, data: Any, **headers: str) -> tuple[int, Any, Any]:
         return response.status, response.headers, await response.json()
 
 
-def with_sdk(
-    served: Any, scenario: Callable[[Any, anthropic.AsyncAnthropic], Awaitable[None]], key: str = "k", **settings: Any
-) -> None:
-    async def run() -> None:
-        async with served(**settings) as client, sdk(client, key) as api:
-            await scenario(client, api)
-
-    asyncio.run(run())
-
-
-def test_the_sdk_reads_a_message(served: Any) -> None:
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+async def test_the_sdk_reads_a_message(served: Any) -> None:
+    async with served() as client, sdk(client) as api:
         message = await api.messages.create(
             **body("Great!"), system="You judge.", output_config=FORMAT, stop_sequences=["END"], service_tier="auto"
         )
@@ -67,11 +55,9 @@ def test_the_sdk_reads_a_message(served: Any) -> None:
             message.usage.output_tokens,
         )
 
-    with_sdk(served, scenario)
 
-
-def test_the_sdk_reads_a_stream(served: Any) -> None:
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+async def test_the_sdk_reads_a_stream(served: Any) -> None:
+    async with served() as client, sdk(client) as api:
         whole = await api.messages.create(**body("Tell me more."))
         events = [event async for event in await api.messages.create(**body("Tell me more."), stream=True)]
         for event in events:
@@ -87,13 +73,11 @@ def test_the_sdk_reads_a_stream(served: Any) -> None:
         assert (final.id, final.stop_reason) == (whole.id, whole.stop_reason)
         assert final.usage.output_tokens == whole.usage.output_tokens
 
-    with_sdk(served, scenario)
 
-
-def test_texts_may_come_in_blocks_and_the_same_body_gets_the_same_answer(served: Any) -> None:
+async def test_texts_may_come_in_blocks_and_the_same_body_gets_the_same_answer(served: Any) -> None:
     blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "works"}]
 
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+    async with served() as client, sdk(client) as api:
         one = await api.messages.create(**body(), system="You judge.")
         other = await api.messages.create(
             model="small",
@@ -104,8 +88,6 @@ def test_texts_may_come_in_blocks_and_the_same_body_gets_the_same_answer(served:
         assert one.usage.input_tokens == other.usage.input_tokens
         again = await api.messages.create(**body(), system="You judge.")
         assert again == one
-
-    with_sdk(served, scenario)
 
 
 ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str, str | None]] = [
@@ -128,8 +110,10 @@ ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str, str | No
 
 
 @pytest.mark.parametrize(("rule", "kind", "name", "code"), ERRORS, ids=[str(rule) for rule, *_ in ERRORS])
-def test_the_sdk_knows_each_error(served: Any, rule: dict[str, Any], kind: type, name: str, code: str | None) -> None:
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+async def test_the_sdk_knows_each_error(
+    served: Any, rule: dict[str, Any], kind: type, name: str, code: str | None
+) -> None:
+    async with served(faults=[{**rule, "always": True}]) as client, sdk(client) as api:
         with pytest.raises(kind) as caught:
             await api.messages.create(**body())
         error = caught.value
@@ -140,8 +124,6 @@ def test_the_sdk_knows_each_error(served: Any, rule: dict[str, Any], kind: type,
         if "retry_after" in rule:
             assert error.response.headers["retry-after"] == "3"
 
-    with_sdk(served, scenario, faults=[{**rule, "always": True}])
-
 
 async def test_a_key_is_taken_in_both_headers(client: Any) -> None:
     for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
@@ -150,14 +132,15 @@ async def test_a_key_is_taken_in_both_headers(client: Any) -> None:
     assert (await post(client, body(), **OLD))[0] == 200
 
 
-def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+async def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
+    async with (
+        served(faults=[{"kind": "stream_error", "code": "overloaded_error", "always": True}]) as client,
+        sdk(client) as api,
+    ):
         with pytest.raises(anthropic.APIStatusError) as caught:
             async for _ in await api.messages.create(**body(), stream=True):
                 pass
         assert (caught.value.status_code, caught.value.type) == (200, "overloaded_error")
-
-    with_sdk(served, scenario, faults=[{"kind": "stream_error", "code": "overloaded_error", "always": True}])
 
 
 @pytest.mark.parametrize(
@@ -169,13 +152,11 @@ def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
         ({"kind": "empty"}, ("end_turn", 0, None)),
     ],
 )
-def test_why_the_model_stopped(served: Any, fault: dict[str, Any], expected: tuple[str, int, str | None]) -> None:
-    async def scenario(client: Any, api: anthropic.AsyncAnthropic) -> None:
+async def test_why_the_model_stopped(served: Any, fault: dict[str, Any], expected: tuple[str, int, str | None]) -> None:
+    async with served(faults=[{**fault, "always": True}]) as client, sdk(client) as api:
         message = await api.messages.create(**body())
         words = message.stop_details.explanation if message.stop_details else None
         assert (message.stop_reason, len(message.content), words) == expected
-
-    with_sdk(served, scenario, faults=[{**fault, "always": True}])
 
 
 async def test_the_limits_are_told_with_the_moment_of_their_reset(served: Any) -> None:

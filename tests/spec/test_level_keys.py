@@ -1,8 +1,5 @@
 """Stages that make rows: explode, group_by with what stands beside it, dedupe, on_empty. What is told before a run."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from support.tree import Tree
 
@@ -40,28 +37,26 @@ def planned(tree: Tree) -> Tree:
     return tree
 
 
-def stages_of(tree: Tree, *lines: str, tail: str = "") -> dict[str, Stage]:
+def loaded(tree: Tree, *lines: str, tail: str = "") -> Workflow:
     workflow, problems = tree.load(HEAD + "".join(lines) + tail)
     assert not problems, list(map(str, problems))
     assert workflow is not None
-    return {stage.name: stage for stage in workflow.stages}
+    return workflow
+
+
+def stages_of(tree: Tree, *lines: str, tail: str = "") -> dict[str, Stage]:
+    return {stage.name: stage for stage in loaded(tree, *lines, tail=tail).stages}
 
 
 def told(tree: Tree, *lines: str, columns: tuple[str, ...] | None = COLUMNS, tail: str = "") -> list[str]:
     """What is wrong with the fields, placeholders and conditions of a workflow that can be loaded."""
-    workflow, problems = tree.load(HEAD + "".join(lines) + tail)
-    assert not problems, list(map(str, problems))
-    assert workflow is not None
-    found = check_placeholders(workflow, columns)
+    found = check_placeholders(loaded(tree, *lines, tail=tail), columns)
     return [("warning: " if one.severity == "warning" else "") + f"{one.path}: {one.message}" for one in found]
 
 
 def refused(tree: Tree, *lines: str, tail: str = "") -> list[str]:
     """What loading the workflow says, without the places."""
     return [line.split(": ", 1)[1] for line in tree.problems(HEAD + "".join(lines) + tail)]
-
-
-# keys
 
 
 def test_the_keys_become_what_stages_do(planned: Tree) -> None:
@@ -110,7 +105,9 @@ def test_a_definition_has_the_keys_where_they_are_set_and_gives_them_back(planne
     lines = [PLANNED, ANSWER, "  - {name: unique, dedupe: answer.text}\n"]
     report = "  - {name: report, group_by: [answer.topic], reduce: {max_tokens: 900}, on_empty: warn}\n"
     workflow = planned.workflow(HEAD + "".join([*lines, report, "  - {name: final}\n"]))
-    body = _definition(workflow, planned.root)
+    models, problems = resolve_models(workflow, SHIPPED)
+    assert not problems
+    body = make_plan(workflow, models, planned.root, Selection(), None).body
     set_keys = ("explode", "group_by", "reduce", "incomplete")
     assert [{key: one[key] for key in set_keys if key in one} for one in body["stages"]] == [
         {},
@@ -126,15 +123,6 @@ def test_a_definition_has_the_keys_where_they_are_set_and_gives_them_back(planne
     for written, known in zip(again, workflow.stages, strict=True):
         ways = ("name", "needs", "ancestors", "rows_of", "explode", "group", "makes")
         assert [getattr(written, way) for way in ways] == [getattr(known, way) for way in ways]
-
-
-def _definition(workflow: Workflow, root: Path) -> dict[str, Any]:
-    models, problems = resolve_models(workflow, SHIPPED)
-    assert not problems
-    return make_plan(workflow, models, root, Selection(), None).body
-
-
-# the graph
 
 
 def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned: Tree) -> None:
@@ -196,9 +184,6 @@ def test_needs_that_are_written_hold_for_what_explodes(planned: Tree) -> None:
     ) == ["stages[1].explode: names the stage 'plan', which is not upstream of this one; add it to needs"]
 
 
-# what is written
-
-
 def test_ends_of_different_rows_have_to_be_chosen_from(planned: Tree) -> None:
     lines = [PLANNED, ANSWER, "  - {name: tone, needs: plan}\n", "  - {name: all, needs: answer, group_by: []}\n"]
     assert refused(planned, *lines) == [
@@ -243,9 +228,6 @@ def test_a_workflow_that_ends_with_dedupe_writes_what_it_follows_of_the_rows_kep
     for tail in ("", last):
         workflow = planned.workflow(f"{HEAD}{PLANNED}{ANSWER}  - {{name: unique, dedupe: answer.text}}\n{tail}")
         assert (workflow.output.rows, workflow.output.stages) == ("unique", ("answer",))
-
-
-# names
 
 
 def test_items_are_known_by_the_schema_of_what_is_exploded(planned: Tree) -> None:

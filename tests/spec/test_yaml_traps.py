@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,13 +140,8 @@ def test_an_unknown_escape_in_quotes_says_what_to_write() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n"])
 def test_an_empty_file_is_empty_and_no_mistake(text: str) -> None:
     document = parse_yaml(text, "f")
-    assert document.empty
-    assert (document.data, document.problems) == (None, [])
-
-
-def test_a_written_null_is_not_an_empty_file() -> None:
-    document = parse_yaml("null\n", "f")
-    assert not document.empty
+    assert (document.empty, document.data, document.problems) == (True, None, [])
+    assert not parse_yaml("null\n", "f").empty
 
 
 def test_anchors_and_aliases_give_equal_values() -> None:
@@ -182,47 +178,33 @@ def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) 
     assert str(document.where(("b2",), key=True)) == "f.yml:5:1"
 
 
-def test_bytes_that_are_not_utf8_are_refused_with_their_place(tmp_path: Path) -> None:
-    file = tmp_path / "f.yml"
-    file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n")
-    assert words(read_yaml(file, "f.yml")) == ["f.yml:2:5: byte 0xff is not valid UTF-8; save the file as UTF-8"]
-
-
-def test_utf16_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "f.yml"
-    file.write_bytes("a: 1\n".encode("utf-16"))
-    assert words(read_yaml(file, "f.yml")) == ["f.yml:1:1: this is UTF-16; save the file as UTF-8"]
-
-
-def test_a_file_of_100_mb_is_refused_without_being_read(tmp_path: Path) -> None:
-    file = tmp_path / "f.yml"
-    with file.open("wb") as out:
-        out.write(b"a: ")
-        out.truncate(100_000_000)
-    [text] = words(read_yaml(file, "f.yml"))
-    assert text == "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file"
-
-
-def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f.yml")
-    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == ["f.yml: not a regular file"]
-
-
-def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
-    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == ["f.yml: cannot be read: No such file or directory"]
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (
+            lambda file: file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n"),
+            "f.yml:2:5: byte 0xff is not valid UTF-8; save the file as UTF-8",
+        ),
+        (lambda file: file.write_text("a: 1\n", "utf-16"), "f.yml:1:1: this is UTF-16; save the file as UTF-8"),
+        (
+            lambda file: (file.touch(), os.truncate(file, 100_000_000)),
+            "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file",
+        ),
+        (os.mkfifo, "f.yml: not a regular file"),  # and nobody waits for it
+        (lambda file: None, "f.yml: cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_no_yaml_file_is_refused(prepare: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+    prepare(tmp_path / "f.yml")
+    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == [told]
 
 
 def test_places_of_keys_values_and_missing_things() -> None:
     document = parse_yaml("stages:\n  - name: a\n    prompt: x\n  - name: b\n", "w.yml")
-    assert str(document.where(("stages", 0, "prompt"))) == "w.yml:3:13"
+    paths = [("stages", 0, "prompt"), ("stages", 1), ("stages", 1, "model"), ("nothing", "here")]
+    assert [str(document.where(path)) for path in paths] == ["w.yml:3:13", "w.yml:4:5", "w.yml:4:5", "w.yml:1:1"]
     assert str(document.where(("stages", 0, "prompt"), key=True)) == "w.yml:3:5"
-    assert str(document.where(("stages", 1))) == "w.yml:4:5"
-    assert str(document.where(("stages", 1, "model"))) == "w.yml:4:5"
-    assert str(document.where(("nothing", "here"))) == "w.yml:1:1"
-
-
-def test_front_matter_counts_lines_of_its_file() -> None:
-    document = parse_yaml("a: 1\na: 2\n", "card.md", first_line=2)
+    document = parse_yaml("a: 1\na: 2\n", "card.md", first_line=2)  # lines of front matter are those of its file
     assert words(document) == ["card.md:3:1: a: duplicate key, first given on line 2; keep one of them"]
 
 

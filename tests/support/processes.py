@@ -65,6 +65,15 @@ def ended(process: Process, seconds: float = PATIENCE) -> Ran:
     return Ran(process.returncode, out.decode(), err.decode())
 
 
+def is_explained(ran: Ran, *words: str) -> None:
+    """Exit 1, one error that says what and what to do, nothing that looks like a bug."""
+    assert ran.code == 1, ran.err
+    assert ran.err.count("error: ") == 1
+    assert [word for word in words if word not in ran.err] == [], ran.err
+    assert "Traceback" not in ran.err
+    assert "bug" not in ran.err
+
+
 def killed(process: Process) -> None:
     """SIGKILL, to the process alone, and its end."""
     process.send_signal(signal.SIGKILL)
