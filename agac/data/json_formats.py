@@ -28,7 +28,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
-class Unusable(ValueError):
+class RefusedValue(ValueError):
     """Well-formed JSON with a value that agac refuses; the message says which and what to write instead."""
 
 
@@ -37,18 +37,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise Unusable(f"the key {quoted(twice)} stands twice in one object; keep one of them")
+        raise RefusedValue(f"the key {quoted(twice)} stands twice in one object; keep one of them")
     return found
 
 
 def _constant(name: str) -> float:
-    raise Unusable(f"{name} is not a JSON value; write null or a string")
+    raise RefusedValue(f"{name} is not a JSON value; write null or a string")
 
 
 def _float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise Unusable(f"the number {_cut(text)} is too large; write null or a string")
+        raise RefusedValue(f"the number {_cut(text)} is too large; write null or a string")
     return number
 
 
@@ -60,17 +60,17 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2, allow_nan=False)
 def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
     """The value that begins at `position`, and where it ends.
 
-    Raises JSONDecodeError for what is not JSON, Unusable for what agac refuses.
+    Raises JSONDecodeError for what is not JSON, RefusedValue for what agac refuses.
     """
     try:
         value, end = _decoder.raw_decode(text, position)
-    except (json.JSONDecodeError, Unusable):
+    except (json.JSONDecodeError, RefusedValue):
         raise
     except RecursionError:
-        raise Unusable(f"the value is nested deeper than {MAX_DEPTH} levels") from None
+        raise RefusedValue(f"the value is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         # the interpreter's own limit against quadratic conversion
-        raise Unusable("an integer has more than 4300 digits; write it as a string") from None
+        raise RefusedValue("an integer has more than 4300 digits; write it as a string") from None
     _refuse_what_cannot_be_kept(text, position, end, value)
     return value, end
 
@@ -89,12 +89,12 @@ def _refuse_what_cannot_be_kept(text: str, start: int, end: int, value: JSONValu
     if text.find("\\u", start, end) >= 0:
         field = _field_with_surrogate(value)
         if field is not None:
-            raise Unusable(f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it")
+            raise RefusedValue(f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it")
     if end - start <= 2 * MAX_DEPTH:
         return
     brackets = text.count("[", start, end) + text.count("{", start, end)
     if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise Unusable(f"the value is nested deeper than {MAX_DEPTH} levels")
+        raise RefusedValue(f"the value is nested deeper than {MAX_DEPTH} levels")
 
 
 def _depth(value: JSONValue) -> int:
@@ -169,7 +169,7 @@ class JsonLinesSource(LineSource):
                 hint = "; the file ends inside this line" if ended else "; end lines with LF, not CR alone"
             problem = f"not valid JSON: {error.msg} (character {error.pos + 1}){hint}"
             return self._refused(ordinal, line, problem, ErrorType.INVALID_JSON)
-        except Unusable as error:
+        except RefusedValue as error:
             return self._refused(ordinal, line, str(error))
         if type(value) is dict:
             return Record(ordinal, value, None, line)
@@ -316,7 +316,7 @@ def _element(text: _Text) -> JSONValue | _Broken:
     """The value that begins at `text.at`, which is moved behind it."""
     try:
         value, end = decode_at(text.text, text.at)
-    except (Unusable, json.JSONDecodeError):
+    except (RefusedValue, json.JSONDecodeError):
         return _followed(text)
     # a number at the end of the piece may go on in the next one
     if (end == len(text.text) and not text.ended) or text.dirty:
@@ -349,7 +349,7 @@ def _followed(text: _Text) -> JSONValue | _Broken:
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1}, {error.pos + 1} characters into the element"
         return _Broken(f"not valid JSON: {error.msg} ({place})")
-    except Unusable as error:
+    except RefusedValue as error:
         return _Broken(str(error), ErrorType.INVALID_ROW)
 
 

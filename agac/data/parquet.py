@@ -37,7 +37,7 @@ def _no_pattern(path: Path) -> str:
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
-class _Reading(NamedTuple):
+class _ColumnType(NamedTuple):
     """As which type a column is fetched, and what makes JSON of a value that is not null."""
 
     type: str
@@ -106,32 +106,32 @@ class ParquetSource(FileSource):
             ) from error
 
 
-def _reading(kind: Any) -> _Reading:
+def _reading(kind: Any) -> _ColumnType:
     """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
     match kind.id:
         case name if name in _AS_THEY_ARE:
-            return _Reading(str(kind), None)
+            return _ColumnType(str(kind), None)
         case "double":
-            return _Reading("DOUBLE", _number)
+            return _ColumnType("DOUBLE", _number)
         case "float":  # by way of its shortest text: 0.1 is not to become 0.10000000149011612
-            return _Reading(_TEXT, lambda text: _number(float(text)))
+            return _ColumnType(_TEXT, lambda text: _number(float(text)))
         case "blob":
-            return _Reading("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
+            return _ColumnType("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
         case "list" | "array":
             item = _reading(dict(kind.children)["child"])
             change = item.convert
             of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
-            return _Reading(f"{item.type}[]", of_each)
+            return _ColumnType(f"{item.type}[]", of_each)
         case "struct":
             fields = {name: _reading(child) for name, child in kind.children}
             inside = ", ".join(f"{_identifier(name)} {reading.type}" for name, reading in fields.items())
-            return _Reading(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
+            return _ColumnType(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
         case "map":  # keys become texts, as JSON has them
             item = _reading(dict(kind.children)["value"])
-            return _Reading(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
+            return _ColumnType(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
         case name if name.startswith("timestamp"):
-            return _Reading(_TEXT, _iso)
-    return _Reading(_TEXT, None)
+            return _ColumnType(_TEXT, _iso)
+    return _ColumnType(_TEXT, None)
 
 
 def _number(value: float) -> float | None:

@@ -452,11 +452,6 @@ class OpenAiBatches:
     def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
         """A batch as it is, but for its faults; `address` is where the simulator is served."""
         hidden = bool(batch.masked_status(now))
-        counts: dict[str, int | None] = {"total": batch.total, "completed": batch.good, "failed": batch.bad}
-        if batch.ended == "failed" and batch.family == "azure":
-            counts = dict.fromkeys(counts)
-        elif batch.fault("batch_counts_lie") and batch.ended:
-            counts |= {"completed": batch.total, "failed": 0}
         usage = {
             "input_tokens": batch.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
@@ -485,7 +480,7 @@ class OpenAiBatches:
             "finalizing_at": whole(batch.ended_at) if closed and not hidden else None,
             **ended,
             "cancelling_at": whole(batch.cancel_at),
-            "request_counts": counts,
+            "request_counts": _request_counts(batch),
             "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
             "usage": usage if batch.ended and not hidden else None,
         }
@@ -495,6 +490,16 @@ class OpenAiBatches:
 
     def not_open(self, batch: Batch) -> ApiError:
         return ApiError(400, f"Cannot cancel a batch with status '{batch.ended}'.")
+
+
+def _request_counts(batch: Batch) -> dict[str, int | None]:
+    """How many of its requests are done, as the provider says; Azure says nothing of a batch that it refused."""
+    counts: dict[str, int | None] = {"total": batch.total, "completed": batch.good, "failed": batch.bad}
+    if batch.ended == "failed" and batch.family == "azure":
+        return dict.fromkeys(counts)
+    if batch.fault("batch_counts_lie") and batch.ended:
+        counts |= {"completed": batch.total, "failed": 0}
+    return counts
 
 
 def whole(seconds: float | None) -> int | None:

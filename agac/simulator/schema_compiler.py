@@ -212,7 +212,7 @@ def telling(schema: Any) -> dict[str, Any]:
 
 
 @dataclass(slots=True, eq=False)
-class Shape:
+class ValueShape:
     """Writes the values of a schema. `height` is how deep the smallest value nests, as far as it is known; `ENDLESS`
     without any. `measure` works it out from the shapes below.
 
@@ -223,7 +223,7 @@ class Shape:
     height: float = ENDLESS
     measure: Callable[[], float] = lambda: 0
     draw: Callable[[Draft, int, str], Any] = lambda draft, depth, name: None
-    named: Mapping[str, Shape] = field(default_factory=dict)
+    named: Mapping[str, ValueShape] = field(default_factory=dict)
     only_null: bool = False
 
     def write(self, draft: Draft, depth: int, name: str) -> Any:
@@ -232,12 +232,53 @@ class Shape:
         return self.draw(draft, depth, name)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Properties:
+    """The keys of an object: `named` ones, and further ones with values of `others`; from `least` to `most` of them. A
+    map has further ones alone."""
+
+    named: Mapping[str, ValueShape]
+    others: ValueShape
+    required: Mapping[str, None]
+    least: float
+    most: float
+    is_map: bool
+
+    def height(self) -> float:
+        """How deep the smallest object nests."""
+        needed = [self.named.get(key, self.others).height for key in self.required]
+        missing = max(0, int(self.least) - len(needed))
+        spare = [shape.height for key, shape in self.named.items() if key not in self.required]
+        if self.others.height < ENDLESS:
+            spare += [self.others.height] * missing
+        if len(needed) > self.most or self.least > self.most or len(spare) < missing:
+            return ENDLESS
+        return 1 + max((*needed, *sorted(spare)[:missing]), default=0)
+
+    def draw(self, draft: Draft, depth: int, name: str) -> Any:
+        """An object: what is required, and more of it while there is room."""
+        named, others, chosen = self.named, self.others, set(self.required)
+        generous = depth < FLAT and draft.left > 0
+        optional = [key for key, shape in named.items() if shape.height < ENDLESS and key not in chosen]
+        for key in sorted(optional, key=lambda key: named[key].height):
+            if len(chosen) < self.most and (len(chosen) < self.least or (generous and draft.random.random() < 0.8)):
+                chosen.add(key)
+        keys = [key for key in named if key in chosen] + [key for key in self.required if key not in named]
+        wanted = min(max(self.least, len(keys) + 2 if generous and self.is_map else 0), self.most)
+        invented: list[str] = []
+        while len(keys) + len(invented) < wanted and others.height < ENDLESS:
+            word = draft.one_of(draft.words).lower()
+            taken = word in keys or word in invented or word in named
+            invented.append(f"{word}_{len(invented) + 1}" if taken else word)
+        return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys + invented}
+
+
 class SchemaCompiler:
     """Compiles one document. `root` is its shape; `unsure` whether values must be validated."""
 
     def __init__(self, document: Any) -> None:
         self.document = document
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, ValueShape] = {}
         self.unsure = False
         self.root = self.shape(document)
         changed = True
@@ -254,7 +295,7 @@ class SchemaCompiler:
         """Whether a value satisfies the document; raises SchemaError for one that is wrong in itself."""
         return validity(self.document)
 
-    def shape(self, schema: Any, depth: int = 0) -> Shape:
+    def shape(self, schema: Any, depth: int = 0) -> ValueShape:
         """The shape of a schema; equal schemas share one, so that recursion ends."""
         if not isinstance(schema, dict | bool):
             raise SchemaError(f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false")
@@ -263,7 +304,7 @@ class SchemaCompiler:
         if found is None:
             if len(self.shapes) > MOST_SHAPES or depth > DEEPEST:
                 raise SchemaError("it is too large or too deep for the simulator")
-            found = self.shapes[key] = Shape()
+            found = self.shapes[key] = ValueShape()
             self.fill(found, self.expand(telling(schema), 0), depth + 1)
         return found
 
@@ -291,7 +332,7 @@ class SchemaCompiler:
             return schema
         return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
 
-    def fill(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+    def fill(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
         """Gives a shape what an expanded schema says."""
         self.unsure = self.unsure or not SURE.issuperset(schema)
         branching = next((keyword for keyword in ("anyOf", "oneOf") if keyword in schema), "")
@@ -320,7 +361,7 @@ class SchemaCompiler:
         else:
             self.number(shape, schema, whole=types[0] == "integer")
 
-    def alternatives(self, shape: Shape, schemas: Iterable[Any], depth: int) -> None:
+    def alternatives(self, shape: ValueShape, schemas: Iterable[Any], depth: int) -> None:
         """One of some schemas; null is taken seldom when there is anything else."""
         branches = [self.shape(schema, depth) for schema in schemas]
 
@@ -346,13 +387,13 @@ class SchemaCompiler:
         types = read_types(others) if "type" in others else None
         return values if types is None else [value for value in values if any(TYPES[name](value) for name in types)]
 
-    def fixed(self, shape: Shape, values: list[Any]) -> None:
+    def fixed(self, shape: ValueShape, values: list[Any]) -> None:
         """One of some values; without any, there is no value at all."""
         shape.draw = lambda draft, depth, name: draft.choose(values)
         shape.measure = lambda: 0 if values else ENDLESS
         shape.only_null = values == [None]
 
-    def number(self, shape: Shape, schema: dict[str, Any], *, whole: bool) -> None:
+    def number(self, shape: ValueShape, schema: dict[str, Any], *, whole: bool) -> None:
         """A number, or an integer when `whole`."""
         low = [number_of(schema, keyword) for keyword in ("minimum", "exclusiveMinimum")]
         high = [number_of(schema, keyword) for keyword in ("maximum", "exclusiveMaximum")]
@@ -362,48 +403,22 @@ class SchemaCompiler:
         draw = number_writer(whole, low, high, step)
         shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
-    def properties(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+    def properties(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
         """An object: its named properties, and `others` for every further key. A map is to have some keys."""
         listed = schema.get("properties", {})
         if not isinstance(listed, dict):
             raise SchemaError("properties must be an object")
         if not all(isinstance(name, str) for name in list_of(schema, "required", least=0)):
             raise SchemaError("required must be a list of property names")
-        required = dict.fromkeys(schema.get("required", ()))
         allowed = schema.get("additionalProperties", True)
         named = shape.named = {name: self.shape(part, depth) for name, part in listed.items()}
         others = self.shape({"type": "string"} if allowed in (True, {}) else allowed, depth)
         least, most = count_of(schema, "minProperties", 0), count_of(schema, "maxProperties", math.inf)
         is_map = allowed not in (True, {}) and not named
+        keys = _Properties(named, others, dict.fromkeys(schema.get("required", ())), least, most, is_map)
+        shape.draw, shape.measure = keys.draw, keys.height
 
-        def measure() -> float:
-            needed = [named.get(key, others).height for key in required]
-            missing = max(0, int(least) - len(needed))
-            spare = [shape.height for key, shape in named.items() if key not in required]
-            if others.height < ENDLESS:
-                spare += [others.height] * missing
-            if len(needed) > most or least > most or len(spare) < missing:
-                return ENDLESS
-            return 1 + max((*needed, *sorted(spare)[:missing]), default=0)
-
-        def draw(draft: Draft, depth: int, name: str) -> Any:
-            chosen, generous = set(required), depth < FLAT and draft.left > 0
-            optional = [key for key, shape in named.items() if shape.height < ENDLESS and key not in chosen]
-            for key in sorted(optional, key=lambda key: named[key].height):
-                if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
-                    chosen.add(key)
-            keys = [key for key in named if key in chosen] + [key for key in required if key not in named]
-            wanted = min(max(least, len(keys) + 2 if generous and is_map else 0), most)
-            invented: list[str] = []
-            while len(keys) + len(invented) < wanted and others.height < ENDLESS:
-                word = draft.one_of(draft.words).lower()
-                taken = word in keys or word in invented or word in named
-                invented.append(f"{word}_{len(invented) + 1}" if taken else word)
-            return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys + invented}
-
-        shape.draw, shape.measure = draw, measure
-
-    def items(self, shape: Shape, schema: dict[str, Any], depth: int) -> None:
+    def items(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
         """A list: `first` by place, then `rest` for every further one. A list under `items` is what `prefixItems` is
         today."""
         prefix, further = list_of(schema, "prefixItems", least=0), schema.get("items", True)
@@ -443,7 +458,7 @@ class SchemaCompiler:
 
         shape.draw, shape.measure = draw, measure
 
-    def text(self, shape: Shape, schema: dict[str, Any]) -> None:
+    def text(self, shape: ValueShape, schema: dict[str, Any]) -> None:
         """A string, by its pattern or its format, or of the prompt's words."""
         least, most = int(count_of(schema, "minLength", 0)), count_of(schema, "maxLength", math.inf)
         pattern, form = schema.get("pattern"), schema.get("format")
