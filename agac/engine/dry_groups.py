@@ -85,8 +85,8 @@ class ForecastDeriver:
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
         """The children that `explode` makes of a row; of one that fails, what they would be."""
         made = self.made(row)
-        if maker.index in made.broods:
-            for child in made.broods[maker.index]:
+        if maker.index in made.children:
+            for child in made.children[maker.index]:
                 yield self._child(maker, row, child, descended(row.view, maker, json.loads(child.data)))
         elif row.unmade is not maker:
             yield from self._guessed(maker, row, descended(row.view, maker, {ITEM: self._item(maker), INDEX: 0}))
@@ -98,8 +98,8 @@ class ForecastDeriver:
             maker = self._levels.stages[index]
             if rows is None:
                 yield from self._guessed(maker, row, row.view.child({}))
-            elif index in made.broods:
-                for child, fields in zip(made.broods[index], rows, strict=True):
+            elif index in made.children:
+                for child, fields in zip(made.children[index], rows, strict=True):
                     yield self._child(maker, row, child, descended(row.view, maker, fields))
 
     def kept(self, maker: AnyStage, row: ForecastRow, content: bytes, times: int = 1) -> ForecastRow:

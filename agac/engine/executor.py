@@ -344,39 +344,38 @@ class Executor:
 
     def _settle(self, row: ActiveRow) -> None:
         """What became of the row: of a failure in one branch and a guard in another that makes it leave, it leaves."""
-        settler, deriver = self._settler, self._deriver
+        settler = self._settler
         if row.ready:
             settler.mark_batch_answers_used(row)
         if row.parked is not None and (row.waits or not (row.dropped or row.failed)):
             settler.row_parked(row, row.parked)
             return
-        in_place = any(index in deriver.to_ends for index in row.lists)  # rows of functions have its results
-        reached = row.reached or in_place
-        derived = None
-        if self._makes and not (row.dropped or row.failed):
-            lists = {index: rows for index, rows in row.lists.items() if rows is not None}
-            state = State.DONE if reached else State.SKIPPED
-            try:
-                derived = deriver.made(self._level, row.view, row.new, lists, state)
-            except DerivationFailed as fault:
-                self.does.fail(row, fault.stage, ErrorType.INVALID_ROW, fault.message, why.NOT_MADE)
+        in_place = any(index in self._deriver.to_ends for index in row.lists)  # rows of functions have its results
+        state = State.DONE if row.reached or in_place else State.SKIPPED
+        derived = self._derived(row, state) if self._makes else None
         if row.dropped:
             settler.row_ended(row, State.FILTERED, settled=row.settled)
         elif row.failed is not None:
             settler.row_ended(row, State.FAILED, failed=row.failed, settled=row.settled)
         else:
             settled = row.settled | self._later if self._makes else None
-            state = State.DONE if reached else State.SKIPPED
             settler.row_ended(row, state, None if self._joins or in_place else row.written, settled=settled)
-        if not self._makes:
-            return
-        if derived is None:  # which may be nothing in the place of what was made before
-            lacks = row.failed is not None and not row.dropped
-            derived = deriver.lacking(self._level, row.view, row.new) if lacks else DerivedRows(row.new)
-        if derived.broods or derived.groups or derived.alike or row.known or row.made:
+        if derived is not None and (row.known or row.made or not derived.is_empty):
             self._ledger.batch.makings.append(derived)
             if self._on_made is not None:
                 self._on_made(derived)
+
+    def _derived(self, row: ActiveRow, state: State) -> DerivedRows:
+        """What is made of the row, which may be nothing in the place of what was made before; it fails where that
+        cannot be made."""
+        if not (row.dropped or row.failed):
+            lists = {index: rows for index, rows in row.lists.items() if rows is not None}
+            try:
+                return self._deriver.made(self._level, row.view, row.new, lists, state)
+            except DerivationFailed as fault:
+                self.does.fail(row, fault.stage, ErrorType.INVALID_ROW, fault.message, why.NOT_MADE)
+        lacks = row.failed is not None and not row.dropped
+        return self._deriver.lacking(self._level, row.view, row.new) if lacks else DerivedRows(row.new)
 
 
 # The bounded window of rows at work: workers pull rows from their sources, no task object is made for a row.

@@ -64,11 +64,11 @@ def part_id(group: RowId, node: NodeId) -> str:
     return f"{group}/{node.height}.{node.low:016x}.{node.high:016x}{after}"
 
 
-Unusable = Literal["failed", "incomplete", "large"]
+UnusableGroup = Literal["failed", "incomplete", "large"]
 """Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
 
 
-def unusable(group: Group, rows: int, failed: int) -> Unusable | None:
+def unusable(group: Group, rows: int, failed: int) -> UnusableGroup | None:
     """Why a group cannot be asked that has so many members, and so many more that failed."""
     if not rows:
         return "failed"
@@ -349,7 +349,7 @@ class Deduplicator:
                 note = partial(canonical, {"dedupe": self._fields, "first": first.id, "values": {}})
                 settler.not_asked(row, self._stage, Outcome.DROPPED, note)
                 kept, state = [], State.FILTERED
-            ledger.batch.broods.append(Children(one.key, self._stage.index, kept))
+            ledger.batch.children.append(Children(one.key, self._stage.index, kept))
             settler.row_moved(row, one.state, state, one.result_id)
         if changed:
             await ledger.durable()

@@ -222,13 +222,18 @@ class Settler:
             self._add(row, stage, outcome, result.fingerprint, result, replica=replica)
             return
         leaves, own, totals = is_leave(stage, result.value), self._totals.stages[stage.name], self._totals
+        settled_as, note = outcome, voted.note if voted else None
+        if leaves:
+            assert isinstance(stage, LocalStage)
+            function = str(next(iter(stage.operation.body().values())))
+            settled_as, note = Outcome.DROPPED, canonical({"python": function, "values": {}})
         if asked:
             self._stops.answered(stage.name)
         totals.tasks_done += asked
         totals.tasks_reused += not asked
         if not row.part:
-            own.done += asked and not leaves
-            own.reused += not (asked or leaves)
+            own.done += settled_as is Outcome.DONE
+            own.reused += settled_as is Outcome.REUSED
             own.dropped += leaves
         prior, agreement = row.prior.get(stage.index), voted.agreement if voted else None
         if not asked and prior is not None and result.id:
@@ -237,11 +242,6 @@ class Settler:
                 return  # the store says this of the task already
         self._earlier_ends.pop(row.new.key, None)
         self._uncount(row, stage, prior)
-        settled_as, note = outcome, voted.note if voted else None
-        if leaves:
-            assert isinstance(stage, LocalStage)
-            function = str(next(iter(stage.operation.body().values())))
-            settled_as, note = Outcome.DROPPED, canonical({"python": function, "values": {}})
         batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).count += 1
         if agreement and not row.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
@@ -373,7 +373,7 @@ class Settler:
         at stages that could not be asked."""
         for (stage, replica, _), ready in row.ready.items():
             if ready.then_do != "run" and stage not in row.held:
-                self._ledger.batch.told.append((row.new, stage, replica))
+                self._ledger.batch.used.append((row.new, stage, replica))
 
     def row_parked(self, row: ActiveRow, stage: AnyStage) -> None:
         """A row waits for a stage that is not asked in this invocation: it stays open."""

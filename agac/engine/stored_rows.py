@@ -274,7 +274,7 @@ class ChildFeeds:
 
     def add(self, derived: DerivedRows) -> None:
         """Has the children fed that are made of a row, once they are stored."""
-        for origin, children in derived.broods.items():
+        for origin, children in derived.children.items():
             if children and origin in self._parents:
                 self._open += 1
                 parent = Parent(derived.row.key, 0, len(children))

@@ -943,7 +943,7 @@ SELECT ?1, ?2, ?3, ?4, ?5, 0, 1, 0, 0 WHERE NOT EXISTS (
     AND state < 2 AND state < 3
 );
 
--- name: task_told
+-- name: task_used
 -- A row was walked with what came of its task.
 UPDATE batch_task SET state = 3 WHERE row_key = ? AND stage = ? AND replica = ? AND state = 2 AND state < 3;
 

@@ -175,9 +175,14 @@ class DerivedRows(NamedTuple):
     and was made of the row before is no longer made."""
 
     row: NewRow
-    broods: Mapping[int, Sequence[Child]] = {}
+    children: Mapping[int, Sequence[Child]] = {}
     groups: Mapping[int, Membership] = {}
     alike: Mapping[int, DedupeCandidate] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is made of it."""
+        return not (self.children or self.groups or self.alike)
 
 
 class Children(NamedTuple):
@@ -305,7 +310,7 @@ class WriteBatch:
     attempts: list[Attempt] = field(default_factory=list)
     ends: list[RowEnd] = field(default_factory=list)
     makings: list[DerivedRows] = field(default_factory=list)
-    broods: list[Children] = field(default_factory=list)
+    children: list[Children] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
     """Keys of groups all of whose parts are written."""
@@ -313,7 +318,7 @@ class WriteBatch:
     """Keys of rows that are no longer made."""
     reopened: list[int] = field(default_factory=list)
     """Keys of made rows that are taken up again."""
-    told: list[tuple[NewRow, int, int]] = field(default_factory=list)
+    used: list[tuple[NewRow, int, int]] = field(default_factory=list)
     """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
     enrolled: list[Enrolled] = field(default_factory=list)
     waiting: list[WaitingTask] = field(default_factory=list)

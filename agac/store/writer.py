@@ -75,8 +75,8 @@ class DerivedRowWriter:
         self._make_nothing_of([*batch.leaving, *(c.key for c in batch.changes if c.state is not State.PENDING)])
         for making in batch.makings:
             self._make(making)
-        for brood in batch.broods:
-            self._children(brood.row_key, brood.origin, brood.children)
+        for made in batch.children:
+            self._children(made.row_key, made.origin, made.children)
         writer.executemany(sql("part_put"), [self._part(part) for part in batch.parts])
         for group in batch.cut:  # no other part of it is left
             self._drop([key for (key,) in writer.execute(sql("parts_stale"), (group, self._event)).fetchall()])
@@ -91,9 +91,9 @@ class DerivedRowWriter:
         key = making.row.key
         if self._has_children:
             origins = {origin for (origin,) in self._writer.execute(sql("origins_of_children"), (key,))}
-            for origin in origins - making.broods.keys() - making.alike.keys():
+            for origin in origins - making.children.keys() - making.alike.keys():
                 self._children(key, origin, ())
-            for origin, children in making.broods.items():
+            for origin, children in making.children.items():
                 self._children(key, origin, children, new=origin not in origins)
         if self._has_groups:
             self._join(key, making.groups)
@@ -312,15 +312,7 @@ class Ledger:
         if batch.results:
             for number, result in enumerate(batch.results, _last(writer, "result_id_max") + 1):
                 result.id = number
-        inserts = [
-            (n.key, run, n.row.id, n.occurrence, n.row.ordinal, n.hash, n.data, n.state, *_error(n.row.error), event)
-            for n in batch.inserts
-        ]
-        yield "row_insert", inserts
-        changes = [(c.ordinal, c.hash, c.data, c.state, *_error(c.error), event, c.key) for c in batch.changes]
-        yield "row_change", changes
-        yield "row_place", [(ordinal, event, key) for ordinal, key in batch.places]
-        yield "row_leave", [(key,) for key in batch.leaving]
+        yield from _rows(batch, run, event)
         results = [
             (r.id, r.fingerprint, r.value, self._endpoint_of(r, writer), r.created_at, r.how) for r in batch.results
         ]
@@ -333,19 +325,10 @@ class Ledger:
         yield "row_settle", ends
         if self._descent is not None:
             self._descent.write(writer, batch)
-        yield "task_told", [(new.key, stage, replica) for new, stage, replica in batch.told]
-        enrolled = [
-            (run, t.batch, t.place, t.new.key, t.stage, t.replica, t.fingerprint, t.round, t.position, t.repairs)
-            for t in batch.enrolled
-        ]
-        yield "task_enrol", enrolled
-        yield "task_wait", [(run, t.new.key, t.stage, t.replica, t.fingerprint) for t in batch.waiting]
-        yield "task_ended", [(t.then_do, *_error(t.error), t.id) for t in batch.ended]
-        followers = [(t.then_do, *_error(t.error), t.round, t.position, t.repairs, t.fingerprint) for t in batch.ended]
-        yield "followers_ended", followers
+        yield from _batch_tasks(batch, run)
         yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
-        if batch.ends or batch.inserts or batch.changes or batch.places or batch.leaving or batch.broods or batch.gone:
+        if any((batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone)):
             yield "run_revise", [(run,)]
 
     def _attempt(self, a: Attempt, event: int, writer: sqlite3.Connection) -> tuple[Any, ...]:
@@ -371,6 +354,33 @@ class Ledger:
             assert found is not None
             self._endpoints[endpoint] = found
         return found
+
+
+def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:
+    """Statements about rows of the input."""
+    inserts = [
+        (n.key, run, n.row.id, n.occurrence, n.row.ordinal, n.hash, n.data, n.state, *_error(n.row.error), event)
+        for n in batch.inserts
+    ]
+    yield "row_insert", inserts
+    changes = [(c.ordinal, c.hash, c.data, c.state, *_error(c.error), event, c.key) for c in batch.changes]
+    yield "row_change", changes
+    yield "row_place", [(ordinal, event, key) for ordinal, key in batch.places]
+    yield "row_leave", [(key,) for key in batch.leaving]
+
+
+def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
+    """Statements about tasks in a provider's batches."""
+    yield "task_used", [(new.key, stage, replica) for new, stage, replica in batch.used]
+    enrolled = [
+        (run, t.batch, t.place, t.new.key, t.stage, t.replica, t.fingerprint, t.round, t.position, t.repairs)
+        for t in batch.enrolled
+    ]
+    yield "task_enrol", enrolled
+    yield "task_wait", [(run, t.new.key, t.stage, t.replica, t.fingerprint) for t in batch.waiting]
+    yield "task_ended", [(t.then_do, *_error(t.error), t.id) for t in batch.ended]
+    followers = [(t.then_do, *_error(t.error), t.round, t.position, t.repairs, t.fingerprint) for t in batch.ended]
+    yield "followers_ended", followers
 
 
 def _last(writer: sqlite3.Connection, statement: str) -> int:
