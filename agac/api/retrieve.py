@@ -281,6 +281,17 @@ class DoctorReport(Report):
     exit_code: ExitCode
 
 
+async def _compare(maintenance: BatchContext, own: list[BatchRecord], findings: list[Finding], *, clean: bool) -> None:
+    """Adds what there is to say of the batches of a workflow: what was found before an error stays."""
+    await clean_up(maintenance)
+    for record in own:
+        findings += await stored_batches.find_late(maintenance, record)
+        now = await read_batch(maintenance.database, record.id)
+        if now is not None and now.state not in CLOSED:
+            findings += await stored_batches.look_at(maintenance, now)
+    findings += await _stale(maintenance, own, clean=clean)
+
+
 @blocking
 async def doctor(
     *,
@@ -308,14 +319,7 @@ async def doctor(
             own = [view.batch for view in views if view.workflow == workflow]
             try:
                 async with _maintenance(opened, database, workflow, {one.provider for one in own}) as maintenance:
-                    await clean_up(maintenance)
-                    for record in own:
-                        findings += await stored_batches.find_late(maintenance, record)
-                        now = await read_batch(database, record.id)
-                        findings += (
-                            [] if now is None or now.state in CLOSED else await stored_batches.look_at(maintenance, now)
-                        )
-                    findings += await _stale(maintenance, own, clean=clean)
+                    await _compare(maintenance, own, findings, clean=clean)
             except AgacError as error:
                 findings.append(Finding("not_asked", f"{workflow}: {error.message}", remedy=error.remedy))
         open_ones = await batches.batches(database)

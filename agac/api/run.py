@@ -462,6 +462,17 @@ def _begun(record: runs.RunRecord, choice: Retry) -> float | None:
     return None
 
 
+def _check_names(choice: Retry, stages: list[str]) -> None:
+    """Raises UsageError for a stage or a kind of error that there is not."""
+    for name, flag in ((choice.stage, "--stage"), (choice.from_stage, "--from")):
+        if name is not None:
+            position_of(name, stages, flag)
+    if choice.error is not None and choice.error not in set(ErrorType):
+        near = get_close_matches(choice.error, list(ErrorType), 1)
+        hint = f"Did you mean {near[0]!s}?" if near else f"The kinds are: {', '.join(ErrorType)}."
+        raise UsageError(f"--error {choice.error}: there is no such kind of error", remedy=hint)
+
+
 async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord, Retry]:
     """What the retry takes up, its run, and the retry that the engine is given: answers count from now on, or from the
     beginning of the same retry that did not come to its end."""
@@ -469,13 +480,7 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
         bodies = (await runs.definition_of(database, record.id))["stages"]
         replicas = {str(stage["name"]): int(stage.get("replicas", 1)) for stage in bodies}
         names = list(replicas)
-        for name, flag in ((choice.stage, "--stage"), (choice.from_stage, "--from")):
-            if name is not None:
-                position_of(name, names, flag)
-        if choice.error is not None and choice.error not in set(ErrorType):
-            near = get_close_matches(choice.error, list(ErrorType), 1)
-            hint = f"Did you mean {near[0]!s}?" if near else f"The kinds are: {', '.join(ErrorType)}."
-            raise UsageError(f"--error {choice.error}: there is no such kind of error", remedy=hint)
+        _check_names(choice, names)
         begun = _begun(record, choice)
         due = replace(choice, run=record.id, since=time.time() if begun is None else begun)
         counts = await chosen_counts(database, record.id, due)

@@ -184,6 +184,13 @@ def status_word(line: BatchLine) -> str:
     return STEP_WORDS.get(line.step) or line.status or ("in_progress" if line.provider_id else "not submitted")
 
 
+def _still_possible(lines: list[BatchLine]) -> str:
+    """What open batches can cost at most."""
+    most = price(sum(line.held_usd or 0.0 for line in lines), simulated=any(line.simulated for line in lines))
+    unknown = ", and requests of unknown price" if any(line.held_usd is None for line in lines) else ""
+    return f"; open batches: up to {most}{unknown}"
+
+
 def status_lines(report: BatchReport) -> Iterator[str]:
     """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
     runs so far, with the most that open batches can add."""
@@ -202,12 +209,8 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         words = f"{len(batches)} batches, {done:,} done, {failed:,} failed of {total}"
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
     for run, calls in report.calls.items():
-        so_far = f"Cost of run {run} so far: {cost_of(calls)}"
-        if own := [line for line in batches if line.run == run and line.open]:
-            most = price(sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own))
-            unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""
-            so_far += f"; open batches: up to {most}{unknown}"
-        yield so_far
+        own = [line for line in batches if line.run == run and line.open]
+        yield f"Cost of run {run} so far: {cost_of(calls)}{_still_possible(own) if own else ''}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 

@@ -234,6 +234,15 @@ def _some(run: int, ids: list[str | int], count: int) -> str:
     return f"{', '.join(map(repr, ids[:SHOWN_IDS]))}{more}; {row_command(run, ids[0])}"
 
 
+def _vote(vote: dict[str, Any]) -> str:
+    values = []
+    for one in vote["values"]:
+        *others, last = map(str, one["replicas"])
+        values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
+    agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
+    return f"vote on {vote['field']}: {', '.join(values)}; {agreed}"
+
+
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
     yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
     if stage["passed_over"]:
@@ -255,12 +264,7 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
             if one["reused_from"]:
                 yield f"    reused: {_reused_from(one['reused_from'])}"
     if vote := stage.get("vote"):
-        values = []
-        for one in vote["values"]:
-            *others, last = map(str, one["replicas"])
-            values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
-        agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
-        yield f"  vote on {vote['field']}: {', '.join(values)}; {agreed}"
+        yield f"  {_vote(vote)}"
     for message in stage["prompt"] or ():
         yield from _block(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:

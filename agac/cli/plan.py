@@ -25,7 +25,8 @@ from agac.cli.terminal import (
 from agac.core.report import dollars
 
 if TYPE_CHECKING:
-    from agac.api.plan import PlannedTasks, PlanReport
+    from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport
+    from agac.engine.forecast import Guess
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
@@ -161,36 +162,53 @@ def reason_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if batches is not None and batches.cuts.batches:
-        count, most = batches.cuts
-        times = f"no batch of this model has ended yet, and the provider takes up to {batches.window}"
-        if (earlier := batches.times) is not None:
-            half, all_but_few = duration(earlier.p50), duration(earlier.p95)
-            times = f"of {earlier.batches:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
-            if earlier.batches == 1:
-                times = f"the previous one took {half}"
-        each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
-        about = "" if found.exact else "~"
-        yield f"{about}{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
+        yield f"{'' if found.exact else '~'}{_batches(batches)}"
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
     if found.guess is not None:
-        makes, source, number, run = found.guess
-        after = "it was called" if makes == "rows" else f"`{source}` has answered"
-        basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
-        match makes:
-            case "groups":
-                number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
-                yield f"the number of groups is not known before {after}; {number_of} {basis}"
-            case "kept":
-                yield f"which rows are alike is not known before {after}; {number:.0%} kept {basis}"
-            case _:
-                yield f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
+        yield _guessed(found.guess)
     if found.undecided:
         otherwise = "leave" if stage.stage.otherwise == "drop" else "skip it"
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another row"
+
+
+def _batches(batches: PlannedBatches) -> str:
+    """How many batches the tasks are sent in, and how long they may take."""
+    count, most = batches.cuts
+    times = f"no batch of this model has ended yet, and the provider takes up to {batches.window}"
+    if (earlier := batches.times) is not None:
+        half, all_but_few = duration(earlier.p50), duration(earlier.p95)
+        times = f"of {earlier.batches:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
+        if earlier.batches == 1:
+            times = f"the previous one took {half}"
+    each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
+    return f"{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
+
+
+def _guessed(guess: Guess) -> str:
+    """What is taken for the number of rows that a stage makes, and from where."""
+    makes, source, number, run = guess
+    after = "it was called" if makes == "rows" else f"`{source}` has answered"
+    basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
+    match makes:
+        case "groups":
+            number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
+            return f"the number of groups is not known before {after}; {number_of} {basis}"
+        case "kept":
+            return f"which rows are alike is not known before {after}; {number:.0%} kept {basis}"
+    return f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
+
+
+def _expected_cost(report: PlanReport, *, simulated: bool, about: str) -> str:
+    cost = "a cost that is not known (no price)"
+    if report.usd is not None:
+        cost = dollars(report.usd, simulated=simulated, about=about)
+    if report.usd_at_most is not None:
+        cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
+    return cost
 
 
 def total_lines(report: PlanReport, command: str) -> Iterator[str]:
@@ -201,11 +219,7 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
         return
     simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
     about = "" if report.exact else "~"
-    cost = "a cost that is not known (no price)"
-    if report.usd is not None:
-        cost = dollars(report.usd, simulated=simulated, about=about)
-    if report.usd_at_most is not None:
-        cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
+    cost = _expected_cost(report, simulated=simulated, about=about)
     tokens_in = sum(stage.estimate.input_tokens for stage in report.stages)
     tokens_out = sum(stage.estimate.output_tokens for stage in report.stages)
     calls = counted(report.calls, "call")

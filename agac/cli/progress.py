@@ -233,13 +233,8 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max
     return [*lines, *notes][:max_lines]
 
 
-def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -> str:
-    """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
-    full = bare = f"{name} {stage.settled:,} rows"
-    if stage.total is not None:
-        share = stage.settled / stage.total.rows if stage.total.rows else 1.0
-        counts = f"{stage.settled:,}/{'' if stage.total.exact else '~'}{stage.total.rows:,} ({share:.1%})"
-        full, bare = f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
+def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
+    """What a stage's line says besides its rows, in its order."""
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
     if stage.total is not None and rate > 0 and not _finished(stage):
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
@@ -252,6 +247,17 @@ def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -
         parts["cost"] = dollars(stage.cost, None, simulated=stage.simulated) + unknown
     if stage.failed:
         parts["errors"] = f"errors {stage.failed:,}"
+    return parts
+
+
+def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -> str:
+    """One stage. Where it is too long, first the last error is cut, then the least important parts are left out."""
+    full = bare = f"{name} {stage.settled:,} rows"
+    if stage.total is not None:
+        share = stage.settled / stage.total.rows if stage.total.rows else 1.0
+        counts = f"{stage.settled:,}/{'' if stage.total.exact else '~'}{stage.total.rows:,} ({share:.1%})"
+        full, bare = f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
+    parts = _parts(stage, rate)
     detail = _last_error(stage, style)
     if style.width is None:
         return " | ".join([full, *parts.values()]) + detail

@@ -214,6 +214,14 @@ class Exported:
     edited: tuple[Path, ...] = ()
 
 
+def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
+    """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
+    for name in {*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL}.difference(outputs.names):
+        stale = outputs.folder / name
+        if stale.is_file() and not stale.is_symlink() and _stamp(stale) in [one.files.get(name) for one in written]:
+            stale.unlink()
+
+
 async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> Exported:
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for.
 
@@ -258,10 +266,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
         remedy = f"{error.remedy or ''} {remedy}".strip()
         failure = AgacError(f"{error.message}; nothing of it was written", remedy=remedy)
-    for name in {*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL}.difference(outputs.names):
-        stale = outputs.folder / name  # of a format that is not wanted any longer, and as a run in this folder left it
-        if stale.is_file() and not stale.is_symlink() and _stamp(stale) in [one.files.get(name) for one in written]:
-            stale.unlink()
+    _remove_stale(outputs, written)
     stamps = outputs.stamps(unwritten=failure is not None)
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(but_table=failure is not None), failure, replaced, edited)

@@ -314,19 +314,19 @@ class FinalRows:
         keys = [row.key for row in rows]
         results = await results_of_rows(database, keys) if self._joins else {}
         row_views = await views.ended(keys if self._formed or self._made_again else made)
-        found = []
-        for row in rows:
-            view, value, form, data = row_views.get(row.key), row.value, row.form, row.data
-            if self._joins and row.state == State.DONE:
-                texts = [self._text(end, results.get((row.key, end.index)), view) for end in self._ends]
-                named = (f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True))
-                value = texts[0] if len(texts) == 1 else f"{{{','.join(named)}}}"
-            if view is not None and (self._formed or row.made):
-                form = self._nearest(view, self._last)
-                if row.made and (self._inputs or row.state == State.FAILED):
-                    data = snapshot(form)
-            found.append(row._replace(value=value, form=form, data=data))
-        return found
+        return [self._final(row, row_views.get(row.key), results) for row in rows]
+
+    def _final(self, row: ExportRow, view: RowView | None, results: Mapping[tuple[int, int], StageResult]) -> ExportRow:
+        value, form, data = row.value, row.form, row.data
+        if self._joins and row.state == State.DONE:
+            texts = [self._text(end, results.get((row.key, end.index)), view) for end in self._ends]
+            named = (f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True))
+            value = texts[0] if len(texts) == 1 else f"{{{','.join(named)}}}"
+        if view is not None and (self._formed or row.made):
+            form = self._nearest(view, self._last)
+            if row.made and (self._inputs or row.state == State.FAILED):
+                data = snapshot(form)
+        return row._replace(value=value, form=form, data=data)
 
     def _text(self, end: RecordedStage, result: StageResult | None, view: RowView | None) -> str:
         """What a stage gave for a row, JSON."""
@@ -403,11 +403,7 @@ class WrittenRows:
         counts = await child_counts(self._db, list(wanted))
         pairs = [(key, origin) for key, (origins, _) in wanted.items() for origin in origins]
         if sum(counts.get(pair, 0) for pair in pairs) <= MAX_KEYS:
-            children: dict[int, list[ExportRow]] = {}
-            for origin in sorted({origin for _, origin in pairs}):
-                keys = [key for key, one in pairs if one == origin]
-                for parent, _, child in await children_export(self._db, keys, origin=origin):
-                    children.setdefault(parent, []).append(child)
+            children = await self._children(pairs)
             with_children: list[At] = []
             for at in rows:
                 if at.row.key in wanted:
@@ -425,6 +421,15 @@ class WrittenRows:
             for key, origin in pairs:
                 async for found in self._paged(rows[0], key, origin, wanted[key][1]):
                     yield found
+
+    async def _children(self, pairs: list[tuple[int, int]]) -> dict[int, list[ExportRow]]:
+        """The children of rows, by these: of each pair of a row and a stage that made them."""
+        children: dict[int, list[ExportRow]] = {}
+        for origin in sorted({origin for _, origin in pairs}):
+            keys = [key for key, one in pairs if one == origin]
+            for parent, _, child in await children_export(self._db, keys, origin=origin):
+                children.setdefault(parent, []).append(child)
+        return children
 
     async def _paged(self, at: At, key: int, origin: int, depth: int) -> AsyncIterator[list[ExportRow]]:
         """What is written of the many children of one row."""

@@ -101,26 +101,37 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
         else:
             scope = seen(stage, stage.ancestors, stage.rows_of)
         if stage.explode is not None and stage.group is None:
-            exploded = scope.shape(stage.explode)
-            kinds = exploded.kinds()
-            item = UNKNOWN if kinds and "array" not in kinds else exploded.inside(["0"])
-            of_row = len(stage.explode) == 1 and stage.explode[0] not in scope.earlier
-            items[stage.name] = (item, stage.explode[0] if of_row else None)
+            items[stage.name] = _item(stage.explode, scope)
             fields = scope.fields.with_item(*items[stage.name])
             scope = StageScope(workflow, stage, scope.earlier, fields, scope)
         yield scope
         stages[stage.name], fields = stage, scope.fields
-        match stage.operation:
-            case Select(names):
-                kept = {name: fields.shapes.get(name, UNKNOWN) for name in names}
-                forms[stage.name] = Fields(kept, made=fields.made & kept.keys())
-            case Rename(new_names):
-                renamed = {new_names.get(name, name): shape for name, shape in fields.shapes.items()}
-                if fields.open:
-                    renamed |= {name: UNKNOWN for name in new_names.values() if name not in renamed}
-                forms[stage.name] = Fields(renamed, fields.open, fields.made - new_names.keys())
-            case Python():
-                forms[stage.name] = OPEN
+        if (changed := _changed(stage, fields)) is not None:
+            forms[stage.name] = changed
+
+
+def _changed(stage: WrittenStage, fields: Fields) -> Fields | None:
+    """The fields of rows after a stage that changes them; None: it does not."""
+    match stage.operation:
+        case Select(names):
+            kept = {name: fields.shapes.get(name, UNKNOWN) for name in names}
+            return Fields(kept, made=fields.made & kept.keys())
+        case Rename(new_names):
+            renamed = {new_names.get(name, name): shape for name, shape in fields.shapes.items()}
+            if fields.open:
+                renamed |= {name: UNKNOWN for name in new_names.values() if name not in renamed}
+            return Fields(renamed, fields.open, fields.made - new_names.keys())
+        case Python():
+            return OPEN
+    return None
+
+
+def _item(path: tuple[str, ...], scope: StageScope) -> tuple[FieldShape, str | None]:
+    """What is known of the items of the list at `path`, and the row's field that it stands in, if it is one of that."""
+    exploded = scope.shape(path)
+    kinds = exploded.kinds()
+    of_row = len(path) == 1 and path[0] not in scope.earlier
+    return UNKNOWN if kinds and "array" not in kinds else exploded.inside(["0"]), path[0] if of_row else None
 
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
@@ -175,13 +186,19 @@ def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
     if isinstance(does, Dedupe):
         yield from (("dedupe", _way(way, rows)) for way in does.fields)
     if isinstance(does, Select | Rename) and not scope.fields.open:
-        have, new_names = scope.fields.shapes, does.names if isinstance(does, Rename) else {}
-        for name in does.fields if isinstance(does, Select) else new_names:
-            if name not in have:
-                yield does.key, f"names the field {name!r}, which rows do not have; {did_you_mean(name, have)}"
-        kept = have.keys() - new_names.keys()
-        taken = [(old, new) for old, new in new_names.items() if new in kept]
-        yield from ((does.key, f"{old!r} cannot become {new!r}: rows have that field already") for old, new in taken)
+        yield from ((does.key, message) for message in _unfit_change(does, scope.fields.shapes))
+
+
+def _unfit_change(does: Select | Rename, have: Mapping[str, FieldShape]) -> Iterator[str]:
+    """Fields that are to be kept or renamed and are not there, or cannot have their new names."""
+    new_names = does.names if isinstance(does, Rename) else {}
+    for name in does.fields if isinstance(does, Select) else new_names:
+        if name not in have:
+            yield f"names the field {name!r}, which rows do not have; {did_you_mean(name, have)}"
+    kept = have.keys() - new_names.keys()
+    for old, new in new_names.items():
+        if new in kept:
+            yield f"{old!r} cannot become {new!r}: rows have that field already"
 
 
 def _no_list(way: tuple[str, ...], rows: StageScope) -> str | None:

@@ -10,7 +10,7 @@ from agac.providers.bodies import count, mapping, objects, text
 from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of
-from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, told, unreadable
+from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 
@@ -58,7 +58,7 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
     if system := "\n\n".join([*rules, shape.instruction] if shape.instruction else rules):
         wire["system"] = system
     wire["messages"] = [{"role": role, "content": words} for role, words in said if role != "system"]
-    wire |= told(params, _PARAMS, {"stop": "stop_sequences", **provider.renames})
+    wire |= set_params(params, _PARAMS, {"stop": "stop_sequences", **provider.renames})
     thinking = _thinking(params.reasoning, model, provider)
     wire |= thinking
     if shape.response_format is not None:

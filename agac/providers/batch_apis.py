@@ -395,13 +395,13 @@ class AnthropicBatches(BatchApi):
             return None
         word = text(data, "processing_status")
         counts = data.get("request_counts")
-        told = {name: count(counts, name) for name in ("processing", "succeeded", *_FAILURES)}
-        numbers = [number for number in told.values() if number is not None]
+        counted = {name: count(counts, name) for name in ("processing", "succeeded", *_FAILURES)}
+        numbers = [number for number in counted.values() if number is not None]
         state, known = STATES.get(word.lower(), UNKNOWN)
         ended = word.lower() == "ended"
         if ended:  # an end has one word; what it was is told by the counts
-            cancelled = data.get("cancel_initiated_at") and told["canceled"]
-            expired = BatchState.EXPIRED if told["expired"] else BatchState.COMPLETED
+            cancelled = data.get("cancel_initiated_at") and counted["canceled"]
+            expired = BatchState.EXPIRED if counted["expired"] else BatchState.COMPLETED
             state, known = BatchState.CANCELLED if cancelled else expired, True
         created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
         return ProviderBatch(
@@ -411,8 +411,8 @@ class AnthropicBatches(BatchApi):
             known=known,
             total=sum(numbers) if numbers else None,
             # all but `processing` stay 0 until the end: that is no count
-            done=told["succeeded"] if ended else None,
-            failed=sum(told[name] or 0 for name in _FAILURES) if ended else None,
+            done=counted["succeeded"] if ended else None,
+            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None,
             created_at=created,
             expires_at=moment(data.get("expires_at")),
             ended_at=moment(data.get("ended_at")),

@@ -10,7 +10,7 @@ from agac.providers.bodies import count, mapping, objects, text
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import openai_format, shape_of
-from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, told, unreadable
+from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 
 
 def _headers(provider: Provider) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, J
     """The body of POST /chat/completions."""
     shape, params = shape_of(request.schema, provider, openai_format), request.params
     wire: dict[str, JSONValue] = {"model": model, "messages": _messages(shape.instruction, request.messages)}
-    wire |= told(params, _CHAT_PARAMS, provider.renames)
+    wire |= set_params(params, _CHAT_PARAMS, provider.renames)
     if params.max_tokens is not None:
         wire[provider.max_tokens_field] = params.max_tokens
     if params.reasoning is not None:  # an effort, or the model's switch turned on or off
@@ -202,7 +202,7 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     if separate and (instructions := items.pop(0)["content"]):
         wire["instructions"] = instructions
     wire["input"] = items
-    wire |= told(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
+    wire |= set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}
     written: dict[str, JSONValue] = {} if params.verbosity is None else {"verbosity": params.verbosity}

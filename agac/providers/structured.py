@@ -52,8 +52,8 @@ def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping) -> Sha
     form = None if provider.structured == "none" else shaping(schema, provider)
     shape = Shape(form)
     if form is None or form["type"] != "json_schema":
-        told = json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
-        shape = Shape(form, INSTRUCTION + told)
+        text = json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
+        shape = Shape(form, INSTRUCTION + text)
     # the schema is kept with its shape, so that its id cannot be given to another one
     _shapes[key] = (schema, shape)
     return shape
@@ -113,11 +113,15 @@ def _is_strict_node(node: Any) -> bool:
         return False
     if isinstance(name := node.get("format"), str) and name not in _STRICT_FORMATS:
         return False
-    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    kinds = _kinds(node)
     if "object" not in kinds and "properties" not in node:
         return True
     required = node.get("required") or ()
     return node.get("additionalProperties") is False and all(n in required for n in mapping(node.get("properties")))
+
+
+def _kinds(node: Mapping[str, Any]) -> list[Any]:
+    return node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
 
 
 # Anthropic holds answers to part of the language, with every object closed. Facts: platform.claude.com, Structured
@@ -194,7 +198,7 @@ def _closed(node: Any) -> dict[str, JSONValue]:
     if any(isinstance(value, (dict, list)) for value in (*(node.get("enum") or ()), node.get("const"))):
         raise _Beyond
     closed: dict[str, JSONValue] = {name: node[name] for name in _KEPT_AS_THEY_ARE if name in node}
-    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    kinds = _kinds(node)
     if "object" in kinds or "properties" in node:
         # one that says nothing of other properties is closed; one that asks for others cannot be told
         properties = node.get("properties")

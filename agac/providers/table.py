@@ -399,10 +399,10 @@ def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
     if said.api == "none":
         return None
     traits = known if known is not None and known.api == said.api else BATCH_GENERIC[said.api]
-    told: dict[str, Any] = {name: getattr(said, name) for name in said.model_fields_set - {"api"}}
+    changes: dict[str, Any] = {name: getattr(said, name) for name in said.model_fields_set - {"api"}}
     if said.windows is not None:
-        told["windows"] = tuple(said.windows)
-    return replace(traits, **told)
+        changes["windows"] = tuple(said.windows)
+    return replace(traits, **changes)
 
 
 # Providers that agac does not reach, by the names that model strings have for them: why, and what to write instead.

@@ -112,7 +112,7 @@ def asking(wire: bytes, how: bytes) -> bytes:
     return b"{" + how + wire[1:]
 
 
-def told(params: Params, names: Iterable[str], renames: Mapping[str, str]) -> dict[str, JSONValue]:
+def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str]) -> dict[str, JSONValue]:
     """Those of the parameters that are set. `renames` are their names on the wire where they differ from the fields."""
     wire: dict[str, JSONValue] = {}
     for name in names:

@@ -117,13 +117,17 @@ def _node_faults(node: CelNode, text: str) -> Iterator[str]:
         yield f"{at}: unknown function `{name}`; write `{_OTHER_FUNCTIONS[name]}`"
     else:
         yield f"{at}: unknown function `{name}`; {did_you_mean(name, FUNCTIONS, 'functions')}"
-    if method and name == "matches" and (pattern := node.parts[-1]).kind == "literal":
-        try:
-            cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
-        except RuntimeError as refused:
-            reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
-            why = reason[1] if reason else "its syntax is not known"
-            yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
+    if method and name == "matches" and node.parts[-1].kind == "literal":
+        yield from _pattern_faults(node.parts[-1], text)
+
+
+def _pattern_faults(pattern: CelNode, text: str) -> Iterator[str]:
+    try:
+        cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
+    except RuntimeError as refused:
+        reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
+        why = reason[1] if reason else "its syntax is not known"
+        yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
 
 
 def _type_faults(tree: CelNode, text: str) -> Iterator[str]:

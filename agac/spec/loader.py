@@ -238,8 +238,8 @@ def _refuse_folder(folder: Path, project: ProjectSpec, source: InputSpec | None)
         raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
 
 
-def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
-    """The table that `text` names. `folder` is the output folder."""
+def _parse_table(text: str) -> tuple[str, str]:
+    """The names of a database and a table in it, as `text` has them."""
     form = "write it as sqlite://data/out.db?table=results"
     head, _, query = text.partition("?")
     scheme, found, name = head.partition("://")
@@ -252,16 +252,21 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
     given = parse_qsl(query, keep_blank_values=True)
     if (unknown := next((key for key, _ in given if key != "table"), None)) is not None:
         raise Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
-    tables = [value for _, value in given]
-    table = tables[0] if tables else ""
+    table = given[0][1] if given else ""
     if not table:
         raise Refused(f"names no table; {form}")
-    if len(tables) > 1:
-        raise Refused(f"names {len(tables)} tables; keep one of them")
+    if len(given) > 1:
+        raise Refused(f"names {len(given)} tables; keep one of them")
     if table.lower().startswith("sqlite_") or not table.isprintable():
         raise Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
     if not name:
         raise Refused(f"names no database; {form}")
+    return name, table
+
+
+def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
+    """The table that `text` names. `folder` is the output folder."""
+    name, table = _parse_table(text)
     path = inside(project.root, name)
     shown = project.shown(path)
     if any(lies_in(path, project.root / state) for state in STATE_FOLDERS):
@@ -311,20 +316,7 @@ def output_stages(
         if unknown := [document.problem(at, message) for message in _unknown(written, by_name, file.stages)]:
             return ((), None), unknown
         chosen = [name for name in by_name if name in written]
-    # what only lets rows through has no results, so it stands for what it follows; a filter that is named stands for
-    # the rows that pass it
-    left, found, seen = list(chosen), set(), set()
-    while left:
-        if (name := left.pop()) in seen or name not in by_name:
-            continue  # a circle, or a stage that does not exist: `graph` says so
-        seen.add(name)
-        node = by_name[name]
-        stage = file.stages[node.index]
-        if node.needs and (stage.dedupe is not None or (stage.filter is not None and written is None)):
-            left += node.needs
-        else:
-            found.add(name)
-    stages = tuple(name for name in by_name if name in found)
+    stages = _with_results(chosen, by_name, file)
     if not sound:
         return (stages, None), []
     home = homes(nodes)
@@ -344,6 +336,27 @@ def output_stages(
             message += f"choose with `output: {{stages: [{last}]}}`"
         problems.append(document.problem(at, message))
     return (stages, next(iter(levels), None)), problems
+
+
+def _with_results(chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile) -> tuple[str, ...]:
+    """The stages that have the results of those that were chosen.
+
+    What only lets rows through has none, so it stands for what it follows; a filter that is named stands for the rows
+    that pass it.
+    """
+    left, found, seen = list(chosen), set(), set()
+    while left:
+        if (name := left.pop()) in seen or name not in by_name:
+            continue  # a circle, or a stage that does not exist: `graph` says so
+        seen.add(name)
+        node = by_name[name]
+        stage = file.stages[node.index]
+        passes = stage.dedupe is not None or (stage.filter is not None and file.output.stages is None)
+        if node.needs and passes:
+            left += node.needs
+        else:
+            found.add(name)
+    return tuple(name for name in by_name if name in found)
 
 
 def _unknown(written: Sequence[str], known: Iterable[str], stages: Sequence[StageFile]) -> Iterator[str]:

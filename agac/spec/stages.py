@@ -193,6 +193,26 @@ class StageBuilder:
             found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
             schema = self._noted(found)
         self.problems += vote_problems(written, schema, self.document, path)
+        defaulted = self._defaulted(written, path, card)
+        group, bounds = None, dict(written.reduce) if written.reduce else {}
+        if written.group_by is not None:
+            group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
+        examples = card.messages if card else ()
+        if written.messages is not None:
+            examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
+        return {
+            **defaulted,
+            "system": system,
+            "prompt": prompt,
+            "schema": schema.schema if isinstance(schema, JsonSchema) else None,
+            "output_schema": schema,
+            "examples": examples,
+            "visibility": visible and Visibility.of(visible.only, visible.never),
+            "group": group,
+        }
+
+    def _defaulted(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Any]:
+        """The fields of a stage whose keys other levels may set: its card, the workflow's and the project's files."""
         levels = self._levels(written, path, card)
         keys = merged(DefaultsFile, *(one.keys for one in levels))
         said = {key: one.level for one in levels for key in set_keys(one.keys)}
@@ -203,21 +223,8 @@ class StageBuilder:
             for one in levels
             if one.level != "override"
         }
-        group, bounds = None, dict(written.reduce) if written.reduce else {}
-        if written.group_by is not None:
-            group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
-        examples = card.messages if card else ()
-        if written.messages is not None:
-            examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
         return {
             **_same_fields(written, keys),
-            "system": system,
-            "prompt": prompt,
-            "schema": schema.schema if isinstance(schema, JsonSchema) else None,
-            "output_schema": schema,
-            "examples": examples,
-            "visibility": visible and Visibility.of(visible.only, visible.never),
-            "group": group,
             "model": keys.model,
             "fallback": tuple(keys.fallback) if chosen else (),
             "params": params | ({"card": card.params} if card else {}),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.keys import custom_id
@@ -108,6 +109,17 @@ class OpenBatch:
         return self.most_tokens is None or not self.spool.lines or self.tokens + tokens <= self.most_tokens
 
 
+class Question(NamedTuple):
+    """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks; in a batch, for the
+    `round`-th time, unless it `calls`."""
+
+    request: Request
+    position: int = 0
+    quoted: int = 0
+    round: int = 1
+    calls: bool = False
+
+
 class Enrolment:
     """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
     a budget had no room. Tasks that were left for the user are continued by whoever walks the input."""
@@ -142,26 +154,14 @@ class Enrolment:
             self.wait(active, stage, fingerprint, replica)  # unless that is its own task, as the store knows
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
-        number, position, quoted, calls = 1, 0, 0, stage.run_mode == "sync"
+        question = Question(request, calls=stage.run_mode == "sync")
         if ready is not None and ready.then_do is None and ready.error is not None:
             return ready.error
         if ready is not None and ready.then_do is not None:
-            then, forms = ready.then_do, await self._context.formats(self._context.run)
-            if then == "run" and self._context.batching.resume_run is not None:
+            if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
-            if then == "fallback":
-                position = min(ready.position + 1, len(stage.models) - 1)
-                calls = calls or (stage.index, position) not in forms
-            else:
-                form = forms.get((stage.index, ready.position))
-                quoted = ready.repairs + (then == "repair")
-                if form is not None:
-                    position = ready.position
-                    if quoted:  # also where the batch with a re-ask was lost: the question itself was answered
-                        quoting = await self._quoting(form, active, ready, request)
-                        request, quoted = (request, 0) if quoting is None else (quoting, quoted)
-                calls = calls or form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
-                number = 1 if then == "repair" else ready.round + (then == "batch" and ready.error is not None)
+            question = await self._after(ready, active, stage, question)
+        request, position, quoted, number, calls = question
         if not calls:
             return await self._enrol(active, stage, fingerprint, request, replica, number, position, quoted)
         try:
@@ -171,6 +171,23 @@ class Enrolment:
         except BlockedByBatches:
             self.held_back += 1
             return Parked.PARKED
+
+    async def _after(self, ready: ReadyTask, active: ActiveRow, stage: PlannedStage, first: Question) -> Question:
+        """How a task is asked again after what came of it in a batch; `first` is how it would be the first time."""
+        then, forms = ready.then_do, await self._context.formats(self._context.run)
+        if then == "fallback":
+            position = min(ready.position + 1, len(stage.models) - 1)
+            return first._replace(position=position, calls=first.calls or (stage.index, position) not in forms)
+        form = forms.get((stage.index, ready.position))
+        request, position, quoted = first.request, 0, ready.repairs + (then == "repair")
+        if form is not None:
+            position = ready.position
+            if quoted:  # also where the batch with a re-ask was lost: the question itself was answered
+                quoting = await self._quoting(form, active, ready, request)
+                request, quoted = (request, 0) if quoting is None else (quoting, quoted)
+        by_call = form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
+        number = 1 if then == "repair" else ready.round + (then == "batch" and ready.error is not None)
+        return Question(request, position, quoted, number, first.calls or by_call)
 
     def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
         """The row waits for an equal task that is in a batch."""
