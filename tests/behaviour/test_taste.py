@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,11 @@ OTHER_DATABASES = {
     "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py",
 }  # fmt: skip
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
+COUNTERPARTS = {
+    "anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "progress", "project", "report", "run",
+    "status",
+}  # fmt: skip
+"""Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
 
@@ -87,6 +93,13 @@ def test_classes_are_named_after_what_they_are() -> None:
     classes = ((name, node) for name, node in nodes() if isinstance(node, ast.ClassDef))
     assert [f"{name}:{node.lineno}: {node.name}" for name, node in classes if empty.match(node.name)] == []
     assert [name for name in modules() if re.search(r"(utils?|helpers?|misc|common)\.py\Z", name)] == []
+
+
+def test_a_name_stands_for_one_thing() -> None:
+    classes = Counter(node.name for _, node in nodes() if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1] == []
+    files = Counter(Path(name).stem for name in modules() if not name.endswith("__.py"))
+    assert {name for name, count in files.items() if count > 1} == COUNTERPARTS
 
 
 def test_text_is_read_and_written_with_its_encoding() -> None:

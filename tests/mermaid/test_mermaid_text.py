@@ -1,4 +1,4 @@
-"""What `agac.api.graph.mermaid` writes, read back by Mermaid itself."""
+"""What `agac.api.drawing.mermaid` writes, read back by Mermaid itself."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.npm import npm_folder
 
-from agac.api.graph import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
+from agac.api.drawing import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
 
 HERE = Path(__file__).parent
 ODD = [

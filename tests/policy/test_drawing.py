@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agac.api.graph import DrawnEdge, DrawnNode, mermaid, one_line
-from agac.api.svg import Area, svg, text_width
+from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, one_line, svg, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 Graph = tuple[list[DrawnNode], list[DrawnEdge]]
@@ -266,7 +265,7 @@ def test_a_cycle_is_refused() -> None:
 
 def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
-        "from agac.api.graph import DrawnEdge, DrawnNode, mermaid\nfrom agac.api.svg import svg\n"
+        "from agac.api.drawing import DrawnEdge, DrawnNode, mermaid, svg\n"
         "nodes = [DrawnNode(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
         "edges = [DrawnEdge(f's{i // 3}', f's{i}') for i in range(1, 20)]\n"
         "print(svg(nodes, edges), mermaid(nodes, edges))"

@@ -1,7 +1,8 @@
-"""A drawing as one SVG: layers, places of boxes and lines, and text widths."""
+"""A drawing, boxes and lines between them, as Mermaid text, or as one SVG: its layers, places and text widths."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,99 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from agac.api.graph import WORDS, DrawnEdge, DrawnNode, figures, linked, one_line
+# Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
+
+WORDS = ("done", "reused", "failed", "skipped", "dropped")
+"""Counts that have a colour, in the order in which they are shown; others come after them."""
+
+MERMAID_LINE = 60
+"""Characters of a line in a box."""
+
+BRACKETS = {
+    "input": ("[(", ")]"),
+    "python": ("[[", "]]"),
+    "filter": ("{{", "}}"),
+    "dedupe": ("{{", "}}"),
+    "output": ("([", "])"),
+}
+"""How Mermaid brackets the kinds that are not plain boxes."""
+
+BORDERS = {"ask": "#0969da", "python": "#8250df", "filter": "#bc4c00", "dedupe": "#bf3989", "select": "#1b7c83"}
+BORDERS["rename"] = BORDERS["select"]
+"""Of a kind's border: strong enough on light and on dark."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A box: a stage. `counts`: what became of its rows in the last run; None where there is none. `level`: 0 for the
+    input's rows, more for rows made of them."""
+
+    name: str
+    kind: str
+    label_lines: Sequence[str] = ()
+    counts: Mapping[str, int] | None = None
+    level: int = 0
+
+
+class DrawnEdge(NamedTuple):
+    """A line from a stage to one that needs it, by their names."""
+
+    source: str
+    target: str
+
+
+def linked(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> list[tuple[int, int]]:
+    """The places of each edge's ends among the nodes; ValueError for a name that is there twice or not at all."""
+    places = {node.name: place for place, node in enumerate(nodes)}
+    if len(places) < len(nodes):
+        raise ValueError("two stages of a drawing have one name")
+    edges = list(edges)
+    if missing := {name for edge in edges for name in edge} - places.keys():
+        raise ValueError(f"an edge of a drawing ends at {min(missing)!r}, which is not in it")
+    return [(places[source], places[target]) for source, target in edges]
+
+
+def one_line(text: str) -> str:
+    """Text as one line of what XML can hold: each run of white space is a space, each other control a replacement."""
+    shown = " ".join(text.split())
+    return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Cs"} or c in "\ufffe\uffff" else c for c in shown)
+
+
+def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The counts that are not nought, in the order in which they are shown."""
+    order = {word: place for place, word in enumerate(WORDS)}
+    return [(word, n) for word, n in sorted(counts.items(), key=lambda c: order.get(c[0], len(order))) if n > 0]
+
+
+def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
+    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block.
+
+    Lines between levels are dotted. Mermaid draws 500 edges and 50,000 characters at most unless its page allows more.
+    """
+    lines = ["flowchart TD"]
+    for i, node in enumerate(nodes):
+        opening, closing = BRACKETS.get(node.kind, ("[", "]"))
+        level = f" · level {node.level}" if node.level else ""
+        shown = [f"<b>{_quoted(node.name)}</b>", f"<i>{_quoted(node.kind)}{level}</i>", *map(_quoted, node.label_lines)]
+        if node.counts is not None:
+            shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
+        text = "<br/>".join(shown)
+        lines.append(f'    n{i}{opening}"{text}"{closing}')
+    for source, target in linked(nodes, edges):
+        arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
+        lines.append(f"    n{source} {arrow} n{target}")
+    for kind, colour in BORDERS.items():
+        if members := ",".join(f"n{i}" for i, node in enumerate(nodes) if node.kind == kind):
+            lines += [f"    classDef {kind} stroke:{colour},stroke-width:2px", f"    class {members} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its number."""
+    line = one_line(text)
+    cut = line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…"
+    return re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut) or "#160;"
+
 
 # Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
 #
