@@ -130,7 +130,7 @@ def _kinds(node: Mapping[str, Any]) -> list[Any]:
 
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
 _KEPT_AS_THEY_ARE = ("type", "enum", "const", "title", "description", "required")
-_TOLD = (
+_BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
     *("format", "minItems", "maxItems", "uniqueItems", "minProperties"),
 )
@@ -138,7 +138,7 @@ _TOLD = (
 
 _IDLE = ("$schema", "$id", "$comment", "default", "deprecated", "examples", "readOnly", "writeOnly")
 _NESTED = ("properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref")
-_KNOWN = frozenset((*_KEPT_AS_THEY_ARE, *_TOLD, *_IDLE, *_NESTED))
+_KNOWN = frozenset((*_KEPT_AS_THEY_ARE, *_BOUNDS, *_IDLE, *_NESTED))
 _KINDS = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"))
 _MOST_OPTIONAL = 24
 _MOST_UNIONS = 16
@@ -218,7 +218,7 @@ def _closed(node: Any) -> dict[str, JSONValue]:
 
 def _bounds(node: Mapping[str, Any]) -> dict[str, JSONValue]:
     """Bounds that can be held, and the others in the description."""
-    bounds = {name: node[name] for name in _TOLD if name in node}
+    bounds = {name: node[name] for name in _BOUNDS if name in node}
     held: dict[str, JSONValue] = {}
     if bounds.get("format") in _FORMATS:
         held["format"] = bounds.pop("format")

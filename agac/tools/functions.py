@@ -37,9 +37,9 @@ def load_function(ref: FunctionRef, root: Path) -> Function:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
-        told = failure(error, root, ref.shown)
-        problem = UsageError(f"{ref} cannot be imported: {told.message}", remedy=_remedy(error, ref))
-        problem.add_note(told.traceback_text)
+        failed = failure(error, root, ref.shown)
+        problem = UsageError(f"{ref} cannot be imported: {failed.message}", remedy=_remedy(error, ref))
+        problem.add_note(failed.traceback_text)
         raise problem from error
     if source_hash(ref.file, root)[0] != ref.source_hash:
         raise UsageError(
@@ -118,8 +118,8 @@ class Threads(Generic[_Given, _Got]):
         self._loop = asyncio.get_running_loop()
         self._waiting: SimpleQueue[_Call[_Given] | None] = SimpleQueue()
         self._ended: deque[tuple[_Call[_Given], _Got | None, BaseException | None]] = deque()
-        self._told = False
-        self._told_at = 0.0
+        self._delivery_due = False
+        self._delivery_at = 0.0
         self._late = 0.0  # seconds, smoothed
         self._now_most = float(most)
         self._lock = threading.Lock()  # for `_serving`, which threads change too
@@ -172,9 +172,9 @@ class Threads(Generic[_Given, _Got]):
                 except BaseException as raised:  # noqa: BLE001  (it is raised where the call is awaited)
                     error = raised
             self._ended.append((call, result, error))
-            if not self._told:
-                self._told = True
-                self._told_at = self._loop.time()
+            if not self._delivery_due:
+                self._delivery_due = True
+                self._delivery_at = self._loop.time()
                 with suppress(RuntimeError):  # the loop was closed: nobody waits
                     self._loop.call_soon_threadsafe(self._deliver)
             with self._lock:
@@ -185,8 +185,8 @@ class Threads(Generic[_Given, _Got]):
         self._waiting.put(None)  # for the next thread
 
     def _deliver(self) -> None:
-        self._adapt(self._loop.time() - self._told_at)
-        self._told = False  # before the first is taken, so that none is left behind
+        self._adapt(self._loop.time() - self._delivery_at)
+        self._delivery_due = False  # before the first is taken, so that none is left behind
         while self._ended:
             call, result, error = self._ended.popleft()
             call.ended = True

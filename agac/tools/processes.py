@@ -41,8 +41,8 @@ MAX_WAIT_S = 5.0
 _DRAIN = 0.1
 """Seconds for what an ended process wrote to arrive, where another process keeps its pipe open."""
 
-_START = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; del sys.argv[1:]; "
-_MAIN = "from agac.tools.processes import work_off; work_off(told['work'])"
+_START = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; del sys.argv[1:]; "
+_MAIN = "from agac.tools.processes import work_off; work_off(given['work'])"
 
 LENGTH = 8
 """Bytes of the length before each pickle. To a process: rows. Back: `True` when the function is there, then for each
@@ -144,8 +144,8 @@ class Processes:
         return await self._started()
 
     async def _started(self) -> _Worker:
-        told = {"path": sys.path, "work": pickle.dumps((os.getpid(), self._root, self._ref)).hex()}
-        program = (sys.executable, "-c", _START + _MAIN, json.dumps(told))
+        given = {"path": sys.path, "work": pickle.dumps((os.getpid(), self._root, self._ref)).hex()}
+        program = (sys.executable, "-c", _START + _MAIN, json.dumps(given))
         worker = _Worker()
         self._all.add(worker)
         loop = asyncio.get_running_loop()

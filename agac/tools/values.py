@@ -185,9 +185,9 @@ def _kind(value: Any) -> str:
 def failure(error: BaseException, root: Path, named: str) -> FunctionFailed:
     """What a user should know of an exception that their function raised. The traceback leaves out the frames of agac,
     of Python's import and those before the user's first, and names the project's files from its root."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
+    raised = traceback.TracebackException.from_exception(error, compact=True)
     home = str(root.resolve()) + os.sep
-    for one in _chain(told):
+    for one in _chain(raised):
         kept = [frame for frame in one.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
         first = next((i for i, frame in enumerate(kept) if frame.filename.startswith(home)), 0)
         for frame in kept:
@@ -195,19 +195,19 @@ def failure(error: BaseException, root: Path, named: str) -> FunctionFailed:
         one.stack[:] = kept[first:]
     # the innermost line of the project's own files that the exception came through
     place = named
-    for frame in told.stack:
+    for frame in raised.stack:
         if frame.filename.endswith(".py") and not Path(frame.filename).is_absolute():
             place = place if "site-packages" in frame.filename else f"{frame.filename}:{frame.lineno}"
-    text = as_written("".join(told.format()))
+    text = as_written("".join(raised.format()))
     if len(text) > MOST_TRACEBACK:
         half = MOST_TRACEBACK // 2
         text = f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
     return FunctionFailed(f"{_one_line(error)} ({place})", text)
 
 
-def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+def _chain(raised: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
     """An exception, its causes, and the members of groups."""
-    waiting: list[traceback.TracebackException | None] = [told]
+    waiting: list[traceback.TracebackException | None] = [raised]
     while waiting:
         if (one := waiting.pop()) is not None:
             yield one

@@ -115,8 +115,8 @@ async def ingest(context: BatchContext, record: BatchRecord, form: BatchFormat, 
     if context.budget is not None and record.run_id == context.run:
         context.budget.ingested(record.id, reader.real)
     cost_usd = None if reader.unpriced and not reader.real.usd else (record.cost or 0.0) + reader.real.usd
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
-    _log.info("batch %d: %s", record.id, told or "no results")
+    shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
+    _log.info("batch %d: %s", record.id, shown or "no results")
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
 
 
@@ -163,10 +163,10 @@ class ResultReader:
         record = self.record
         write, self.write = self.write, WriteBatch()
         spent = sum(a.call.cost or 0.0 for a in write.attempts)
-        told = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if counted else record.counts
+        counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if counted else record.counts
 
         def further(writer: sqlite3.Connection) -> None:
-            writer.execute(sql("batch_chunk"), (spent, told, record.id))
+            writer.execute(sql("batch_chunk"), (spent, counts, record.id))
 
         return asyncio.ensure_future(self.context.ledger.put(write, record.run_id, record.event_id, further))
 

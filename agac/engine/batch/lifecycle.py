@@ -175,8 +175,8 @@ class Journal:
     ) -> BatchRecord:
         """It exists."""
         at = self._now()
-        told = ("batch_seen", observation(record, seen, at) | {"moved": True})
-        return await self._write(record, "submitted", [told], provider_id=seen.id, at=at, deadline=deadline, note=note)
+        step = ("batch_seen", observation(record, seen, at) | {"moved": True})
+        return await self._write(record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note)
 
     async def seen(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
         """What its provider says of it now."""

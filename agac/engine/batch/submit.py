@@ -170,8 +170,8 @@ async def _is_ours(
 
 def names_other(form: BatchFormat, record: BatchRecord, files: Iterable[Path]) -> bool:
     """Whether downloaded results are those of another batch."""
-    told = [_names_us(form, record, file) for file in files]
-    return False in told and True not in told
+    ours = [_names_us(form, record, file) for file in files]
+    return False in ours and True not in ours
 
 
 def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None:
@@ -307,8 +307,8 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
     load = await lane_load(context.database, *lane, now - CAP_KEPT)
     others = load.tokens - (record.tokens if load.batches else 0)
     found = _CAP_WORDS.search(message)
-    told = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
-    cap = int(told) if told else max(others + record.tokens - 1, 1)
+    limit = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
+    cap = int(limit) if limit else max(others + record.tokens - 1, 1)
     if others > 0:  # what was refused is more than it takes, in our own estimates
         cap = min(cap, others + record.tokens - 1)
     elif record.tokens <= cap < ESTIMATES_APART * record.tokens:  # the estimate is too low
