@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
+from support.batchrun import BatchProject, Make
 from support.commands import ForkedPython
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
@@ -137,3 +138,22 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
             return stack.enter_context(simulator(*flags, faults=faults, folder=tmp_path / "faults"))
 
         yield start
+
+
+@pytest.fixture
+def batches_at(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+    """Makes projects at simulators with faults, whose batches take so many seconds of the simulator's clock; they have
+    to be sound in the end."""
+    made: list[BatchProject] = []
+
+    def start(
+        *faults: dict[str, Any], seconds: float = 0.0, rows: int = 10, name: str = "project", **provider: Any
+    ) -> BatchProject:
+        project = BatchProject(tmp_path / name, faulty(list(faults), "--batch-seconds", str(seconds)), **provider)
+        project.numbered(rows)
+        made.append(project)
+        return project
+
+    yield start
+    for project in made:
+        project.assert_sound()

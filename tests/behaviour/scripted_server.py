@@ -9,6 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
+from support.project import ProjectFolder
+
+import agac
+
 
 @dataclass(frozen=True)
 class Step:
@@ -119,3 +123,15 @@ def _served(script: Scripted) -> Iterator[Scripted]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def run_at(
+    project: ProjectFolder, *steps: str | Step, rows: int = 1, **workflow: Any
+) -> tuple[agac.RunReport, list[dict[str, Any]]]:
+    """Runs a workflow over numbered rows, one after the other, at a server that gives these steps: the report, and the
+    bodies of the requests."""
+    with scripted(*steps) as server:
+        project.configure(server.base_url)
+        project.numbered(rows)
+        project.workflow(**workflow)
+        return project.run(concurrency=1), server.asked

@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 import pytest
-from scripted_server import scripted
+from scripted_server import run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
 
@@ -18,17 +18,13 @@ def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [
-        ("length", "Truncated"),
-        ("refusal", "Refused"),
-        ("filter", "Filtered"),
-        ("empty", "EmptyResponse"),
-    ],
+    [("length", "Truncated"), ("refusal", "Refused"), ("filter", "Filtered"), ("empty", "EmptyResponse")],
 )
 def test_a_reply_that_is_no_answer_fails_under_its_own_name_and_is_not_asked_again(
     project: ProjectFolder, faulty: Faulty, kind: str, error: str
 ) -> None:
-    server = faulty([{"kind": kind, "match": "number 2"}])
+    words = {"message": "I would rather not."} if kind == "refusal" else {}
+    server = faulty([{"kind": kind, "match": "number 2", **words}])
     project.configure(server.base_url)
     project.numbered(3)
     project.workflow()
@@ -37,23 +33,15 @@ def test_a_reply_that_is_no_answer_fails_under_its_own_name_and_is_not_asked_aga
     assert server.account()["requests"] == 3
     assert [e["ok"] for e in project.envelopes()] == [True, False, True]
     failed = project.envelopes()[1]
-    assert failed["error"]["type"] == error
+    assert (failed["error"]["type"], failed["result"]) == (error, None)
     assert failed["error"]["message"]
-    assert failed["result"] is None
+    assert words.get("message", "") in failed["error"]["message"], "a refusal is quoted"
     assert len(project.output()) == 2
     assert project.query("SELECT count(*) FROM result") == [(2,)]
     kept = project.query("SELECT error_type, reply, output_tokens FROM attempt WHERE error_type IS NOT NULL")
     assert [(e, tokens is not None) for e, _, tokens in kept] == [(error, True)]
     assert "chat.completion" in kept[0][1]
     project.assert_sound()
-
-
-def test_a_refusal_is_quoted(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "message": "I would rather not."}]).base_url)
-    project.numbered(1)
-    project.workflow()
-    project.run()
-    assert "I would rather not." in project.envelopes()[0]["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["length", "refusal", "filter", "empty", "wrong_schema", "malformed_json"])
@@ -76,14 +64,8 @@ def test_no_bad_reply_is_ever_a_result_of_a_chain(project: ProjectFolder, faulty
 
 def test_an_invalid_answer_is_asked_for_once_more_with_its_errors_quoted(project: ProjectFolder) -> None:
     bad = '{"sentiment":"excellent"}'
-    with scripted(bad, GOOD) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow()
-        report = project.run()
-    assert report.exit_code == 0
-    assert report.invocation["repairs"] == 1
-    first, second = server.asked
+    report, (first, second) = run_at(project, bad, GOOD)
+    assert (report.exit_code, report.invocation["repairs"]) == (0, 1)
     assert second["messages"][: len(first["messages"])] == first["messages"]
     reply, complaint = second["messages"][len(first["messages"]) :]
     assert reply == {"role": "assistant", "content": bad}
@@ -113,97 +95,72 @@ def test_a_repaired_answer_is_stored_under_the_original_question(project: Projec
 
 
 def test_an_answer_that_stays_invalid_fails_and_both_replies_are_kept(project: ProjectFolder) -> None:
-    with scripted('{"sentiment":"excellent","reason":"x"}', '{"sentiment":"splendid","reason":"y"}') as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow()
-        report = project.run()
-        assert len(server.asked) == 2
-    assert report.exit_code == 3
+    replies = ('{"sentiment":"excellent","reason":"x"}', '{"sentiment":"splendid","reason":"y"}')
+    report, asked = run_at(project, *replies)
+    assert (report.exit_code, len(asked)) == (3, 2)
     (envelope,) = project.envelopes(file="errors.jsonl")
     assert envelope["error"]["type"] == "SchemaMismatch"
     assert "splendid" in envelope["error"]["message"]
-    replies = [reply for (reply,) in project.query("SELECT reply FROM attempt ORDER BY id")]
-    assert "excellent" in replies[0]
-    assert "splendid" in replies[1]
+    kept = [reply for (reply,) in project.query("SELECT reply FROM attempt ORDER BY id")]
+    assert "excellent" in kept[0]
+    assert "splendid" in kept[1]
     assert attempts(project) == [(1, "ask", 200, "SchemaMismatch"), (2, "repair", 200, "SchemaMismatch")]
 
 
 def test_a_long_reply_is_kept_deflated(project: ProjectFolder) -> None:
-    with scripted(json.dumps({"sentiment": "positive", "reason": "very " * 2000})) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow()
-        project.run()
+    run_at(project, json.dumps({"sentiment": "positive", "reason": "very " * 2000}))
     ((reply,),) = project.query("SELECT reply FROM attempt")
     assert len(reply) < 1000
     assert "very very" in json.loads(zlib.decompress(reply))["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        GOOD, f"\n  {GOOD}\n", f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```\n", f"```JSON\r\n{GOOD}\r\n```",
-    ],
-)  # fmt: skip
-def test_bare_and_fenced_json_is_an_answer(project: ProjectFolder, text: str) -> None:
-    with scripted(text) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow()
-        assert project.run().exit_code == 0
-        assert len(server.asked) == 1
-    assert project.output() == [json.loads(GOOD)]
+def test_bare_and_fenced_json_is_an_answer(project: ProjectFolder) -> None:
+    texts = [GOOD, f"\n  {GOOD}\n", f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```\n", f"```JSON\r\n{GOOD}\r\n```"]
+    report, asked = run_at(project, *texts, rows=len(texts))
+    assert (report.exit_code, len(asked)) == (0, len(texts))
+    assert project.output() == [json.loads(GOOD)] * len(texts)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (f"Here is the JSON: {GOOD}", "is not JSON"),
-        (f"{GOOD}\nI hope that helps.", "is not JSON"),
-        (f"```json\n{GOOD}\n```\nI hope that helps.", "is not JSON"),
-        (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "is not JSON"),
-        (f"{GOOD}{GOOD}", "is not JSON"),
-        (GOOD[:-1], "is not JSON"),
-        (GOOD.replace('"it is"', "NaN"), "NaN"),
-        (GOOD.replace('"it is"', "Infinity"), "Infinity"),
-        (GOOD.replace('"it is"', "1e999"), "is not JSON"),
-        (GOOD.replace('"it is"', '"\\ud800"'), "surrogate"),
-        (GOOD.replace('{"', '{"reason":"other","'), "twice"),
-        (GOOD.replace('"it is"', "[" * 100_000), "is not JSON"),
-        (GOOD.replace('"it is"', "[" * 500 + "]" * 500), ""),
-        (GOOD.replace('"it is"', "9" * 5000), "is not JSON"),
-        ("[]", 'is not of type "object"'),
-        ("null", 'is not of type "object"'),
-        ('"positive"', 'is not of type "object"'),
-        ('{"sentiment":"positive"}', '"reason" is a required property'),
-        ('{"sentiment":"positive","reason":null}', 'reason: null is not of type "string"'),
-        ('{"sentiment":"Positive","reason":""}', '"Positive" is not one of "positive"'),
-        (GOOD.replace("}", ',"more":1}'), "more"),
-    ],
-)
-def test_what_is_not_of_the_asked_form_is_no_answer(project: ProjectFolder, text: str, said: str) -> None:
-    with scripted(text) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow()
-        assert project.run().exit_code == 3
-        assert len(server.asked) == 2
-    error = project.envelopes()[0]["error"]
-    assert error["type"] == "SchemaMismatch"
-    assert said in error["message"]
-    assert len(error["message"]) < 2000
+NO_ANSWERS = [
+    (f"Here is the JSON: {GOOD}", "is not JSON"),
+    (f"{GOOD}\nI hope that helps.", "is not JSON"),
+    (f"```json\n{GOOD}\n```\nI hope that helps.", "is not JSON"),
+    (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "is not JSON"),
+    (f"{GOOD}{GOOD}", "is not JSON"),
+    (GOOD[:-1], "is not JSON"),
+    (GOOD.replace('"it is"', "NaN"), "NaN"),
+    (GOOD.replace('"it is"', "Infinity"), "Infinity"),
+    (GOOD.replace('"it is"', "1e999"), "is not JSON"),
+    (GOOD.replace('"it is"', '"\\ud800"'), "surrogate"),
+    (GOOD.replace('{"', '{"reason":"other","'), "twice"),
+    (GOOD.replace('"it is"', "[" * 100_000), "is not JSON"),
+    (GOOD.replace('"it is"', "[" * 500 + "]" * 500), ""),
+    (GOOD.replace('"it is"', "9" * 5000), "is not JSON"),
+    ("[]", 'is not of type "object"'),
+    ("null", 'is not of type "object"'),
+    ('"positive"', 'is not of type "object"'),
+    ('{"sentiment":"positive"}', '"reason" is a required property'),
+    ('{"sentiment":"positive","reason":null}', 'reason: null is not of type "string"'),
+    ('{"sentiment":"Positive","reason":""}', '"Positive" is not one of "positive"'),
+    (GOOD.replace("}", ',"more":1}'), "more"),
+]
+
+
+def test_what_is_not_of_the_asked_form_is_no_answer(project: ProjectFolder) -> None:
+    replies = [text for text, _ in NO_ANSWERS for _ in range(2)]
+    report, asked = run_at(project, *replies, rows=len(NO_ANSWERS), stop_loss=False)
+    assert (report.exit_code, len(asked)) == (3, len(replies))
+    for envelope, (text, said) in zip(project.envelopes(), NO_ANSWERS, strict=True):
+        assert envelope["error"]["type"] == "SchemaMismatch", text[:100]
+        assert said in envelope["error"]["message"], text[:100]
+        assert len(envelope["error"]["message"]) < 2000, text[:100]
     assert project.output() == []
     project.assert_sound()
 
 
 def test_a_plain_text_answer_is_kept_as_it_is(project: ProjectFolder) -> None:
     text = '  He said "$5 for ${x}"\u2028\n\ttab \u0000 nul, ünïcode 🎉  '
-    with scripted(text) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{"name": "say", "prompt": "${text}"}])
-        assert project.run().exit_code == 0
+    assert run_at(project, text, stages=[{"name": "say", "prompt": "${text}"}])[0].exit_code == 0
     assert project.output() == [text]
 
 
@@ -215,11 +172,8 @@ def test_a_recursive_schema_with_a_deep_answer_does_not_end_the_run(project: Pro
         "additionalProperties": False,
     }
     deep = '{"next":' * 180 + "null" + "}" * 180
-    with scripted(deep) as server:
-        project.configure(server.base_url)
-        project.numbered(2)
-        project.workflow(stages=[{"name": "nest", "prompt": "${text}", "output_schema": schema}])
-        report = project.run()
+    stage = {"name": "nest", "prompt": "${text}", "output_schema": schema}
+    report, _ = run_at(project, deep, rows=2, stages=[stage])
     assert report.exit_code in (0, 3)
     assert report.summary["rows"]["open"] == 0
     project.assert_sound()
@@ -234,11 +188,8 @@ def test_an_answer_is_held_to_the_whole_schema(project: ProjectFolder) -> None:
         },
         "required": ["tags", "day"],
     }
-    with scripted('{"tags":["ok","NO","x"],"day":"2026-02-30"}') as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{"name": "tag", "prompt": "${text}", "output_schema": schema}])
-        project.run()
+    stage = {"name": "tag", "prompt": "${text}", "output_schema": schema}
+    run_at(project, '{"tags":["ok","NO","x"],"day":"2026-02-30"}', stages=[stage])
     message = project.envelopes()[0]["error"]["message"]
     for word in ("tags[1]", '"NO" does not match', "has more than 2 items", "day", "2026-02-30"):
         assert word in message

@@ -1,17 +1,15 @@
 """Other commands and options beside batches: waiting for them, parts of a workflow, retries, exports, previews."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.batched import store
-from support.batchrun import BatchProject, advance
-from support.server import Faulty, Server
+from support.batchrun import BatchProject, Make, advance
+from support.server import Server
 
 import agac
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
 B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo"}
@@ -19,21 +17,17 @@ C: dict[str, Any] = {"name": "c", "prompt": "C ${b}", "model": "local/echo"}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
-    """Makes a project with ten rows at a server whose batches take a while."""
+def make(batches_at: Make) -> Iterator[Make]:
+    """Makes a project with ten rows whose batches take a while; nothing is paid twice."""
     made: list[BatchProject] = []
 
     def start(*faults: dict[str, Any], **keys: Any) -> BatchProject:
-        project = BatchProject(tmp_path / "project", faulty(list(faults), "--batch-seconds", str(SECONDS)))
-        project.numbered(10)
-        project.batched(A, B, C, **keys)
-        made.append(project)
-        return project
+        made.append(batches_at(*faults, seconds=SECONDS))
+        made[-1].batched(A, B, C, **keys)
+        return made[-1]
 
     yield start
-    for project in made:
-        project.assert_sound()
-        assert project.doubles() == 0
+    assert [project.doubles() for project in made] == [0] * len(made)
 
 
 def done(project: BatchProject) -> list[int]:
@@ -42,24 +36,19 @@ def done(project: BatchProject) -> list[int]:
     return [found.get(stage, 0) for stage in range(3)]
 
 
-def test_waiting_for_what_does_not_end(make: Make) -> None:
+def test_waiting_takes_nothing(make: Make) -> None:
     project = make()
     project.run()
     waited = project.agac("batch", "wait", "--timeout", "0.01", code=75)
     assert "1 of 1 have not ended yet" in waited.out
     assert project.steps() == ["SUBMITTED"]
-
-
-def test_waiting_for_what_has_ended_takes_nothing(make: Make) -> None:
-    project = make()
-    project.run()
     advance(project.server, SECONDS)
     waited = project.agac("batch", "wait", "--timeout", "1h", "--json", code=0)
     assert waited.json["ready"] is True
     assert project.steps() == ["SUBMITTED"]
     assert project.account["calls"].get("download", 0) == 0
-    assert project.agac("batch", "wait", "nothing").code == 2
-    assert project.agac("batch", "wait", "--timeout", "soon").code == 2
+    project.agac("batch", "wait", "nothing", code=2)
+    project.agac("batch", "wait", "--timeout", "soon", code=2)
     assert project.retrieve().exit_code == 0
 
 
@@ -71,9 +60,7 @@ def test_a_part_of_the_stages(make: Make, server: Server) -> None:
     assert project.run(until="a").exit_code == 0
     assert (done(project), project.account["posts"]) == ([10, 0, 0], 1)
     assert project.run().exit_code == 0
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (3, 30)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (3, 30), seconds=SECONDS)
 
 
 def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> None:
@@ -131,7 +118,7 @@ def test_what_is_finished_is_exported_on_demand_alone(make: Make) -> None:
         project.retrieve(max(number for (number,) in project.query("SELECT id FROM batch WHERE state = 'SUBMITTED'")))
     assert project.query("SELECT state, count(*) FROM row GROUP BY 1 ORDER BY 1") == [(0, 5), (1, 5)]
     assert not (project.root / "output/reviews").exists()
-    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    project.agac("export", "-a", "reviews", "--partial", code=0)
     assert len(project.envelopes()) == 5
     project.to_the_end(seconds=SECONDS)
     assert len(project.envelopes()) == 10
@@ -166,7 +153,7 @@ def test_outputs_of_an_earlier_run_stay_until_the_new_one_is_done(make: Make) ->
 def test_a_dry_run_and_a_plan_send_nothing(make: Make) -> None:
     project = make()
     for arguments in (["run", "-a", "reviews", "--dry-run"], ["plan", "-a", "reviews"], ["validate"]):
-        assert project.agac(*arguments).code == 0
+        project.agac(*arguments, code=0)
     assert project.account["files"] == project.account["posts"] == 0
     project.run()
     project.agac("plan", "-a", "reviews", code=0)
@@ -190,14 +177,13 @@ def test_a_function_that_was_edited_while_batches_are_open_is_named(make: Make) 
     """What it did is not to be had any more: nothing is taken in that could not be gone on with."""
     project = make()
     project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].upper()}\n")
-    project.batched(A, {"name": "f", "python": "tools/f.py:up"}, {"name": "b", "prompt": "B ${f.t}"})
-    project.run()
+    project.submit(A, {"name": "f", "python": "tools/f.py:up"}, {"name": "b", "prompt": "B ${f.t}"})
     advance(project.server, SECONDS)
     whole = (project.root / "tools/f.py").read_text()
     project.write("tools/f.py", whole.replace("upper", "lower"))
     refused = project.agac("batch", "retrieve", code=2)
     assert "tools/f.py" in refused.err
-    assert project.agac("batch", "status").code == 0
+    project.agac("batch", "status", code=0)
     project.write("tools/f.py", whole)
     project.to_the_end(seconds=SECONDS)
     assert len(project.envelopes()) == 10
@@ -208,23 +194,19 @@ def test_an_edited_function_and_run_takes_the_batch_in(make: Make, server: Serve
     project = make()
     project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].upper()}\n")
     stages = (A, {"name": "f", "python": "tools/f.py:up"}, {"name": "b", "prompt": "B ${f.t}", "model": "local/echo"})
-    project.batched(*stages)
-    project.run()
+    project.submit(*stages)
     advance(project.server, SECONDS)
     project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].lower()}\n")
     ran = project.agac("run", "-a", "reviews")
     assert (ran.code, ran.err) == (0, "")
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
 @pytest.mark.parametrize("command", ["retrieve", "run"])
 def test_a_result_that_grew_old_while_a_later_batch_ran_is_kept(make: Make, command: str) -> None:
     """`max_age` is about results of earlier runs: what a row had in this one, it has."""
     project = make()
-    project.batched(A | {"max_age": "1h"}, B, C)
-    project.run()
+    project.submit(A | {"max_age": "1h"}, B, C)
     for _ in range(3):
         advance(project.server, SECONDS)
         if command == "run":
@@ -241,11 +223,8 @@ def test_a_result_that_grew_old_while_a_later_batch_ran_is_kept(make: Make, comm
 def test_rows_that_share_no_answers_are_enrolled_each(make: Make, server: Server, reuse: str) -> None:
     project = make()
     project.rows({"id": f"r-{n}", "text": "the same"} for n in range(6))
-    project.batched(A | {"reuse": reuse}, B | {"reuse": reuse})
-    project.run()
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (2, 12)
-    project.assert_as_sync(server)
+    project.submit(A | {"reuse": reuse}, B | {"reuse": reuse})
+    project.assert_ends_as_sync(server, (2, 12), seconds=SECONDS, doubles=10)
     assert project.run().exit_code == 0
     assert project.account["posts"] == 2
     project.server.reset()
@@ -266,7 +245,7 @@ def test_what_the_first_command_was_given_holds_for_all_that_follow(make: Make) 
     assert "`agac run -a reviews --var tone=wild --output elsewhere --wait` waits until every stage is done" in ran.out
     for _ in range(2):
         advance(project.server, SECONDS)
-        assert project.agac("batch", "retrieve").code == 0
+        project.agac("batch", "retrieve", code=0)
     lines = (project.root / "elsewhere/results.jsonl").read_text("utf-8").splitlines()
     assert len(lines) == 10
     assert all("wild" in line for line in lines)

@@ -2,39 +2,30 @@
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.batchrun import BATCHES, BatchProject, advance
-from support.server import Faulty, Server
+from support.batchrun import BATCHES, BatchProject, Make, advance
+from support.server import Server
 
 import agac
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 KEYS = {"LOCAL_KEY": "first-key"}
 SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "local/echo"}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project with ten rows; nothing is submitted yet."""
-    made: list[BatchProject] = []
 
-    def start(*faults: dict[str, Any], flags: tuple[str, ...] = (), **provider: Any) -> BatchProject:
-        server = faulty(list(faults), "--batch-seconds", str(SECONDS), *flags)
-        project = BatchProject(tmp_path / "project", server, **provider)
-        project.numbered(10)
+    def start(*faults: dict[str, Any], **provider: Any) -> BatchProject:
+        project = batches_at(*faults, seconds=SECONDS, **provider)
         project.batched(SAY)
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def kinds(project: BatchProject, **options: Any) -> list[tuple[str, bool]]:
@@ -76,7 +67,7 @@ def test_what_cannot_be_proved_waits_for_a_human(make: Make, server: Server) -> 
     assert project.steps() == ["NEEDS_HUMAN"]
     assert "agac doctor" in ran.out + ran.err
     for _ in range(2):
-        assert project.agac("batch", "retrieve").code == 75
+        project.agac("batch", "retrieve", code=75)
     doctor = project.agac("doctor", code=75)
     assert "agac doctor --adopt ID --batch-id 1" in doctor.out
     assert "agac doctor --resubmit --batch-id 1" in doctor.out
@@ -94,15 +85,12 @@ def test_what_cannot_be_proved_waits_for_a_human(make: Make, server: Server) -> 
 def test_resubmitting_asks_again_and_says_what_it_may_cost(make: Make, server: Server) -> None:
     project = undecided(make)
     project.provider(batch={**BATCHES, "pages": False}, prices={"echo": {"input": 1.0, "output": 2.0}})
-    project.batched(SAY, defaults={"max_tokens": 100})
-    project.run()
+    project.submit(SAY, defaults={"max_tokens": 100})
     told = project.agac("doctor").out
     assert "twice" in told
     assert "$0.0" in told
-    assert project.agac("doctor", "--resubmit").code == 0
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.agac("doctor", "--resubmit", code=0)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS, doubles=10)
 
 
 def test_adopting_what_is_not_it_is_refused(make: Make) -> None:
@@ -115,8 +103,7 @@ def test_adopting_what_is_not_it_is_refused(make: Make) -> None:
     assert project.steps() == ["NEEDS_HUMAN"]
     other = BatchProject(project.root.with_name("other"), project.server)
     other.numbered(3)
-    other.batched(SAY)
-    other.run()
+    other.submit(SAY)
     [(foreign,)] = other.query("SELECT provider_id FROM batch")
     refused = project.agac("doctor", "--adopt", foreign, code=2)
     assert "3 requests" in refused.err
@@ -130,8 +117,8 @@ def test_with_nothing_to_decide_a_decision_is_refused(make: Make) -> None:
         refused = project.agac("doctor", *arguments)
         assert refused.code == 2, arguments
         assert "decision" in refused.err
-    assert project.agac("doctor", "--adopt", "x", "--resubmit").code == 2
-    assert project.agac("doctor", "--batch-id", "1").code == 2
+    project.agac("doctor", "--adopt", "x", "--resubmit", code=2)
+    project.agac("doctor", "--batch-id", "1", code=2)
     assert project.steps() == ["SUBMITTED"]
 
 
@@ -164,8 +151,7 @@ def test_a_batch_that_was_given_up_and_is_there_is_ended_and_its_answers_kept(ma
     assert found.exit_code == 0
     assert kinds(project, clean=True) == [("stale_file", True)]
     assert kinds(project) == []
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 20)
+    project.assert_as_sync(server, charged=(2, 20), doubles=10)
 
 
 def test_files_that_lie_there_for_nothing_are_told_and_deleted_on_demand(make: Make) -> None:
@@ -193,8 +179,7 @@ def test_files_of_open_batches_and_of_others_are_left(make: Make) -> None:
     project.run()
     other = BatchProject(project.root.with_name("other"), project.server)
     other.numbered(4)
-    other.batched(SAY)
-    other.run()
+    other.submit(SAY)
     kept = project.account["kept"]
     for one in (project, other):
         assert kinds(one, clean=True) == []
@@ -207,7 +192,7 @@ def test_files_of_open_batches_and_of_others_are_left(make: Make) -> None:
 def test_a_key_of_another_account_stops_at_once_and_decides_nothing(make: Make, server: Server) -> None:
     """Case 34: what another key does not see is not lost."""
     project = make(api_key="${LOCAL_KEY}")
-    assert project.agac("run", "-a", "reviews", env=KEYS).code == 0
+    project.agac("run", "-a", "reviews", env=KEYS, code=0)
     other = {"LOCAL_KEY": "second-key"}
     for arguments in (["batch", "status"], ["batch", "list"], ["doctor"]):
         ran = project.agac(*arguments, env=other)
@@ -215,29 +200,28 @@ def test_a_key_of_another_account_stops_at_once_and_decides_nothing(make: Make, 
         assert "second-key" not in ran.out + ran.err
     assert project.account["posts"] == 1
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve", env=KEYS).code == 0
+    project.agac("batch", "retrieve", env=KEYS, code=0)
     project.write("agac.yml", (project.root / "agac.yml").read_text().replace("${LOCAL_KEY}", "none"))
     project.assert_as_sync(server)
 
 
-@pytest.mark.parametrize("command", [["batch", "retrieve"], ["run", "-a", "reviews"], ["batch", "cancel"], ["doctor"]])
-def test_a_key_that_is_missing_is_named(make: Make, command: list[str]) -> None:
+def test_a_key_that_is_missing_is_named(make: Make) -> None:
     project = make(api_key="${LOCAL_KEY}")
-    assert project.agac("run", "-a", "reviews", env=KEYS).code == 0
-    refused = project.agac(*command)
-    assert refused.code in (1, 2), refused
-    assert "LOCAL_KEY" in refused.err + refused.out
-    assert "Traceback" not in refused.err
+    project.agac("run", "-a", "reviews", env=KEYS, code=0)
+    for command in (["batch", "retrieve"], ["run", "-a", "reviews"], ["batch", "cancel"], ["doctor"]):
+        refused = project.agac(*command)
+        assert refused.code in (1, 2), refused
+        assert "LOCAL_KEY" in refused.err + refused.out
+        assert "Traceback" not in refused.err
     assert project.steps() == ["SUBMITTED"]
     assert project.account["cancelled"] == 0
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve", env=KEYS).code == 0
+    project.agac("batch", "retrieve", env=KEYS, code=0)
     assert project.charged() == (1, 10)
 
 
-@pytest.mark.parametrize("command", [["batch", "retrieve"], ["batch", "cancel"], ["doctor"]])
 @pytest.mark.parametrize("how", ["removed", "without batches"])
-def test_a_provider_that_agac_yml_lost_is_named(make: Make, command: list[str], how: str) -> None:
+def test_a_provider_that_agac_yml_lost_is_named(make: Make, how: str) -> None:
     project = make()
     project.run()
     advance(project.server, SECONDS)
@@ -248,16 +232,17 @@ def test_a_provider_that_agac_yml_lost_is_named(make: Make, command: list[str], 
     else:
         del body["providers"]["local"]["batch"]
     project.write("agac.yml", yaml.safe_dump(body))
-    refused = project.agac(*command)
-    assert refused.code in (1, 2), refused
-    assert "local" in refused.err + refused.out
-    assert "agac.yml" in refused.err + refused.out
-    assert "Traceback" not in refused.err
-    assert "bug in agac" not in refused.err
-    assert project.agac("batch", "status").code == 0
-    assert project.agac("batch", "list").code == 0
+    for command in (["batch", "retrieve"], ["batch", "cancel"], ["doctor"]):
+        refused = project.agac(*command)
+        assert refused.code in (1, 2), refused
+        assert "local" in refused.err + refused.out
+        assert "agac.yml" in refused.err + refused.out
+        assert "Traceback" not in refused.err
+        assert "bug in agac" not in refused.err
+    project.agac("batch", "status", code=0)
+    project.agac("batch", "list", code=0)
     project.write("agac.yml", whole)
-    assert project.agac("batch", "retrieve").code == 0
+    project.agac("batch", "retrieve", code=0)
     assert project.charged() == (1, 10)
 
 

@@ -25,6 +25,11 @@ def project(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
     assert made.doubles() == 0
 
 
+def edited(word: str) -> dict[str, Any]:
+    """The stage with another prompt."""
+    return A | {"prompt": f"{word} ${{text}}"}
+
+
 def rows(project: BatchProject, *numbers: int, **texts: str) -> None:
     """These rows, some with a text of their own: `r3="new"`."""
     texts = {name.replace("r", "r-"): text for name, text in texts.items()}
@@ -38,26 +43,19 @@ def runs_of(project: BatchProject) -> list[tuple[int, str, int]]:
 
 
 def test_retrieve_uses_what_is_recorded_and_no_file(project: BatchProject) -> None:
-    project.batched(A, B)
-    project.run()
+    project.submit(A, B, {**B, "name": "c", "prompt": "C ${b}"})
     project.workflow(stages=[{"name": "other", "prompt": "nothing alike"}], description="edited")
     (project.root / "data/rows.csv").unlink()
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve").code == 0
-    (project.root / "workflows/reviews.yml").unlink()
+    project.agac("batch", "retrieve", code=0)
+    workflow = project.write("workflows/reviews.yml", "stages: [")
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve").code == 0
-    assert outcomes(project) == [(f"r-{n}", True, f"B A I love number {n}", None) for n in range(1, 11)]
-    assert project.charged() == (2, 20)
-
-
-def test_a_workflow_that_does_not_parse_stops_no_retrieve(project: BatchProject) -> None:
-    project.batched(A)
-    project.run()
-    project.write("workflows/reviews.yml", "stages: [")
+    project.agac("batch", "retrieve", code=0)
+    workflow.unlink()
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve").code == 0
-    assert project.charged() == (1, 10)
+    project.agac("batch", "retrieve", code=0)
+    assert outcomes(project) == [(f"r-{n}", True, f"C B A I love number {n}", None) for n in range(1, 11)]
+    assert project.charged() == (3, 30)
 
 
 def test_the_same_command_again_submits_nothing(project: BatchProject, server: Server) -> None:
@@ -77,26 +75,21 @@ def test_run_takes_in_what_has_ended_and_goes_on(project: BatchProject, server: 
         assert project.agac("run", "-a", "reviews").code == code
         advance(project.server, SECONDS)
     assert project.output(file="summary.json")["complete"]
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.assert_as_sync(server, charged=(2, 20))
 
 
 def test_new_rows_join_without_a_question(project: BatchProject, server: Server) -> None:
-    project.batched(A)
-    project.run()
+    project.submit(A)
     rows(project, *range(1, 13))
     ran = project.agac("run", "-a", "reviews", code=0)
     assert ": 2 requests, 1 of 1, local/echo" in ran.out
     assert runs_of(project) == [(1, "SUBMITTED", 10), (1, "SUBMITTED", 2)]
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 12)
+    project.assert_ends_as_sync(server, (2, 12), seconds=SECONDS)
 
 
 @pytest.mark.parametrize("edit", ["changed", "removed"])
 def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server: Server, edit: str) -> None:
-    project.batched(A)
-    project.run()
+    project.submit(A)
     if edit == "changed":
         rows(project, *range(1, 12), r9="another", r10="too")
     else:
@@ -111,14 +104,11 @@ def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server
     assert (agreed.code, agreed.err) == (0, "")
     assert "did not finish" not in agreed.out
     assert project.account["posts"] == 2
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 13 if edit == "changed" else 11)
+    project.assert_ends_as_sync(server, (2, 13 if edit == "changed" else 11), seconds=SECONDS)
 
 
 def test_a_row_that_was_removed_leaves_the_outputs_and_its_answer_is_kept(project: BatchProject) -> None:
-    project.batched(A)
-    project.run()
+    project.submit(A)
     rows(project, *range(1, 9))
     project.run(yes=True)
     project.to_the_end(seconds=SECONDS)
@@ -130,79 +120,61 @@ def test_a_row_that_was_removed_leaves_the_outputs_and_its_answer_is_kept(projec
 
 
 def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, server: Server) -> None:
+    """The second wording was never agreed to; the third is, and nothing but it is sent."""
     project.provider(prices={"echo": {"input": 1.0, "output": 2.0, "batch": 0.5}})
-    project.batched(A, defaults={"max_tokens": 100})
-    project.run()
-    project.batched(A | {"prompt": "Another ${text}"}, defaults={"max_tokens": 100})
+    project.submit(A, defaults={"max_tokens": 100})
+    project.batched(edited("Second"), defaults={"max_tokens": 100})
     refused = project.agac("run", "-a", "reviews")
     assert (refused.code, refused.out) == (2, "")
     assert "nothing was submitted: reviews no longer needs 10 of the requests in 1 open batch" in refused.err
     assert "$0.00" in refused.err
     assert "agac batch cancel 1" in refused.err
-    assert project.account["posts"] == 1
-    assert project.account["cancelled"] == 0
+    assert (project.account["posts"], project.account["cancelled"]) == (1, 0)
+    project.batched(edited("Third"), defaults={"max_tokens": 100})
     agreed = project.agac("run", "-a", "reviews", "--yes")
     assert (agreed.code, agreed.err) == (0, "")
     assert "did not finish" not in agreed.out
-    assert [one[:2] for one in runs_of(project) if one[1] == "SUBMITTED"] == [(1, "SUBMITTED"), (2, "SUBMITTED")]
+    assert project.account["posts"] == 2
+    sent = [one for one in runs_of(project) if one[1] == "SUBMITTED"]
+    assert [run for run, *_ in sent] == [1, sent[-1][0]]
+    assert sent[-1][0] > 1
     report = project.to_the_end(seconds=SECONDS)
     assert report.run is not None
-    assert report.run.summary["run"] == 2
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 20)
+    assert report.run.summary["run"] == sent[-1][0]
+    project.assert_as_sync(server, charged=(2, 20))
     assert project.account["cancelled"] == 0
 
 
 def test_an_edited_prompt_is_submitted_on_a_typed_yes(project: BatchProject) -> None:
     asked: list[str] = []
-
-    def confirm(question: str) -> bool:
-        asked.append(question)
-        return True
-
-    project.batched(A)
-    project.run()
-    project.batched(A | {"prompt": "Another ${text}"})
-    report = agac.run("reviews", agac.RunOptions(), project=project.root, confirm=confirm)
-    assert report.exit_code == 0
-    assert len(asked) == 1
-    assert "10" in asked[0]
-    assert len(report.invocation["batches"]) == 1
-
-
-def test_a_no_submits_nothing_and_leaves_all_as_it_was(project: BatchProject) -> None:
-    project.batched(A)
-    project.run()
-    project.batched(A | {"prompt": "Another ${text}"})
-    with pytest.raises(agac.UsageError):
-        agac.run("reviews", agac.RunOptions(), project=project.root, confirm=lambda question: False)
-    assert project.account["posts"] == 1
-    project.batched(A)
-    assert project.run().exit_code == 0
-    report = project.to_the_end(seconds=SECONDS)
-    assert report.run is not None
-    assert report.run.summary["run"] == 1
-    assert project.charged() == (1, 10)
+    project.submit(A)
+    project.batched(edited("Another"))
+    report = agac.run("reviews", project=project.root, confirm=lambda question: not asked.append(question))
+    assert (report.exit_code, len(report.invocation["batches"])) == (0, 1)
+    (question,) = asked
+    assert "10" in question
 
 
 def test_edited_back_it_is_as_if_nothing_had_been(project: BatchProject, server: Server) -> None:
-    project.batched(A)
-    project.run()
-    project.batched(A | {"prompt": "Another ${text}"})
-    assert project.agac("run", "-a", "reviews").code == 2
+    """A no, and none to ask, leave all as it was."""
+    project.submit(A)
+    project.batched(edited("Another"))
+    with pytest.raises(agac.UsageError):
+        agac.run("reviews", project=project.root, confirm=lambda question: False)
+    project.agac("run", "-a", "reviews", code=2)
     project.batched(A)
     again = project.agac("run", "-a", "reviews")
     assert (again.code, again.err) == (0, "")
     assert project.account["posts"] == 1
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
+    report = project.to_the_end(seconds=SECONDS)
+    assert report.run is not None
+    assert report.run.summary["run"] == 1
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def test_an_edited_later_stage_keeps_what_is_enrolled(project: BatchProject, server: Server) -> None:
     """Only stage b changed: all of a is in flight, and had."""
-    project.batched(A, B)
-    project.run()
+    project.submit(A, B)
     project.batched(A, B | {"prompt": "Better ${a}"})
     ran = project.agac("run", "-a", "reviews")
     assert (ran.code, ran.err) == (0, "")
@@ -212,34 +184,27 @@ def test_an_edited_later_stage_keeps_what_is_enrolled(project: BatchProject, ser
     went_on = project.agac("run", "-a", "reviews")
     assert (went_on.code, went_on.err) == (0, "")
     assert runs_of(project)[1:] == [(2, "SUBMITTED", 10)]
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 20)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
 def test_cancelling_what_is_stale_makes_room(project: BatchProject, server: Server) -> None:
-    project.batched(A)
-    project.run()
-    project.batched(A | {"prompt": "Another ${text}"})
-    assert project.agac("run", "-a", "reviews").code == 2
+    project.submit(A)
+    project.batched(edited("Another"))
+    project.agac("run", "-a", "reviews", code=2)
     advance(project.server, SECONDS / 2)
-    assert project.agac("batch", "cancel", "1").code == 0
+    project.agac("batch", "cancel", "1", code=0)
     ran = project.agac("run", "-a", "reviews")
     assert (ran.code, ran.err) == (0, "")
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 15)
+    project.assert_ends_as_sync(server, (2, 15), seconds=SECONDS)
     # what the cancelled one had finished is kept: the old prompt asks the other half
-    project.batched(A)
-    project.run()
+    project.submit(A)
     project.to_the_end(seconds=SECONDS)
     assert project.charged() == (3, 20)
 
 
 @pytest.mark.parametrize("flags", [[], ["--yes"], ["--run-mode", "sync"]])
 def test_fresh_is_refused_while_batches_are_open(project: BatchProject, flags: list[str]) -> None:
-    project.batched(A)
-    project.run()
+    project.submit(A)
     refused = project.agac("run", "-a", "reviews", "--fresh", *flags)
     assert (refused.code, refused.out) == (2, "")
     assert "open" in refused.err
@@ -254,8 +219,7 @@ def test_fresh_is_refused_while_batches_are_open(project: BatchProject, flags: l
 
 def test_another_mode_does_not_ask_what_is_in_a_batch(project: BatchProject, server: Server) -> None:
     """Run mode is not part of what is the same: in flight counts as had, for calls too."""
-    project.batched(A)
-    project.run()
+    project.submit(A)
     rows(project, *range(1, 12))
     project.agac("run", "-a", "reviews", "--run-mode", "sync", code=0)
     assert project.server.account()["charged"] == 1
@@ -263,14 +227,12 @@ def test_another_mode_does_not_ask_what_is_in_a_batch(project: BatchProject, ser
     advance(project.server, SECONDS)
     project.agac("run", "-a", "reviews", "--run-mode", "sync", code=0)
     assert project.output(file="summary.json")["complete"]
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 11)
+    project.assert_as_sync(server, charged=(1, 11))
 
 
 def test_manner_changes_are_no_edits(project: BatchProject, server: Server) -> None:
     """How often and in which pieces it is asked changes neither run nor tasks."""
-    project.batched(A)
-    project.run()
+    project.submit(A)
     project.batched(A | {"batch": {"max_requests": 3, "retry": "sync"}, "timeout": 7, "concurrency": 3})
     assert project.run().exit_code == 0
     assert runs_of(project) == [(1, "SUBMITTED", 10)]
@@ -280,36 +242,18 @@ def test_manner_changes_are_no_edits(project: BatchProject, server: Server) -> N
 
 def test_a_limited_run_beside_open_batches(project: BatchProject, server: Server) -> None:
     """A selection is another run whose rows are in flight already; what it does not select is no edit."""
-    project.batched(A)
-    project.run()
+    project.submit(A)
     project.agac("run", "-a", "reviews", "--limit", "4", code=0)
     assert project.account["posts"] == 1
     advance(project.server, SECONDS)
-    assert project.agac("run", "-a", "reviews", "--limit", "4").code == 0
-    assert project.agac("run", "-a", "reviews").code == 0
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
-
-
-def test_what_was_refused_is_never_sent(project: BatchProject, server: Server) -> None:
-    """The second wording was never agreed to; the third is, and nothing but it is sent."""
-    project.batched(A)
-    project.run()
-    project.batched(A | {"prompt": "Second ${text}"})
-    assert project.agac("run", "-a", "reviews").code == 2
-    project.batched(A | {"prompt": "Third ${text}"})
-    assert project.agac("run", "-a", "reviews", "--yes").code == 0
-    assert project.account["posts"] == 2
-    report = project.to_the_end(seconds=SECONDS)
-    assert report.run is not None
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.agac("run", "-a", "reviews", "--limit", "4", code=0)
+    project.agac("run", "-a", "reviews", code=0)
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def followed(project: BatchProject) -> None:
     """Run 2, whose first stage is unchanged, waits for the batch of run 1."""
-    project.batched(A, B)
-    project.run()
+    project.submit(A, B)
     project.batched(A, B | {"prompt": "Better ${a}"})
     assert project.run().exit_code == 0
     assert runs_of(project) == [(1, "SUBMITTED", 10)]

@@ -1,18 +1,16 @@
 """Batches that are ended before their time: by a deadline, by their user; and those that do not move."""
 
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance
+from support.batchrun import BatchProject, Make, advance
 from support.server import Faulty, Server
 
 import agac
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 HOUR = 3600.0
 SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "local/echo"}
@@ -20,21 +18,16 @@ MORE: dict[str, Any] = {"name": "more", "prompt": "More of ${say}", "model": "lo
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project with ten rows whose batch takes a while, and submits it."""
-    made: list[BatchProject] = []
 
     def start(*faults: dict[str, Any], stages: Any = None, **batch: Any) -> BatchProject:
-        project = BatchProject(tmp_path / "project", faulty(list(faults), "--batch-seconds", str(SECONDS)))
-        project.numbered(10)
+        project = batches_at(*faults, seconds=SECONDS)
         project.batched(*(stages or [SAY]), defaults={"batch": batch})
         assert project.run().exit_code == 0
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 @pytest.mark.parametrize("done", [0, 4, 9])
@@ -70,9 +63,7 @@ def test_wait_only_tells_at_the_deadline(make: Make, server: Server) -> None:
     assert project.retrieve().exit_code == 75
     assert project.account["cancelled"] == 0
     assert "eadline" in project.agac("batch", "status").out
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (1, 10)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (1, 10), seconds=SECONDS)
 
 
 def test_a_deadline_that_comes_while_all_is_done_cancels_nothing(make: Make, server: Server) -> None:
@@ -117,9 +108,7 @@ def test_cancelling_keeps_what_is_finished(make: Make, server: Server) -> None:
     assert not (project.root / "output").exists()
     went_on = project.agac("run", "-a", "reviews")
     assert ": 6 requests, 1 of 1" in went_on.out
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((2, 10), 0)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 10), seconds=SECONDS)
 
 
 def test_cancelling_what_has_ended_keeps_all_of_it(make: Make, server: Server) -> None:
@@ -136,14 +125,12 @@ def test_cancelling_what_has_ended_keeps_all_of_it(make: Make, server: Server) -
 def test_one_of_several_is_ended(make: Make, server: Server) -> None:
     project = make(max_requests=5)
     [(named,)] = project.query("SELECT provider_id FROM batch WHERE id = 2")
-    assert project.agac("batch", "cancel", named).code == 0
+    project.agac("batch", "cancel", named, code=0)
     advance(project.server, SECONDS)
     project.retrieve()
     assert project.query("SELECT state, count(*) FROM row GROUP BY 1 ORDER BY 1") == [(0, 5), (1, 5)]
     project.run()
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((3, 10), 0)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (3, 10), seconds=SECONDS)
 
 
 def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(tmp_path: Path, faulty: Faulty) -> None:
@@ -151,8 +138,7 @@ def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(tmp_
         tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)), limits={"enqueued_tokens": 150}
     )
     project.numbered(10)
-    project.batched(SAY, defaults={"batch": {"max_requests": 5}})
-    project.run()
+    project.submit(SAY, defaults={"batch": {"max_requests": 5}})
     [(waiting,)] = project.query("SELECT id FROM batch WHERE submitted_at IS NULL")
     assert project.agac("batch", "cancel", str(waiting)).code == 0
     assert project.account["cancelled"] == 0
@@ -170,7 +156,7 @@ def test_what_does_not_move_is_told(make: Make) -> None:
     advance(project.server, SECONDS)
     fine = project.agac("batch", "status")
     assert "has not moved" not in fine.out
-    assert project.agac("doctor").code == 0
+    project.agac("doctor", code=0)
     project.set_batch(moved_at=time.time() - 2 * HOUR)
     stuck = project.agac("batch", "status", "--json").json
     [one] = stuck["batches"]

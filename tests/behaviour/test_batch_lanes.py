@@ -1,37 +1,29 @@
 """What fits into a batch and into a lane: requests, bytes, enqueued tokens. What does not fit waits; nothing fails."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BATCHES, BatchProject, advance
-from support.server import Faulty, Server
+from support.batchrun import BATCHES, BatchProject, Make, advance
+from support.server import Server
 
 from agac.providers.batch import GENERIC
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 ECHO: dict[str, Any] = {"name": "say", "prompt": "${text}", "model": "local/echo"}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project at a server with faults whose batches take a while; nothing is submitted yet."""
-    made: list[BatchProject] = []
 
     def start(*faults: dict[str, Any], rows: int = 20, batch: dict[str, Any] | None = None, **provider: Any) -> Any:
-        server = faulty(list(faults), "--batch-seconds", str(SECONDS))
-        project = BatchProject(tmp_path / "project", server, **provider)
-        project.numbered(rows)
+        project = batches_at(*faults, rows=rows, seconds=SECONDS, **provider)
         project.batched(ECHO, defaults={"batch": batch or {}})
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def sizes(project: BatchProject) -> list[int]:
@@ -45,9 +37,7 @@ def test_split_by_requests(make: Make, server: Server, rows: int, most: int, exp
     project = make(rows=rows, batch={"max_requests": most})
     project.run()
     assert sizes(project) == expected
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert (project.charged(), project.doubles()) == ((len(expected), rows), 0)
+    project.assert_ends_as_sync(server, (len(expected), rows), seconds=SECONDS)
 
 
 @pytest.mark.parametrize("most", [600, 1000, 3000])
@@ -159,17 +149,14 @@ def test_no_more_open_than_the_account_takes(make: Make, server: Server, monkeyp
     advance(project.server, SECONDS)
     assert project.retrieve().exit_code == 0
     assert sizes(project) == [5] * 4
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-    assert (project.charged(), project.doubles()) == ((4, 20), 0)
+    project.assert_ends_as_sync(server, (4, 20), seconds=SECONDS)
 
 
 def test_lanes_do_not_wait_for_one_another(make: Make) -> None:
     project = make(batch={"max_requests": 5})
     project.provider(batch={**BATCHES}, limits={"enqueued_tokens": 150})
     other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
-    project.batched(ECHO, other, defaults={"batch": {"max_requests": 5}})
-    project.run()
+    project.submit(ECHO, other, defaults={"batch": {"max_requests": 5}})
     submitted = project.query("SELECT DISTINCT model FROM batch WHERE state = 'SUBMITTED' ORDER BY 1")
     assert submitted == [("echo",), ("small",)]
     project.to_the_end(seconds=SECONDS, most=25)

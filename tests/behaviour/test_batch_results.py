@@ -1,36 +1,32 @@
 """What result files may hold: whatever it is, every task gets an end, and nothing is paid again that was answered."""
 
-from collections.abc import Callable, Iterator
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance, outcomes
-from support.server import Faulty, Server
+from support.batchrun import BatchProject, Make, advance, outcomes
+from support.server import Server
 
 import agac
 
-Make = Callable[..., BatchProject]
 Fault = dict[str, Any]
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project with rows at a server with faults, and its batches submitted."""
-    made: list[BatchProject] = []
 
-    def start(*faults: Fault, rows: int = 10, flags: tuple[str, ...] = (), **keys: Any) -> BatchProject:
-        project = BatchProject(tmp_path / "project", faulty(list(faults), *flags), **keys.pop("provider", {}))
-        project.numbered(rows)
-        project.batched(*keys.pop("stages", []), **keys)
+    def start(
+        *faults: Fault, rows: int = 10, seconds: float = 0.0, provider: Fault | None = None, **keys: Any
+    ) -> BatchProject:
+        project = batches_at(*faults, rows=rows, seconds=seconds, **(provider or {}))
+        project.batched(**keys)
         report = project.run()
         assert report.exit_code == 0, report.stopped
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def counts(report: agac.RetrieveReport) -> dict[str, int]:
@@ -46,9 +42,71 @@ def failed(project: BatchProject) -> dict[str, str]:
 
 def strange(project: BatchProject) -> list[bytes]:
     """The lines that were put aside."""
-    return [
-        line for path in (project.root / ".agac/batches").glob("*.strange") for line in path.read_bytes().split(b"\n")
-    ]
+    files = (project.root / ".agac/batches").glob("*.strange")
+    return [line for path in files for line in path.read_bytes().split(b"\n") if line]
+
+
+ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
+TAKEN: dict[str, tuple[list[Fault], dict[str, int], tuple[int, int]]] = {
+    "22: an error file of no bytes": ([{"kind": "batch_zero_error_file"}], {"done": 10}, (1, 10)),
+    **{
+        f"25: a line that is nobody's, {form}": (
+            [{"kind": "batch_dup_line", "lines": [3]}, {"kind": "batch_foreign_line", "form": form}],
+            {"done": 10, "duplicate": 1, "unknown" if form == "unknown" else "malformed": 1}, (1, 10),
+        )
+        for form in ("unknown", "null", "list", "no_custom_id", "not_utf8")
+    },
+    "26: one that cannot be read": ([{"kind": "batch_corrupt_line", "lines": [4]}],
+                                    {"done": 9, "again": 1, "missing": 1, "malformed": 1}, (2, 11)),
+    "27: expired": ([{"kind": "batch_expire", "after": 7}], {"done": 7, "again": 3, "expired": 3}, (2, 10)),
+    "a body that is written as text": ([{"kind": "batch_body_text"}], {"done": 10}, (1, 10)),
+    **{
+        f"an error that is no answer, {code}": ([{"kind": "batch_line_error", "code": code, "lines": [1, 9]}],
+                                                {"done": 8, "again": 2, word: 2}, (2, 10))
+        for code, word in (("request_timeout", "unanswered"), ("batch_expired", "expired"),
+                           ("batch_cancelled", "cancelled"))
+    },
+    "no answer": ([{"kind": "batch_line_zero", "lines": [1, 9]}], {"done": 8, "again": 2, "unanswered": 2}, (2, 10)),
+    **{
+        f"status {status}": ([{"kind": "batch_line_status", "status": status, "lines": [1, 9]}],
+                             {"done": 8, "again": 2}, (2, 10))
+        for status in (429, 503)
+    },
+}  # fmt: skip
+TAKEN_OF_ANTHROPIC: dict[str, tuple[list[Fault], dict[str, int], tuple[int, int]]] = {
+    "in another order": ([{"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}],
+                         {"done": 10}, (1, 10)),
+    "500": ([{"kind": "batch_line_status", "status": 500, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
+    "529": ([{"kind": "batch_line_status", "status": 529, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
+    "missing": ([{"kind": "batch_omit", "lines": [2, 5]}], {"done": 8, "again": 2, "missing": 2}, (2, 12)),
+    "cannot be read": ([{"kind": "batch_corrupt_line", "lines": [4]}],
+                       {"done": 9, "again": 1, "missing": 1, "malformed": 1}, (2, 11)),
+    "expired": ([{"kind": "batch_expire", "after": 7}], {"done": 7, "again": 3, "expired": 3}, (2, 10)),
+    "twice": ([{"kind": "batch_dup_line", "lines": [3]}], {"done": 10, "duplicate": 1}, (1, 10)),
+    "nobody's": ([{"kind": "batch_foreign_line", "form": "null"}], {"done": 10, "malformed": 1}, (1, 10)),
+    "torn": ([{"kind": "batch_truncate", "after_bytes": 500, "first": 1}], {"done": 10}, (1, 10)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("provider", "faults", "expected", "charged"),
+    [pytest.param({}, *case, id=name) for name, case in TAKEN.items()]
+    + [pytest.param(ANTHROPIC, *case, id=f"anthropic, {name}") for name, case in TAKEN_OF_ANTHROPIC.items()],
+)
+def test_every_row_has_its_answer_in_the_end(
+    make: Make, server: Server, provider: Fault, faults: list[Fault], expected: dict[str, int], charged: tuple[int, int]
+) -> None:
+    """Lines that are not to be used are put aside, and only what was not answered is asked again; the numbers are
+    those of cases."""
+    project = make(*({"at": [1], **fault} if "first" not in fault else fault for fault in faults), provider=provider)
+    told = counts(project.retrieve())
+    [(kept,)] = project.query("SELECT counts FROM batch WHERE id = 1")
+    assert {name: number for name, number in json.loads(kept).items() if number} == expected
+    assert told == {name: number for name, number in expected.items() if name != "unanswered"}
+    assert len(strange(project)) == expected.get("unknown", 0) + expected.get("malformed", 0)
+    assert project.query("SELECT count(*) FROM attempt WHERE error_type IS NULL") == [(expected["done"],)]
+    assert charged[1] > 10 or project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(0,)]
+    project.assert_ends_as_sync(server, charged, doubles=charged[1] - 10)
 
 
 def test_in_another_order_with_a_mark_and_blank_lines(make: Make, server: Server) -> None:
@@ -74,14 +132,6 @@ def test_nothing_but_errors_and_no_output_file(make: Make, kind: str) -> None:
     assert project.charged() == (1, 0)
     assert set(failed(project).values()) == {"ProviderError"}
     assert len(failed(project)) == 10
-
-
-def test_an_error_file_of_no_bytes(make: Make, server: Server) -> None:
-    """Case 22."""
-    project = make({"kind": "batch_zero_error_file"})
-    assert counts(project.retrieve()) == {"done": 10}
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
 
 
 def test_failed_lines_go_round_again_as_their_errors_say(make: Make) -> None:
@@ -120,52 +170,22 @@ def test_lines_that_are_missing_are_asked_again_and_told(make: Make, server: Ser
     project.assert_as_sync(server)
 
 
-@pytest.mark.parametrize("form", ["unknown", "null", "list", "no_custom_id", "not_utf8"])
-def test_lines_that_are_nobodys_are_put_aside(make: Make, server: Server, form: str) -> None:
-    """Case 25."""
-    project = make({"kind": "batch_dup_line", "lines": [3]}, {"kind": "batch_foreign_line", "form": form})
-    report = project.retrieve()
-    assert counts(report) == {"done": 10, "duplicate": 1, "unknown" if form == "unknown" else "malformed": 1}
-    assert len(list(filter(None, strange(project)))) == 1
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
-    assert project.query("SELECT count(*) FROM attempt") == [(10,)]
-
-
-def test_a_line_that_is_there_twice_counts_once_wherever_it_stands(make: Make, server: Server) -> None:
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        ([{"lines": [1, 511, 512, 513, 600]}], {"done": 600, "duplicate": 5}),
+        ([{}, {"kind": "batch_shuffle"}], {"done": 600}),
+    ],
+    ids=["some", "all, in another order"],
+)
+def test_a_line_that_is_there_twice_counts_once_wherever_it_stands(
+    make: Make, server: Server, faults: list[Fault], expected: dict[str, int]
+) -> None:
     """Also across the chunks in which lines are read."""
-    project = make({"kind": "batch_dup_line", "lines": [1, 511, 512, 513, 600]}, rows=600)
-    assert counts(project.retrieve()) == {"done": 600, "duplicate": 5}
-    assert project.query("SELECT count(*) FROM attempt") == [(600,)]
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 600)
-
-
-def test_every_line_twice_in_another_order(make: Make, server: Server) -> None:
-    project = make({"kind": "batch_dup_line"}, {"kind": "batch_shuffle"}, rows=700)
-    assert counts(project.retrieve())["done"] == 700
-    assert project.query("SELECT count(*), count(DISTINCT row_key) FROM attempt") == [(700, 700)]
-    project.assert_as_sync(server)
-
-
-def test_a_line_that_cannot_be_read_is_asked_again(make: Make, server: Server) -> None:
-    """Case 26."""
-    project = make({"kind": "batch_corrupt_line", "lines": [4], "at": [1]})
-    assert counts(project.retrieve()) == {"done": 9, "again": 1, "missing": 1, "malformed": 1}
-    assert len(list(filter(None, strange(project)))) == 1
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 11)
-
-
-def test_a_batch_that_expires_keeps_what_it_did(make: Make, server: Server) -> None:
-    """Case 27."""
-    project = make({"kind": "batch_expire", "after": 7, "at": [1]})
-    assert counts(project.retrieve()) == {"done": 7, "again": 3, "expired": 3}
-    assert project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(0,)]
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert (project.charged(), project.doubles()) == ((2, 10), 0)
+    project = make(*({"kind": "batch_dup_line", **fault} for fault in faults), rows=600)
+    assert expected.items() <= counts(project.retrieve()).items()
+    assert project.query("SELECT count(*), count(DISTINCT row_key) FROM attempt") == [(600, 600)]
+    project.assert_as_sync(server, charged=(1, 600))
 
 
 def test_a_batch_that_is_refused_for_a_line_fails_that_row_alone(make: Make) -> None:
@@ -193,9 +213,7 @@ def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(ma
     assert project.charged() == (1, 0)
     assert project.query("SELECT count(*) FROM row WHERE state = 0") == [(10,)]
     assert project.run().exit_code == 0
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 10)
+    project.assert_ends_as_sync(server, (2, 10))
 
 
 def test_a_batch_that_never_ends_is_ended_at_its_deadline(make: Make, server: Server) -> None:
@@ -218,8 +236,7 @@ def test_a_word_that_nobody_knows_is_no_end(make: Make, server: Server) -> None:
     assert "paused" in str(status)
     advance(project.server, 3700)
     assert project.retrieve().exit_code == 0
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: Path, server: Server) -> None:
@@ -227,10 +244,7 @@ def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: P
     project = BatchProject(tmp_path / "project", server)
     texts = ["x" * 9000 if n == 5 else f"number {n}" for n in range(12)]
     project.rows({"id": f"r-{n}", "text": text} for n, text in enumerate(texts))
-    project.batched(
-        {"name": "say", "prompt": "${text}", "model": "local/echo"}, defaults={"batch": {"max_bytes": 4000}}
-    )
-    project.run()
+    project.submit({"name": "say", "prompt": "${text}", "model": "local/echo"}, defaults={"batch": {"max_bytes": 4000}})
     assert project.to_the_end().exit_code == 3
     [(id_, kind)] = failed(project).items()
     assert (id_, kind) == ("r-5", "InvalidRow")
@@ -241,47 +255,21 @@ def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: P
     project.assert_sound()
 
 
-def test_a_body_that_is_written_as_text_is_read(make: Make, server: Server) -> None:
-    project = make({"kind": "batch_body_text"})
-    assert counts(project.retrieve()) == {"done": 10}
-    project.assert_as_sync(server)
-
-
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "downloads"),
     [
-        ({"kind": "batch_line_error", "code": "request_timeout"}, "unanswered"),
-        ({"kind": "batch_line_error", "code": "batch_expired"}, "expired"),
-        ({"kind": "batch_line_error", "code": "batch_cancelled"}, "cancelled"),
-        ({"kind": "batch_line_zero"}, "unanswered"),
-        ({"kind": "batch_line_status", "status": 429}, ""),
-        ({"kind": "batch_line_status", "status": 503}, ""),
+        ({"kind": "batch_truncate", "after_bytes": 700, "first": 2}, 3),
+        ({"kind": "batch_status", "op": "download", "status": 500, "first": 3}, 4),
     ],
+    ids=["torn", "500"],
 )
-def test_lines_that_were_not_answered_go_round_again(make: Make, server: Server, fault: Fault, expected: str) -> None:
-    project = make({**fault, "lines": [1, 9], "at": [1]})
-    found = counts(project.retrieve())
-    assert (found.pop("done"), found.pop("again")) == (8, 2)
-    assert project.query("SELECT counts LIKE ? FROM batch WHERE id = 1", f'%"{expected}":2%') == [(1,)] or not expected
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert (project.charged(), project.doubles()) == ((2, 10), 0)
-
-
-def test_a_torn_download_is_fetched_again_and_nothing_is_asked(make: Make, server: Server) -> None:
-    project = make({"kind": "batch_truncate", "after_bytes": 700, "first": 2})
+def test_a_download_that_went_wrong_is_done_again_and_nothing_is_asked(
+    make: Make, server: Server, fault: Fault, downloads: int
+) -> None:
+    project = make(fault)
     assert counts(project.retrieve()) == {"done": 10}
-    assert project.account["calls"]["download"] == 3
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
-
-
-def test_results_that_answer_500_three_times_are_fetched_then(make: Make, server: Server) -> None:
-    project = make({"kind": "batch_status", "op": "download", "status": 500, "first": 3})
-    assert counts(project.retrieve()) == {"done": 10}
-    assert project.account["calls"]["download"] == 4
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
+    assert project.account["calls"]["download"] == downloads
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def test_results_that_are_not_to_be_had_for_now_are_fetched_by_the_next_command(make: Make, server: Server) -> None:
@@ -291,8 +279,7 @@ def test_results_that_are_not_to_be_had_for_now_are_fetched_by_the_next_command(
     assert "could not be fetched" in str(project.notes()[0])
     assert first.code in (0, 75)
     assert counts(project.retrieve()) == {"done": 10}
-    project.assert_as_sync(server)
-    assert project.charged() == (1, 10)
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def test_results_that_are_gone_are_a_humans_decision(make: Make, server: Server) -> None:
@@ -303,49 +290,13 @@ def test_results_that_are_gone_are_a_humans_decision(make: Make, server: Server)
     assert "agac doctor" in first.out + first.err
     assert project.steps() == ["NEEDS_HUMAN"]
     for _ in range(2):
-        assert project.agac("batch", "retrieve").code == 75
-        assert project.agac("run", "-a", "reviews").code == 75
+        project.agac("batch", "retrieve", code=75)
+        project.agac("run", "-a", "reviews", code=75)
     assert project.account["posts"] == 1
     doctor = project.agac("doctor", code=75)
     assert "--resubmit --batch-id 1" in doctor.out
-    assert project.agac("doctor", "--resubmit", "--batch-id", "1").code == 0
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert project.charged() == (2, 20)
-
-
-ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
-
-
-@pytest.mark.parametrize(
-    ("faults", "expected", "charged"),
-    [
-        ([{"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}], {"done": 10}, (1, 10)),
-        ([{"kind": "batch_line_status", "status": 500, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
-        ([{"kind": "batch_line_status", "status": 529, "lines": [3]}], {"done": 9, "again": 1}, (2, 10)),
-        ([{"kind": "batch_omit", "lines": [2, 5]}], {"done": 8, "again": 2, "missing": 2}, (2, 12)),
-        (
-            [{"kind": "batch_corrupt_line", "lines": [4]}],
-            {"done": 9, "again": 1, "missing": 1, "malformed": 1},
-            (2, 11),
-        ),
-        ([{"kind": "batch_expire", "after": 7}], {"done": 7, "again": 3, "expired": 3}, (2, 10)),
-        ([{"kind": "batch_dup_line", "lines": [3]}], {"done": 10, "duplicate": 1}, (1, 10)),
-        ([{"kind": "batch_foreign_line", "form": "null"}], {"done": 10, "malformed": 1}, (1, 10)),
-        ([{"kind": "batch_truncate", "after_bytes": 500, "first": 1}], {"done": 10}, (1, 10)),
-    ],
-)
-def test_results_of_anthropic(
-    make: Make, server: Server, faults: list[Fault], expected: dict[str, int], charged: tuple[int, int]
-) -> None:
-    """The same of the other protocol: one file, other words, nothing but size and names to tell by."""
-    picked = [fault if "first" in fault else {**fault, "at": [1]} for fault in faults]
-    project = make(*picked, provider=ANTHROPIC)
-    assert counts(project.retrieve()) == expected
-    project.to_the_end()
-    project.assert_as_sync(server)
-    assert project.charged() == charged
-    assert project.doubles() == charged[1] - 10
+    project.agac("doctor", "--resubmit", "--batch-id", "1", code=0)
+    project.assert_ends_as_sync(server, (2, 20), doubles=10)
 
 
 def test_a_request_that_anthropic_refuses_fails_alone(make: Make) -> None:
@@ -356,13 +307,11 @@ def test_a_request_that_anthropic_refuses_fails_alone(make: Make) -> None:
 
 
 def test_a_batch_of_anthropic_that_is_ended_keeps_what_it_did(make: Make, server: Server) -> None:
-    project = make(provider=ANTHROPIC, flags=("--batch-seconds", "100"))
+    project = make(provider=ANTHROPIC, seconds=100)
     advance(project.server, 40)
     assert project.retrieve().exit_code == 75
     agac.batch_cancel(project=project.root)
     assert counts(project.retrieve()) == {"done": 4, "cancelled": 6}
     project.run()
     advance(project.server, 101)
-    project.to_the_end()
-    assert (project.charged(), project.doubles()) == ((2, 10), 0)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 10))

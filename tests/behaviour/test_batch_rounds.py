@@ -1,36 +1,29 @@
 """Tasks that come back from a batch without a result: round again, to the next model, by a call, or to an error."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.batchrun import BATCHES, BatchProject, outcomes
+from support.batchrun import BATCHES, BatchProject, Make, outcomes
 from support.server import Faulty, Server
 
-Make = Callable[..., BatchProject]
 Fault = dict[str, Any]
 SENTIMENT = {"sentiment": "positive|neutral|negative", "reason": "string"}
 SORT: dict[str, Any] = {"name": "sort", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project with ten rows at a server with faults, and its batch submitted."""
-    made: list[BatchProject] = []
 
     def start(*faults: Fault, stage: dict[str, Any] | None = None, **batch: Any) -> BatchProject:
-        project = BatchProject(tmp_path / "project", faulty(list(faults)))
-        project.numbered(10)
+        project = batches_at(*faults)
         project.batched(SORT | (stage or {}), defaults={"batch": batch}, stop_loss=False)
         assert project.run().exit_code == 0
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def failed(project: BatchProject) -> dict[str, str]:
@@ -92,10 +85,9 @@ def test_a_batch_that_did_something_and_shows_no_results_is_a_humans_decision(ma
     project = make({"kind": "batch_omit", "at": [1]})
     assert project.retrieve().exit_code == 75
     assert project.steps() == ["NEEDS_HUMAN"]
-    assert project.agac("doctor", "--resubmit").code == 0
+    project.agac("doctor", "--resubmit", code=0)
     assert project.to_the_end().exit_code == 0
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.assert_as_sync(server, charged=(2, 20), doubles=10)
 
 
 def test_fail_asks_nothing_again(make: Make) -> None:
@@ -230,12 +222,10 @@ def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Faulty, server: Ser
     ]
     project = BatchProject(tmp_path / "project", faulty(faults))
     project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
-    project.batched(SORT)
-    project.run()
+    project.submit(SORT)
     assert project.to_the_end().exit_code == 0
     assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [3, 2]
-    assert project.charged() == (2, 4)
-    project.assert_as_sync(server)
+    project.assert_as_sync(server, charged=(2, 4), doubles=1)
     project.assert_sound()
 
 
@@ -245,8 +235,7 @@ def test_equal_tasks_fail_as_one(tmp_path: Path, faulty: Faulty) -> None:
         tmp_path / "project", faulty([{"kind": "batch_line_status", "status": 400, "lines": [1], "at": [1]}])
     )
     project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
-    project.batched(SORT, stop_loss=False)
-    project.run()
+    project.submit(SORT, stop_loss=False)
     project.to_the_end()
     states = project.query("SELECT state, count(*) FROM row GROUP BY 1")
     assert sum(count for _, count in states) == 30

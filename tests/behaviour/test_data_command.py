@@ -81,21 +81,18 @@ def test_standard_input_files_and_several(tmp_path: Path) -> None:
     assert not (tmp_path / ".agac").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("id\n")
+    for arguments, words in (
         (["nope.csv"], "nope.csv: no such file"),
         (["-"], "standard input: nothing came"),
         (["r.csv", "--format", "cvs"], "--format cvs: unknown format"),
         (["hf://datasets/x"], "hf:// is not supported yet"),
         (["."], "error: .: is a folder\n  Name a file in it, or several as 'data/*.csv'"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
-    (tmp_path / "r.csv").write_text("id\n")
-    ended = data(tmp_path, *arguments)
-    assert ended.code == 2
-    assert words in ended.err
+    ):
+        ended = data(tmp_path, *arguments)
+        assert ended.code == 2, arguments
+        assert words in ended.err
 
 
 def test_paths_of_files_are_those_that_a_run_would_give_them(project: ProjectFolder) -> None:

@@ -48,19 +48,19 @@ def test_deleted_outputs_are_made_again_to_the_byte(project: ProjectFolder, serv
     assert server.account()["requests"] == rows
 
 
-def test_running_again_makes_deleted_outputs_again(project: ProjectFolder, server: Server) -> None:
+def test_whatever_makes_the_outputs_again_makes_the_same(project: ProjectFolder) -> None:
+    """A run that has nothing to do, the command, and an export that finds neither the workflow nor the input."""
     folder = finished(project)
     before = contents(folder)
     (folder / "results.json").unlink()
     assert project.run().invocation["calls"] == 0
     assert contents(folder) == before
-
-
-def test_an_export_after_a_run_that_had_nothing_to_do_is_the_same_to_the_byte(project: ProjectFolder) -> None:
-    folder = finished(project)
-    before = contents(folder)
-    project.run()
     shutil.rmtree(folder)
+    assert "results.jsonl" in project.agac("export", "-a", "reviews", code=0).out
+    assert contents(folder) == before
+    shutil.rmtree(folder)
+    (project.root / "workflows/reviews.yml").unlink()
+    (project.root / "data/rows.csv").unlink()
     agac.export("reviews", project=project.root)
     assert contents(folder) == before
 
@@ -121,16 +121,6 @@ def test_a_finished_run_that_goes_on_is_unfinished_until_it_ends(project: Projec
     assert len(project.envelopes()) == 20
 
 
-def test_an_export_needs_neither_the_workflow_nor_the_input(project: ProjectFolder) -> None:
-    folder = finished(project)
-    before = contents(folder)
-    shutil.rmtree(folder)
-    (project.root / "workflows/reviews.yml").unlink()
-    (project.root / "data/rows.csv").unlink()
-    agac.export("reviews", project=project.root)
-    assert contents(folder) == before
-
-
 def test_a_preview_is_exported_into_its_own_folder(project: ProjectFolder) -> None:
     project.numbered(5)
     project.workflow(defaults=ECHO, stages=SAY)
@@ -164,12 +154,3 @@ def test_two_workflows_in_one_folder_replace_each_other(project: ProjectFolder, 
     project.run("one")
     assert project.output("shared")[0] == "I love number 1"
     assert server.account()["requests"] == 6
-
-
-def test_the_command_prints_what_it_wrote(project: ProjectFolder) -> None:
-    folder = finished(project)
-    before = contents(folder)
-    shutil.rmtree(folder)
-    ended = project.agac("export", "-a", "reviews", code=0)
-    assert "results.jsonl" in ended.out
-    assert contents(folder) == before

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from scripted_server import Scripted, Step, scripted
+from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+
+import agac
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
@@ -22,6 +24,23 @@ def providers(project: ProjectFolder, **addresses: str) -> None:
     row = {"dialect": "openai-chat", "structured": "json_schema"}
     table = {name: {**row, "base_url": address} for name, address in addresses.items()}
     project.write("agac.yml", yaml.safe_dump({"providers": table}))
+
+
+def run_two(
+    project: ProjectFolder, *steps: str | Step, rows: int = 1, **stage: Any
+) -> tuple[agac.RunReport, list[dict[str, Any]]]:
+    """Runs the stage with a second model, both at a server that gives these steps to one call after the other: the
+    report, and the bodies of the requests."""
+    with scripted(*steps) as server:
+        providers(project, one=server.base_url, two=server.base_url)
+        project.numbered(rows)
+        project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"], **stage}])
+        return project.run(concurrency=1), server.asked
+
+
+def models(asked: list[dict[str, Any]]) -> str:
+    """The letters of the models that were asked."""
+    return "".join(body["model"] for body in asked)
 
 
 def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
@@ -109,13 +128,8 @@ FIRST_FAILS = [
 def test_the_next_model_answers_what_the_first_did_not(
     project: ProjectFolder, steps: list[str | Step], before: int
 ) -> None:
-    with scripted(*steps, GOOD) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "model": "one/a", "fallback": ["two/b", "two/c"]}])
-        report = project.run()
-        assert [body["model"] for body in server.asked] == ["a"] * before + ["b"]
-    assert report.exit_code == 0
+    report, asked = run_two(project, *steps, GOOD, model="one/a", fallback=["two/b", "two/c"])
+    assert (report.exit_code, models(asked)) == (0, "a" * before + "b")
     assert project.output() == [json.loads(GOOD)]
     assert attempts(project)[-1] == (before + 1, "fallback", "two/small-2", None)
     assert project.query("SELECT how FROM result") == [("fallback",)]
@@ -127,15 +141,9 @@ def test_the_next_model_answers_what_the_first_did_not(
 
 
 def test_the_fallback_is_asked_the_original_question_with_parameters_of_its_own(project: ProjectFolder) -> None:
-    with scripted(BAD, BAD, GOOD) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(1)
-        project.workflow(
-            stages=[{**STAGE, "model": "one/a?seed=1&reasoning=low", "fallback": "two/b?temperature=0.5",
-                     "max_tokens": 99, "instructions": "Be brief."}]
-        )  # fmt: skip
-        project.run()
-        first, repair, fallback = server.asked
+    first_model, second_model = "one/a?seed=1&reasoning=low", "two/b?temperature=0.5"
+    own = {"model": first_model, "fallback": second_model, "max_tokens": 99, "instructions": "Be brief."}
+    _, (first, repair, fallback) = run_two(project, BAD, BAD, GOOD, **own)
     assert len(repair["messages"]) == 4
     assert fallback["messages"] == first["messages"]
     assert fallback["response_format"] == first["response_format"]
@@ -145,13 +153,9 @@ def test_the_fallback_is_asked_the_original_question_with_parameters_of_its_own(
 
 
 def test_a_fallback_is_repaired_too(project: ProjectFolder) -> None:
-    with scripted(BAD, BAD, BAD, GOOD) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"]}])
-        report = project.run()
-        assert [body["model"] for body in server.asked] == ["a", "a", "b", "b"]
-        assert server.asked[3]["messages"][: len(server.asked[0]["messages"])] == server.asked[0]["messages"]
+    report, asked = run_two(project, BAD, BAD, BAD, GOOD)
+    assert models(asked) == "aabb"
+    assert asked[3]["messages"][: len(asked[0]["messages"])] == asked[0]["messages"]
     assert [purpose for _, purpose, *_ in attempts(project)] == ["ask", "repair", "fallback", "repair"]
     assert project.query("SELECT how FROM result") == [("repair,fallback",)]
     (stage,) = report.summary["stages"]
@@ -185,43 +189,26 @@ def test_an_answer_of_a_fallback_is_found_again_under_the_first_models_question(
         assert (report.exit_code, report.invocation["calls"], len(server.asked)) == (0, 0, 2)
 
 
-@pytest.mark.parametrize("status", [401, 404])
+GONE = '{"error": {"message": "no such model", "code": "model_not_found"}}'
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "said"),
+    [
+        ([Step(status=401, body='{"error": {"message": "not you"}}'), GOOD], "a", "not you"),
+        ([Step(status=404, body='{"error": {"message": "not you"}}'), GOOD], "a", "not you"),
+        ([Step("no", finish="refusal"), Step(status=404, body=GONE)], "ab", "`b`"),
+        ([Step(status=429, headers={"retry-after": "86400"}, body="{}")], "ab", "1,440 minutes"),
+    ],
+    ids=["a key", "no such thing", "no such fallback", "a wait of hours at the last model"],
+)
 def test_what_every_call_would_meet_stops_the_run_whoever_else_could_be_asked(
-    project: ProjectFolder, status: int
+    project: ProjectFolder, steps: list[str | Step], asked: str, said: str
 ) -> None:
-    with scripted(Step(status=status, body='{"error": {"message": "not you"}}'), GOOD) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(5)
-        project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"]}])
-        report = project.run(concurrency=1)
-        assert (report.exit_code, report.stop) == (1, "fatal")
-        assert len(server.asked) == 1
-        assert report.summary["rows"]["failed"] == 0
-
-
-def test_a_fallback_that_does_not_exist_stops_the_run_too(project: ProjectFolder) -> None:
-    gone = Step(status=404, body='{"error": {"message": "no such model", "code": "model_not_found"}}')
-    with scripted(Step("no", finish="refusal"), gone) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(5)
-        project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"]}])
-        report = project.run(concurrency=1)
-        assert len(server.asked) == 2
-    assert report.exit_code == 1
-    assert "`b`" in (report.stopped or "")
+    report, bodies = run_two(project, *steps, rows=5)
+    assert (report.exit_code, report.stop, models(bodies)) == (1, "fatal", asked)
+    assert said in (report.stopped or "")
     assert report.summary["rows"]["failed"] == 0
-
-
-def test_a_wait_of_hours_at_the_last_model_stops_the_run(project: ProjectFolder) -> None:
-    tomorrow = Step(status=429, headers={"retry-after": "86400"}, body="{}")
-    with scripted(tomorrow) as server:
-        providers(project, one=server.base_url, two=server.base_url)
-        project.numbered(5)
-        project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"]}])
-        report = project.run(concurrency=1)
-        assert [body["model"] for body in server.asked] == ["a", "b"]
-    assert report.exit_code == 1
-    assert "1,440 minutes" in (report.stopped or "")
 
 
 def test_a_fallback_on_the_simulator_is_started_and_marked(project: ProjectFolder) -> None:
@@ -271,8 +258,4 @@ def test_who_is_tried_is_told_in_the_lines_of_a_run(project: ProjectFolder) -> N
         ended = project.agac("run", "-a", "reviews")
     assert ended.code == 0
     assert "1 re-ask, 1 fallback in this invocation" in ended.out
-    assert_order(server, "aab")
-
-
-def assert_order(server: Scripted, models: str) -> None:
-    assert "".join(body["model"] for body in server.asked) == models
+    assert models(server.asked) == "aab"

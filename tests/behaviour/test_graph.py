@@ -21,14 +21,9 @@ STAGES: list[dict[str, Any]] = [
     {"name": "join", "needs": ["left", "far"], "prompt": "j ${left} ${far}"},
 ]
 EDGES = [
-    ("data/rows.csv", "start"),
-    ("start", "left"),
-    ("start", "right"),
-    ("right", "far"),
-    ("left", "join"),
-    ("far", "join"),
-    ("join", "output/reviews"),
-]
+    ("data/rows.csv", "start"), ("start", "left"), ("start", "right"), ("right", "far"), ("left", "join"),
+    ("far", "join"), ("join", "output/reviews"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -116,12 +111,9 @@ def test_stages_that_ask_no_model_say_what_they_do_and_nothing_is_imported(proje
     project.workflow(stages=stages)
     report = agac.graph("reviews", project=project.root)
     assert [(one.kind, one.does) for one in report.stages] == [
-        ("python", "tools/clean.py:tidy"),
-        ("filter", "price > 2"),
-        ("select", "id, kind"),
-        ("rename", "kind → sort"),
+        ("python", "tools/clean.py:tidy"), ("filter", "price > 2"), ("select", "id, kind"), ("rename", "kind → sort"),
         ("ask", "local/small"),
-    ]
+    ]  # fmt: skip
 
 
 def test_no_key_is_needed(project: ProjectFolder) -> None:
@@ -183,37 +175,26 @@ def test_mermaid_text_that_pages_refuse_comes_with_a_warning(project: ProjectFol
     assert project.agac("graph", "-a", "reviews").err == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_what_cannot_be_drawn_is_refused_in_words(branching: ProjectFolder) -> None:
+    branching.workflow("broken", stages=[{"name": "a", "prompt": "x", "needs": "b"}])
+    branching.run()
+    for words, expected in (
         ((), "agac graph -a NAME"),
         (("-a", "revews"), "did you mean 'reviews'?"),
         (("--run", "7"), "no run 7"),
         (("-a", "others", "--run", "1"), "no run 1 of workflow 'others'"),
         (("-a", "reviews", "--json", "--mermaid"), "--json excludes"),
         (("-a", "broken"), "stage 'a' needs 'b', which does not exist"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_in_words(
-    branching: ProjectFolder, words: tuple[str, ...], expected: str
-) -> None:
-    branching.workflow("broken", stages=[{"name": "a", "prompt": "x", "needs": "b"}])
-    branching.run()
-    ran = branching.agac("graph", *words, code=2)
-    assert expected in ran.err
-    assert ran.out == ""
+    ):
+        ran = branching.agac("graph", *words, code=2)
+        assert expected in ran.err
+        assert ran.out == ""
 
 
 def test_a_plan_tells_the_ways_of_a_graph() -> None:
     assert paths_of({"a": [], "b": ["a"], "c": ["b"]}) == ["a → b → c"]
-    assert paths_of(
-        {s["name"]: [s["needs"]] if isinstance(s.get("needs"), str) else s.get("needs", []) for s in STAGES}
-    ) == [
-        "start",
-        "start → left",
-        "start → right → far",
-        "left, far → join",
-    ]
+    needs = {s["name"]: [s["needs"]] if isinstance(s.get("needs"), str) else s.get("needs", []) for s in STAGES}
+    assert paths_of(needs) == ["start", "start → left", "start → right → far", "left, far → join"]
     assert paths_of({"a": [], "b": []}) == ["a", "b"]
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ class BatchProject(ProjectFolder):
         """Writes a workflow all of whose stages are asked in batches, where they do not say otherwise."""
         defaults = {"run_mode": "batch", **keys.pop("defaults", {})}
         return self.workflow(name, stages=list(stages) or None, defaults=defaults, **keys)
+
+    def submit(self, *stages: dict[str, Any], **keys: Any) -> agac.RunReport:
+        """Writes such a workflow and runs it."""
+        return self.run(self.batched(*stages, **keys))
 
     def retrieve(self, batch: str | int | None = None) -> agac.RetrieveReport:
         """Takes what is ready."""
@@ -111,11 +116,23 @@ class BatchProject(ProjectFolder):
         assert ran.summary["complete"], ran.stopped
         return other
 
-    def assert_as_sync(self, server: Server, name: str = "reviews") -> None:
-        """What the run ended with is what the same workflow ends with call by call."""
+    def assert_as_sync(
+        self, server: Server, name: str = "reviews", *, charged: tuple[int, int] | None = None, doubles: int = 0
+    ) -> None:
+        """What the run ended with is what the same workflow ends with call by call. Where told, so many batches and
+        requests were charged for it, and so many requests more than once."""
+        if charged is not None:
+            assert (self.charged(), self.doubles()) == (charged, doubles)
         other = self.twin(server, name)
         assert outcomes(self, name) == outcomes(other, name)
         assert self.output(name) == other.output(name)
+
+    def assert_ends_as_sync(
+        self, server: Server, charged: tuple[int, int], *, seconds: float = 0.0, doubles: int = 0
+    ) -> None:
+        """Retrieves to the end, which is as `assert_as_sync` says."""
+        self.to_the_end(seconds=seconds)
+        self.assert_as_sync(server, charged=charged, doubles=doubles)
 
     def assert_sound(self) -> None:
         """The store, where there is one, is whole; nothing is left of batches that are in but what is told of them."""
@@ -138,3 +155,7 @@ class BatchProject(ProjectFolder):
             for path in sorted(self.root.rglob("*"))
             if path.is_file()
         }
+
+
+Make = Callable[..., BatchProject]
+"""What makes a project with rows, as the fixture `batches_at` does."""
