@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import ended, kill_at, killed, listening, little_room, row_count, wait_until
+from support.processes import Process, ended, kill_at, killed, listening, little_room, row_count, wait_until
 from support.project import ProjectFolder, clean_environment
 from support.server import Faulty, Server
 
@@ -27,6 +27,17 @@ def finished(project: ProjectFolder) -> ProjectFolder:
 def files_of(project: ProjectFolder) -> set[str]:
     """What stands beside agac.yml, for leftovers."""
     return {path.name for path in project.root.iterdir()}
+
+
+def working(project: ProjectFolder, faulty: Faulty, first: int, done: int = 0) -> Process:
+    """A run of 60 rows at work: eight calls are in flight, the first of which is this one, and so many rows done."""
+    server = faulty([{"kind": "hang", "at": list(range(first, first + 8))}])
+    project.configure(server.base_url)
+    project.numbered(60)
+    project.workflow()
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) >= done, "its work", process)
+    return process
 
 
 def restored(project: ProjectFolder, command: str) -> None:
@@ -70,12 +81,7 @@ def test_a_copy_is_one_file_that_needs_nothing_beside_it(finished: ProjectFolder
 
 def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: Faulty) -> None:
     """Twenty answers are there, eight calls in flight: the copy has the twenty, and the run does not notice."""
-    server = faulty([{"kind": "hang", "at": list(range(21, 29))}])
-    project.configure(server.base_url)
-    project.numbered(60)
-    project.workflow()
-    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
-    wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) == 20, "its work", process)
+    process = working(project, faulty, 21, 20)
     project.agac("backup", "copy.db", "--json", code=0)
     assert process.poll() is None
     killed(process)
@@ -96,12 +102,7 @@ def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: F
 
 def test_nobody_holds_a_workflow_in_a_copy(project: ProjectFolder, faulty: Faulty) -> None:
     """A copy that is put to work elsewhere on the same machine has nothing to do with the run that still goes on."""
-    server = faulty([{"kind": "hang", "at": list(range(1, 9))}])
-    project.configure(server.base_url)
-    project.numbered(60)
-    project.workflow()
-    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
-    wait_until(lambda: server.account()["in_flight"] == 8, "its work", process)
+    process = working(project, faulty, 1)
     other = ProjectFolder(project.root.parent / "other")
     shutil.copytree(project.root, other.root, ignore=shutil.ignore_patterns(".agac"), dirs_exist_ok=True)
     (other.root / ".agac").mkdir()
@@ -179,36 +180,37 @@ def test_what_was_written_after_the_copy_does_not_get_into_it_by_an_old_log(
     assert project.run(limit=10).invocation["calls"] == 0
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "itself", "its log", "a link to it", "no folder"])
-def test_nothing_is_overwritten_that_should_not_be(kind: str, finished: ProjectFolder) -> None:
+def test_nothing_is_overwritten_that_should_not_be(finished: ProjectFolder) -> None:
     root = finished.root
-    target, said = {
-        "file": ("notes.txt", "notes.txt exists\n  Name another file, or replace it with --force."),
-        "folder": ("data", "data is a folder\n  Name a file in it: "),
-        "link": ("link.db", "link.db: is a link"),
-        "itself": (".agac/agac.db", "is the database itself"),
-        "its log": (".agac/agac.db-wal", "is the database itself"),
-        "a link to it": ("same.db", "is the database itself"),
-        "no folder": ("copies/agac.db", "there is no folder"),
-    }[kind]
     finished.write("notes.txt", "mine")
     (root / "link.db").symlink_to(root / "notes.txt")
     os.link(root / ".agac/agac.db", root / "same.db")
-    for flags in ([], ["--force"]) if kind != "file" else ([],):
-        before = files_of(finished)
-        ran = finished.agac("backup", target, *flags)
-        assert (ran.code, ran.out) == (2, "")
-        assert said in ran.err
-        assert files_of(finished) == before
+    before = files_of(finished)
+    for target, said, flags in (
+        ("notes.txt", "notes.txt exists\n  Name another file, or replace it with --force.", [""]),
+        ("data", "data is a folder\n  Name a file in it: ", ["", "--force"]),
+        ("link.db", "link.db: is a link", ["", "--force"]),
+        (".agac/agac.db", "is the database itself", ["", "--force"]),
+        (".agac/agac.db-wal", "is the database itself", ["", "--force"]),
+        ("same.db", "is the database itself", ["", "--force"]),
+        ("copies/agac.db", "there is no folder", ["", "--force"]),
+    ):
+        for flag in flags:
+            ran = finished.agac("backup", target, *filter(None, [flag]))
+            assert (ran.code, ran.out) == (2, ""), (target, flag)
+            assert said in ran.err
+            assert files_of(finished) == before
     assert (root / "notes.txt").read_text("utf-8") == "mine"
     finished.assert_sound()
 
 
-def test_force_replaces_a_file(finished: ProjectFolder) -> None:
+def test_force_replaces_a_file_and_who_may_read_the_database_may_read_the_copy(finished: ProjectFolder) -> None:
     finished.write("copy.db", "mine")
-    assert finished.agac("backup", "copy.db").code == 2
-    assert finished.agac("backup", "copy.db", "--force").code == 0
+    finished.agac("backup", "copy.db", code=2)
+    (finished.root / ".agac/agac.db").chmod(0o600)
+    finished.agac("backup", "copy.db", "--force", code=0)
     assert (finished.root / "copy.db").read_bytes().startswith(b"SQLite format 3\0")
+    assert stat.S_IMODE((finished.root / "copy.db").stat().st_mode) == 0o600
 
 
 def test_a_project_without_a_database_says_so(project: ProjectFolder) -> None:
@@ -267,27 +269,15 @@ def test_a_damaged_database_is_found_out_and_not_taken_for_a_backup(finished: Pr
     assert (finished.root / "copy.db").read_text("utf-8") == "older"
 
 
-def test_who_may_read_the_database_may_read_the_copy_and_nobody_else(finished: ProjectFolder) -> None:
-    (finished.root / ".agac/agac.db").chmod(0o600)
-    agac.backup(finished.root / "copy.db", project=finished.root)
-    assert stat.S_IMODE((finished.root / "copy.db").stat().st_mode) == 0o600
-
-
-def test_a_newer_database_is_left_alone(finished: ProjectFolder) -> None:
-    with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
-        connection.execute("PRAGMA user_version = 999")
-    connection.close()
-    ran = finished.agac("backup", "copy.db", code=1)
-    assert "was written by a newer agac" in ran.err
-    assert not (finished.root / "copy.db").exists()
-
-
-def test_an_older_database_can_be_copied_before_it_is_brought_up_to_date(finished: ProjectFolder) -> None:
-    with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
-        connection.execute("PRAGMA user_version = 10")
-    connection.close()
-    assert finished.agac("status").code == 1
-    assert finished.agac("backup", "copy.db").code == 0
+def test_a_newer_database_is_left_alone_and_an_older_one_can_be_copied(finished: ProjectFolder) -> None:
+    """Before it is brought up to date."""
+    for version in (999, 10):
+        with closing(sqlite3.connect(finished.root / ".agac/agac.db")) as connection, connection:
+            connection.execute(f"PRAGMA user_version = {version}")
+        ran = finished.agac("backup", "copy.db", code=1 if version == 999 else 0)
+        assert ("was written by a newer agac" in ran.err) == (version == 999)
+        assert (finished.root / "copy.db").exists() == (version == 10)
+        finished.agac("status", code=1)
 
 
 def test_a_path_is_meant_from_the_current_folder(finished: ProjectFolder, tmp_path: Path) -> None:

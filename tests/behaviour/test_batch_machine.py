@@ -4,24 +4,22 @@ installed."""
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batched import store
-from support.batchrun import BatchProject, advance
+from support.batchrun import BatchProject, Make, advance
 from support.processes import ended, interrupt, listening, wait_until
 from support.project import Ran
-from support.server import Faulty, Server
+from support.server import Server
 from support.soak import SOAK
 
 from agac.core.errors import AgacError, StoreError
 from agac.engine.batch.enrol import BUFFER, Spool
 from agac.engine.invocation import Clocks
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 HOUR = 3600.0
 SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "model": "local/echo"}
@@ -33,21 +31,15 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project at a server whose batches take a while; nothing is submitted yet."""
-    made: list[BatchProject] = []
 
-    def start(rows: int = 10, *faults: dict[str, Any], name: str = "project", **provider: Any) -> BatchProject:
-        server = faulty(list(faults), "--batch-seconds", str(SECONDS))
-        project = BatchProject(tmp_path / name, server, **provider)
-        project.numbered(rows)
+    def start(rows: int = 10, *faults: dict[str, Any], **options: Any) -> BatchProject:
+        project = batches_at(*faults, rows=rows, seconds=SECONDS, **options)
         project.batched(SAY, MORE)
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def is_explained(ran: Ran, *words: str) -> None:
@@ -102,10 +94,8 @@ def test_a_disk_that_is_full_while_results_are_fetched(make: Make, server: Serve
         is_explained(project.agac("batch", "retrieve"), "cannot be written", "No space left", "free some space")
         assert project.steps() == ["TERMINAL"]
     part.unlink(missing_ok=True)
-    assert project.agac("batch", "retrieve").code == 0
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((2, 20), 0)
-    project.assert_as_sync(server)
+    project.agac("batch", "retrieve", code=0)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
 def test_a_folder_that_is_a_file(make: Make, server: Server) -> None:
@@ -115,9 +105,7 @@ def test_a_folder_that_is_a_file(make: Make, server: Server) -> None:
     assert project.account["files"] == 0
     (project.root / ".agac/batches").unlink()
     project.run()
-    project.to_the_end(seconds=SECONDS)
-    assert project.charged() == (2, 20)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
 @pytest.mark.parametrize("what", ["lost", "cut", "changed"])
@@ -162,8 +150,8 @@ def test_a_clock_that_was_wrong_when_it_was_submitted(
         patch.setattr(import_module("agac.api.run"), "Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
         project.run()
     assert project.retrieve().exit_code == 75
-    assert project.agac("batch", "status").code == 0
-    assert project.agac("batch", "list").code == 0
+    project.agac("batch", "status", code=0)
+    project.agac("batch", "list", code=0)
     project.to_the_end(seconds=SECONDS)
     assert (project.charged(), project.doubles()) == ((2, 20), 0)
     assert project.query("SELECT count(*) FROM attempt WHERE duration < 0") == [(0,)]
@@ -181,8 +169,7 @@ def test_a_wrong_clock_finds_what_was_created_under_it(
         project.run()
     project.to_the_end(seconds=SECONDS)
     assert project.account["posts"] == 2
-    assert (project.charged(), project.doubles()) == ((2, 20), 0)
-    project.assert_as_sync(server)
+    project.assert_as_sync(server, charged=(2, 20))
 
 
 def test_two_terminals_at_once(make: Make, server: Server) -> None:
@@ -202,9 +189,7 @@ def test_two_terminals_at_once(make: Make, server: Server) -> None:
     assert (project.account["posts"], project.account["cancelled"]) == (1, 0)
     interrupt(waiting, signal.SIGINT)
     assert ended(waiting).code == 130
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((2, 20), 0)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
 def test_two_workflows_at_once_do_not_disturb_each_other(make: Make) -> None:
@@ -239,6 +224,4 @@ def test_an_anthropic_extra_that_is_gone_is_named(make: Make, server: Server, mo
             project.retrieve()
     assert "pip install 'agac[anthropic]'" in str(refused.value.remedy)
     assert project.steps() == ["SUBMITTED"]
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((2, 20), 0)
-    project.assert_as_sync(server)
+    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)

@@ -2,22 +2,19 @@
 
 import asyncio
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from support.batchclient import BatchClient, rows
-from support.project import ProjectFolder, clean_environment, command
+from support.project import ProjectFolder, clean_environment
 from support.server import Faulty, Server
+from support.terminals import on_pty
 
 from agac.simulator.faults import FAULTS
 
@@ -110,42 +107,42 @@ def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectF
     assert "agac init" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["rnu", "-a", "reviews"], "no such command 'rnu'. Did you mean 'agac run'?"),
-        (["xyz"], "no such command 'xyz'. Commands: init, validate, plan, run,"),
-        (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
-        (
-            ["run", "-a", "revews"],
-            "error: no workflow 'revews'; did you mean 'reviews'?\n  Workflows in workflows/: reviews.",
-        ),
-        (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
-        (
-            ["run", "-a", "reviews", "--var", "shop=x"],
-            "error: --var shop: workflows/reviews.yml declares no such variable",
-        ),
-        (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
-        (["run", "-a", "reviews", "--limit", "0"], "--limit: takes 1 or more, not 0"),
-        (["run", "-a", "reviews", "--input", "no.csv"], "error: --input no.csv: no such file"),
-        (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
-        (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
-        (["export", "--run", "9"], "error: no run 9\n"),
-        (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
-        (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
-        (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
-        (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
-        (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last r-1 classify`."),
-        (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
-        (["data", "rows.cvs"], "error: rows.cvs: no such file\n"),
-        (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
-        (["data", "sqlite://x.db?qery=SELECT 1"], ": unknown parameter 'qery'\n  Did you mean 'query'?\n"),
-    ],
-)
-def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder, arguments: list[str], said: str) -> None:
-    ran = finished.agac(*arguments)
-    assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+MISSPELT = [
+    (["rnu", "-a", "reviews"], "no such command 'rnu'. Did you mean 'agac run'?"),
+    (["xyz"], "no such command 'xyz'. Commands: init, validate, plan, run,"),
+    (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
+    (
+        ["run", "-a", "revews"],
+        "error: no workflow 'revews'; did you mean 'reviews'?\n  Workflows in workflows/: reviews.",
+    ),
+    (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
+    (
+        ["run", "-a", "reviews", "--var", "shop=x"],
+        "error: --var shop: workflows/reviews.yml declares no such variable",
+    ),
+    (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
+    (["run", "-a", "reviews", "--limit", "0"], "--limit: takes 1 or more, not 0"),
+    (["run", "-a", "reviews", "--input", "no.csv"], "error: --input no.csv: no such file"),
+    (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
+    (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
+    (["export", "--run", "9"], "error: no run 9\n"),
+    (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
+    (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
+    (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
+    (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
+    (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last r-1 classify`."),
+    (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
+    (["data", "rows.cvs"], "error: rows.cvs: no such file\n"),
+    (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
+    (["data", "sqlite://x.db?qery=SELECT 1"], ": unknown parameter 'qery'\n  Did you mean 'query'?\n"),
+]
+
+
+def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder) -> None:
+    for arguments, said in MISSPELT:
+        ran = finished.agac(*arguments)
+        assert (ran.code, ran.out) == (2, ""), arguments
+        assert said in ran.err
 
 
 def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFolder) -> None:
@@ -193,11 +190,6 @@ def test_the_column_is_where_the_key_stands(project: ProjectFolder) -> None:
 
 
 def test_a_missing_key_is_said_before_any_call(project: ProjectFolder, server: Server) -> None:
-    settings = project.root / "agac.yml"
-    project.write(
-        "agac.yml",
-        settings.read_text("utf-8") + f"  openai: {{base_url: '{server.base_url}'}}\n".replace("  openai", "# ", 1),
-    )
     project.write("agac.yml", f"providers: {{openai: {{base_url: '{server.base_url}'}}}}\n")
     project.numbered(2)
     remedy = "export it, or write OPENAI_API_KEY=… into the project's .env file"
@@ -262,36 +254,16 @@ def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> 
 def test_colour_is_for_terminals_and_can_be_turned_off(
     project: ProjectFolder, flags: list[str], env: dict[str, str], coloured: bool
 ) -> None:
-    shown = on_terminal(project, [*flags, "run", "-a", "nothing"], env)
-    assert b"no workflow 'nothing'" in shown
-    assert (b"\x1b[" in shown) is coloured
+    with on_pty(project.root, *flags, "run", "-a", "nothing", env=env) as terminal:
+        assert terminal.ended() == 2
+    assert "no workflow 'nothing'" in terminal.seen
+    assert ("\x1b[" in terminal.seen) is coloured
 
 
 def test_no_colour_and_no_progress_line_reach_a_file(finished: ProjectFolder) -> None:
     ran = finished.agac("run", "-a", "reviews", "--fresh")
     assert "\x1b" not in ran.out + ran.err
     assert "\r" not in ran.out + ran.err
-
-
-def on_terminal(project: ProjectFolder, arguments: list[str], env: dict[str, str]) -> bytes:
-    """What a person sees."""
-    ours, theirs = pty.openpty()
-    kept = {
-        name: value for name, value in clean_environment({"TERM": "xterm", **env}).items() if name != "NO_COLOR" or env
-    }
-    process = subprocess.Popen(
-        command(arguments), cwd=project.root, env=kept, stdout=theirs, stderr=theirs, stdin=theirs
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while more := os.read(ours, 4096):
-            shown += more
-    except OSError:  # how Linux says that the other side is closed
-        pass
-    process.wait(timeout=60)
-    os.close(ours)
-    return shown
 
 
 def test_simulate_serves_until_ctrl_c(project: ProjectFolder) -> None:
@@ -345,32 +317,21 @@ def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> N
     assert "no such file: none.yml" in ran.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["version"], ["status"], ["status", "1"], ["status", "-a", "reviews"], ["runs"], ["run", "--help"]],
-    ids=" ".join,
-)
-def test_light_commands_load_nothing_heavy(finished: ProjectFolder, arguments: list[str]) -> None:
-    program = (
-        "import sys\n"
-        f"sys.argv = ['agac', *{arguments!r}]\n"
-        "from agac.cli.main import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
-        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=finished.root, env=clean_environment(None), capture_output=True, check=True
-    )
-    assert ran.stdout.decode().endswith("loaded: []\n")
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Looks again until it is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+def test_light_commands_load_nothing_heavy(finished: ProjectFolder) -> None:
+    for words in ("--help", "version", "status", "status 1", "status -a reviews", "runs", "run --help"):
+        program = (
+            "import sys\n"
+            f"sys.argv = ['agac', *{words.split()!r}]\n"
+            "from agac.cli.main import main\n"
+            "try:\n    main()\n"
+            "except SystemExit as end:\n    assert not end.code, end.code\n"
+            f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+        )
+        env = clean_environment(None)
+        ran = subprocess.run(
+            [sys.executable, "-c", program], cwd=finished.root, env=env, capture_output=True, check=True
+        )
+        assert ran.stdout.decode().endswith("loaded: []\n"), words
 
 
 def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:

@@ -160,9 +160,10 @@ def test_bash_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, s
     assert ran.stdout.decode().split() == ["returns", "reviews"], ran.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
+def test_fish_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, str]) -> None:
+    below = stocked.root / "deep/down"
+    below.mkdir(parents=True)
+    for typed, offered in (
         ("agac va", ["validate\tCheck workflows without running them."]),
         ("agac backu", ["backup\tCopy the database, also while a run is at work."]),
         ("agac run --concurr", ["--concurrency\tMaximum number of concurrent calls; 1 runs them one at a time."]),
@@ -170,16 +171,10 @@ def test_bash_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, s
         ("agac run --workflow=re", ["--workflow=returns", "--workflow=reviews"]),
         ("agac retry last --stage c", ["check", "classify"]),
         ("agac data ../../age", ["../../agentcards/"]),
-    ],
-)
-def test_fish_completes_what_is_typed(
-    typed: str, offered: list[str], stocked: ProjectFolder, shell: dict[str, str]
-) -> None:
-    below = stocked.root / "deep/down"
-    below.mkdir(parents=True)
-    words = [installed("fish"), "-c", f"agac completion fish | source; complete -C '{typed}'"]
-    ran = subprocess.run(words, cwd=below, env=clean_environment(shell), capture_output=True)
-    assert ran.stdout.decode().splitlines() == offered, ran.stderr.decode()
+    ):
+        words = [installed("fish"), "-c", f"agac completion fish | source; complete -C '{typed}'"]
+        ran = subprocess.run(words, cwd=below, env=clean_environment(shell), capture_output=True)
+        assert ran.stdout.decode().splitlines() == offered, ran.stderr.decode()
 
 
 @pytest.mark.parametrize(
