@@ -85,9 +85,13 @@ def deciding(answer: Callable[[dict[str, Any]], Step]) -> AbstractContextManager
     return _served(Deciding(answer))
 
 
-def answering(answer: Callable[[str], Step]) -> AbstractContextManager[Scripted]:
-    """Serves what a function says on loopback for the block."""
-    return _served(Answering(answer))
+@contextmanager
+def answering(answer: Callable[[str], Step], project: ProjectFolder | None = None) -> Iterator[Scripted]:
+    """Serves what a function says on loopback for the block; the stages of `project`, where given, ask it."""
+    with _served(Answering(answer)) as server:
+        if project is not None:
+            project.configure(server.base_url)
+        yield server
 
 
 def scripted(*steps: str | Step) -> AbstractContextManager[Scripted]:
@@ -126,12 +130,17 @@ def _served(script: Scripted) -> Iterator[Scripted]:
 
 
 def run_at(
-    project: ProjectFolder, *steps: str | Step, rows: int = 1, **workflow: Any
+    project: ProjectFolder,
+    *steps: str | Step,
+    rows: int = 1,
+    columns: dict[str, str] | None = None,
+    provider: dict[str, Any] | None = None,
+    **workflow: Any,
 ) -> tuple[agac.RunReport, list[dict[str, Any]]]:
-    """Runs a workflow over numbered rows, one after the other, at a server that gives these steps: the report, and the
-    bodies of the requests."""
+    """Runs a workflow over numbered rows, one after the other, at a server that gives these steps, `local` but for what
+    `provider` says of it: the report, and the bodies of the requests."""
     with scripted(*steps) as server:
-        project.configure(server.base_url)
-        project.numbered(rows)
+        project.configure(server.base_url, **(provider or {}))
+        project.numbered(rows, **(columns or {}))
         project.workflow(**workflow)
         return project.run(concurrency=1), server.asked

@@ -94,8 +94,7 @@ def test_rows_wait_for_an_equal_task_only_as_long_as_it_fails_for_itself(project
 
     waiting = threading.Event()
     second = {"name": "two", "prompt": "${t2}", "output_schema": {"mood": "string"}, "repair": 2}
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         project.rows([{"id": "a", "text": "a", "t2": "same"}, {"id": "b", "text": "b", "t2": "same"}])
         project.workflow(
             stages=[{"name": "one", "prompt": "${text}"}, second], row_budget={"calls": 4}, stop_loss=False
@@ -168,8 +167,7 @@ def test_a_bad_key_after_a_limit_does_not_look_like_the_limit(project: ProjectFo
         stopped.wait(1)  # long enough for the other's end; the order decides nothing but which text comes first
         return Step(status=401, body='{"error": {"message": "bad key"}}')
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         project.numbered(2)
         project.workflow(stages=[ONE], max_errors=0)
         report = project.run(concurrency=2)

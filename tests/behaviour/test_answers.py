@@ -46,8 +46,7 @@ def test_a_reply_that_is_no_answer_fails_under_its_own_name_and_is_not_asked_aga
 
 @pytest.mark.parametrize("kind", ["length", "refusal", "filter", "empty", "wrong_schema", "malformed_json"])
 def test_no_bad_reply_is_ever_a_result_of_a_chain(project: ProjectFolder, faulty: Faulty, kind: str) -> None:
-    server = faulty([{"kind": kind, "rate": 0.4}], "--seed", "3")
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": kind, "rate": 0.4}], "--seed", "3").base_url)
     project.numbered(40)
     stage = {"prompt": "${text}", "output_schema": SENTIMENT}
     project.workflow(stages=[{"name": "first", **stage}, {"name": "second", **stage, "prompt": "${first.reason}"}])

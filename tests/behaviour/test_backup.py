@@ -139,8 +139,7 @@ def test_a_busy_run_does_not_keep_a_copy_from_being_made(
 
 
 def test_copies_of_a_run_at_work_are_sound(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.002")
-    project.configure(server.base_url)
+    project.configure(faulty([], "--latency", "0.002").base_url)
     project.numbered(1_500)
     project.workflow()
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))

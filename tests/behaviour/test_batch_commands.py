@@ -87,7 +87,7 @@ def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, sl
         ran = shop.agac("batch", "status", "--batch-id", named)
         assert ran.out.startswith("Batch job status: completed\nBatch 1 (")
         assert "\nRequests: 4 done, 0 failed of 4\n" in ran.out
-    assert shop.agac("batch", "wait", two["provider_id"]).code == 0
+    shop.agac("batch", "wait", two["provider_id"], code=0)
     assert shop.query("SELECT DISTINCT state FROM batch") == [("SUBMITTED",)], "looking takes nothing"
 
 
@@ -97,7 +97,7 @@ def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, 
     project.configure(faulty([rule]).base_url, batch="openai")
     project.numbered(3)
     project.workflow(stages=THREE[:1])
-    assert project.agac("run", "-a", "reviews").code == 0
+    project.agac("run", "-a", "reviews", code=0)
     ran = project.agac("batch", "status")
     assert ran.out.startswith("Batch job status: failed\n")
     assert "\nNote: line 2: no JSON (invalid_json_line)\n" in ran.out
@@ -110,7 +110,7 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
     project.configure(server.base_url, batch={"api": "openai", "results_kept": 0.001}, prices=PRICES)
     project.numbered(6)
     project.workflow(stages=THREE[:1], defaults={"max_tokens": 200, "batch": {"max_requests": 3}})
-    assert project.agac("run", "-a", "reviews").code == 0
+    project.agac("run", "-a", "reviews", code=0)
     for command in (["batch", "retrieve"], ["run", "-a", "reviews"]):
         ran = project.agac(*command)
         assert ran.code == 75, "the other batch went on, this one waits"
@@ -125,7 +125,7 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
     assert (wrong.code, wrong.out) == (2, "")
     decided = project.agac("doctor", "--resubmit", code=0)
     assert decided.out.startswith("did: ")
-    assert project.agac("run", "-a", "reviews", "--wait").code == 0
+    project.agac("run", "-a", "reviews", "--wait", code=0)
     assert [one["ok"] for one in project.envelopes()] == [True] * 6
 
 
@@ -199,11 +199,11 @@ def test_the_embedded_simulator_remembers_its_batches(tmp_path: Path) -> None:
     project.workflow()
     deep = project.root / "a/b"
     deep.mkdir(parents=True)
-    assert project.agac("run", "-a", "reviews", "--run-mode", "batch").code == 0
+    project.agac("run", "-a", "reviews", "--run-mode", "batch", code=0)
     assert "Batch job status: completed\n" in project.agac("batch", "status", cwd=deep).out
-    assert project.agac("batch", "retrieve", cwd=deep).code == 0
+    project.agac("batch", "retrieve", cwd=deep, code=0)
     assert [one["ok"] for one in project.envelopes()] == [True] * 3
-    assert project.agac("doctor").code == 0
+    project.agac("doctor", code=0)
 
 
 def test_what_the_command_line_does_python_does_too(shop: ProjectFolder, slow: Server) -> None:

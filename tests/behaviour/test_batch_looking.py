@@ -88,24 +88,19 @@ def test_a_provider_that_is_not_there_leaves_what_was_known(ran: ProjectFolder) 
     assert ran.query("SELECT status, done, seen_at = moved_at FROM batch") == [("in_progress", 4, 1)]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_files_that_changed_meanwhile_are_no_obstacle(ran: ProjectFolder) -> None:
+    put_batch(ran)
+    without = "providers: {local: {dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', batch: none}}\n"
+    for text, said in (
         ("providers: [", "agac.yml cannot be used"),
         ("defaults: {model: simulator/small}\n", "local could not be asked: it is no longer in agac.yml"),
-        (
-            "providers: {local: {dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', batch: none}}\n",
-            "local could not be asked: local has no batches",
-        ),
-    ],
-)
-def test_files_that_changed_meanwhile_are_no_obstacle(ran: ProjectFolder, text: str, said: str) -> None:
-    put_batch(ran)
-    ran.write("agac.yml", text)
-    report = agac.batch_status(project=ran.root)
-    assert said in report.not_asked[0]
-    assert report.batches[0].status == "in_progress"
-    assert agac.batch_list(project=ran.root).batches[0].status == "in_progress"
+        (without, "local could not be asked: local has no batches"),
+    ):
+        ran.write("agac.yml", text)
+        report = agac.batch_status(project=ran.root)
+        assert said in report.not_asked[0]
+        assert report.batches[0].status == "in_progress"
+        assert agac.batch_list(project=ran.root).batches[0].status == "in_progress"
 
 
 def test_stuck_is_said_with_what_can_be_done(ran: ProjectFolder) -> None:

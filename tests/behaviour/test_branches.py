@@ -47,8 +47,7 @@ def test_independent_stages_are_asked_at_the_same_time(project: ProjectFolder) -
         all_asked.wait(timeout=60)
         return Step(f"said {text}")
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         project.numbered(2)
         project.workflow(stages=[echo(f"b{n}", f"{n} of ${{id}}") for n in range(4)])
         report = project.run(concurrency=4)
@@ -63,7 +62,6 @@ def test_results_of_several_ends_are_an_object_by_their_names(project: ProjectFo
         echo("topics", "t ${id}"),
         echo("mid", "m ${id}", ["topics"]),
     ]
-    project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
     stages[0]["model"] = "local/small"
     project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
     assert project.run().exit_code == 0
@@ -106,8 +104,7 @@ def test_a_name_that_is_not_upstream_is_refused(project: ProjectFolder) -> None:
 
 
 def test_what_does_not_need_a_failed_stage_still_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "left r-2"}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "left r-2"}]).base_url)
     project.numbered(3)
     project.workflow(
         defaults=ECHO,
@@ -134,8 +131,7 @@ def test_what_does_not_need_a_failed_stage_still_goes_on(project: ProjectFolder,
 def test_of_two_failures_of_a_row_the_first_stage_of_the_workflow_is_told(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty([{"kind": "refusal", "match": "late"}, {"kind": "length", "match": "early"}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "late"}, {"kind": "length", "match": "early"}]).base_url)
     project.numbered(4)
     project.workflow(defaults=ECHO, stages=[echo("late", "late ${id}"), echo("early", "early ${id}")], stop_loss=False)
     report = project.run()
@@ -161,11 +157,8 @@ def test_a_change_of_one_branch_asks_that_branch_and_what_it_reaches(project: Pr
     assert project.run().invocation["calls"] == 15
     write("other")
     planned = project.agac("plan", "-a", "reviews", "--json")
-    assert [(s["name"], s["run"], s["reuse"]) for s in planned.json["stages"]] == [
-        ("left", 0, 5),
-        ("right", 5, 0),
-        ("join", 5, 0),
-    ]
+    planned_stages = [(s["name"], s["run"], s["reuse"]) for s in planned.json["stages"]]
+    assert planned_stages == [("left", 0, 5), ("right", 5, 0), ("join", 5, 0)]
     assert project.run().invocation["calls"] == 10
     write("right")
     assert project.run().invocation["calls"] == 0

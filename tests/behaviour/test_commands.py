@@ -88,16 +88,13 @@ def test_flags_of_agac_may_stand_after_the_command(finished: ProjectFolder, tmp_
     assert "going on with run 1" in log.read_text("utf-8")
 
 
-def test_the_project_is_found_from_every_folder_in_it(finished: ProjectFolder, tmp_path: Path) -> None:
+def test_the_project_is_found_from_every_folder_in_it_or_named(finished: ProjectFolder, tmp_path: Path) -> None:
     deep = finished.root / "a/b/c"
     deep.mkdir(parents=True)
     link = tmp_path / "link"
     link.symlink_to(finished.root / "a")
     for folder in (finished.root, deep.parents[1], deep.parent, deep, link, link / "b"):
         assert finished.agac("status", "--json", cwd=folder).json["project"] == str(finished.root), folder
-
-
-def test_project_dir_names_a_project_and_says_when_it_is_none(finished: ProjectFolder, tmp_path: Path) -> None:
     ran = finished.agac("--project-dir", str(finished.root), "status", "--json", cwd=tmp_path)
     assert ran.json["project"] == str(finished.root)
     ran = finished.agac("--project-dir", str(tmp_path), "status", cwd=tmp_path, code=2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from scripted_server import Step, scripted
+from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}
@@ -43,23 +43,17 @@ def costs(project: ProjectFolder) -> list[float | None]:
 def test_a_call_costs_what_the_tier_costs_that_served_it(
     project: ProjectFolder, asked: str, told: dict[str, Any], dollars: float
 ) -> None:
-    with scripted(served(**told)) as server:
-        project.configure(server.base_url, prices=PRICES)
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": f"local/m{asked}"}])
-        report = project.run()
-        assert server.asked[0].get("service_tier", "") == asked.partition("=")[2]
+    stages = [{**SAY, "model": f"local/m{asked}"}]
+    report, (body,) = run_at(project, served(**told), provider={"prices": PRICES}, stages=stages)
+    assert body.get("service_tier", "") == asked.partition("=")[2]
     assert costs(project) == [pytest.approx(dollars)]
     assert report.summary["calls"]["cost_usd"] == pytest.approx(dollars, abs=1e-6)
 
 
 def test_cached_input_has_its_own_price_in_every_tier(project: ProjectFolder) -> None:
     full = (200 * 1.0 + 800 * 0.1 + 100 * 10.0) / MILLION
-    with scripted(served(cached=800), served(cached=800, service_tier="flex")) as server:
-        project.configure(server.base_url, prices=PRICES)
-        project.numbered(2)
-        project.workflow(stages=[SAY])
-        report = project.run(concurrency=1)
+    steps = [served(cached=800), served(cached=800, service_tier="flex")]
+    report, _ = run_at(project, *steps, rows=2, provider={"prices": PRICES}, stages=[SAY])
     assert costs(project) == [pytest.approx(full), pytest.approx(full / 2)]
     assert report.summary["calls"]["cached_tokens"] == 1600
 
@@ -88,36 +82,31 @@ def test_the_price_library_knows_cached_input_and_flex(project: ProjectFolder) -
 
 
 def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(project: ProjectFolder) -> None:
-    """Two wrong answers, a refused call that costs nothing, and a fallback at a price of its own."""
+    """Two wrong answers, a refused call that costs nothing, a fallback at a price of its own; one without any."""
     broken = Step(status=500, headers={"retry-after": "0"}, body="{}")
-    with scripted(served(BAD), broken, served(BAD), served(GOOD, given=10, made=10)) as server:
+    first = (served(BAD), broken, served(BAD), served(GOOD, given=10, made=10))
+    with scripted(*first, served(BAD), served(BAD), served(GOOD)) as server:
         row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}
         table = {
             "local": {**row, "prices": PRICES},
             "dear": {**row, "prices": {"*": {"input": 100.0, "output": 100.0}}},
+            "odd": row,
         }
         project.write("agac.yml", yaml.safe_dump({"providers": table}))
         project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": ["local/m", "dear/x"], "output_schema": SENTIMENT}])
+        stage = {**SAY, "model": ["local/m", "dear/x"], "output_schema": SENTIMENT}
+        project.workflow(stages=[stage])
         report = project.run()
+        project.workflow("others", stages=[{**stage, "prompt": "o ${text}", "model": ["local/m", "odd/x"]}])
+        odd = project.run("others")
     wrong, fallback = 2000 / MILLION, 20 * 100 / MILLION
-    assert costs(project) == [pytest.approx(wrong), None, pytest.approx(wrong), pytest.approx(fallback)]
+    assert costs(project)[:4] == [pytest.approx(wrong), None, pytest.approx(wrong), pytest.approx(fallback)]
+    assert costs(project)[4:] == [pytest.approx(wrong), pytest.approx(wrong), None]
+    assert odd.summary["calls"]["calls_without_price"] == 1
     calls = report.summary["calls"]
     assert calls["cost_usd"] == pytest.approx(2 * wrong + fallback, abs=1e-6)
     assert calls["calls_without_price"] == 0
     assert report.invocation["cost_usd"] == calls["cost_usd"]
-
-
-def test_a_fallback_without_a_price_is_counted_as_such(project: ProjectFolder) -> None:
-    with scripted(served(BAD), served(BAD), served(GOOD)) as server:
-        row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}
-        table = {"local": {**row, "prices": PRICES}, "odd": row}
-        project.write("agac.yml", yaml.safe_dump({"providers": table}))
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": ["local/m", "odd/x"], "output_schema": SENTIMENT}])
-        report = project.run()
-    assert costs(project) == [pytest.approx(0.002), pytest.approx(0.002), None]
-    assert report.summary["calls"]["calls_without_price"] == 1
 
 
 def test_prices_in_agac_yml_win_over_the_library(project: ProjectFolder) -> None:

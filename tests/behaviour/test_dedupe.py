@@ -102,8 +102,7 @@ def test_several_fields_and_those_of_results(project: ProjectFolder) -> None:
     def answer(text: str) -> Step:
         return Step(json.dumps({"kind": text[-1]})) if text.startswith("class") else Step(text)
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         mails(project, [("1", "a", "1x"), ("2", "a", "2x"), ("3", "a", "3y"), ("4", "b", "4x")])
         stages = [
             {"name": "class", "prompt": "class ${text}", "output_schema": {"kind": "string"}},
@@ -116,8 +115,7 @@ def test_several_fields_and_those_of_results(project: ProjectFolder) -> None:
 
 
 def test_a_failed_winner_leaves_its_place_until_it_is_done(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "b1!", "first": 2}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "b1!", "first": 2}]).base_url)
     mails(project, FOUR)
     workflow(project, {"name": "before", "prompt": "b${id}!"}, UNIQ, SAY)
     report = settled(project)
@@ -130,8 +128,7 @@ def test_a_failed_winner_leaves_its_place_until_it_is_done(project: ProjectFolde
 
 
 def test_who_goes_on_and_fails_later_keeps_its_place(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "1 a w"}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "1 a w"}]).base_url)
     mails(project, FOUR)
     workflow(project)
     report = settled(project)

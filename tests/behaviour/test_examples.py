@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-from scripted_server import scripted
+from scripted_server import run_at
 from support.project import SENTIMENT, ProjectFolder
 
 import agac
@@ -29,22 +28,13 @@ def reasons(project: ProjectFolder) -> dict[str, int]:
 
 
 def test_examples_stand_between_instructions_and_prompt(project: ProjectFolder) -> None:
-    with scripted("ok") as server:
-        project.configure(server.base_url)
-        project.numbered(1, lang="en")
-        project.workflow(stages=[STAGE])
-        assert project.run().exit_code == 0
-    [asked] = server.asked
+    """And they are asked again with a repair."""
+    stages = [{**STAGE, "output_schema": SENTIMENT}]
+    good = '{"sentiment":"positive","reason":"r"}'
+    report, (asked, repair) = run_at(project, "no", good, columns={"lang": "en"}, stages=stages)
+    assert report.exit_code == 0
     assert asked["messages"] == SENT
-
-
-def test_examples_are_asked_again_with_a_repair(project: ProjectFolder) -> None:
-    with scripted("no", '{"sentiment":"positive","reason":"r"}') as server:
-        project.configure(server.base_url)
-        project.numbered(1, lang="en")
-        project.workflow(stages=[{**STAGE, "output_schema": SENTIMENT}])
-        assert project.run().exit_code == 0
-    assert server.asked[1]["messages"][:4] == SENT
+    assert repair["messages"][:4] == SENT
 
 
 def test_a_changed_example_asks_every_row_again_and_plan_says_why(project: ProjectFolder) -> None:
@@ -56,23 +46,18 @@ def test_a_changed_example_asks_every_row_again_and_plan_says_why(project: Proje
     assert reasons(project) == {"messages changed": 3}
     project.workflow(stages=[{key: value for key, value in STAGE.items() if key != "messages"}])
     assert reasons(project) == {"messages changed": 3}
-
-
-def test_a_row_that_changes_only_an_example_is_asked_again(project: ProjectFolder) -> None:
-    project.numbered(3, lang="en")
     project.workflow(stages=[STAGE])
-    project.run()
     path = project.root / "data/rows.csv"
     path.write_text(path.read_text("utf-8").replace("number 2,en", "number 2,de"), encoding="utf-8")
-    assert reasons(project) == {"row changed": 1}
+    assert reasons(project) == {"row changed": 1}, "that of which only an example changed"
 
 
 def test_a_variable_in_an_example_counts(project: ProjectFolder) -> None:
-    shots = [{"role": "user", "content": "For ${vars.shop}?"}, SHOTS[1]]
+    stage = {"name": "say", "prompt": "${text}", "messages": [{"role": "user", "content": "${vars.shop}?"}, SHOTS[1]]}
     project.numbered(2)
-    project.workflow(stages=[{"name": "say", "prompt": "${text}", "messages": shots}], vars={"shop": "a"})
+    project.workflow(stages=[stage], vars={"shop": "a"})
     project.run()
-    project.workflow(stages=[{"name": "say", "prompt": "${text}", "messages": shots}], vars={"shop": "b"})
+    project.workflow(stages=[stage], vars={"shop": "b"})
     assert reasons(project) == {"vars changed": 2}
 
 
@@ -105,23 +90,17 @@ def test_why_shows_a_changed_answer_of_an_example(project: ProjectFolder) -> Non
     assert "messages of classify" in project.agac("runs").out
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("${txt}", "stages[0].messages[0].content: ${txt}: no such field; did you mean 'text'?"),
-        ("${later}", "stages[0].messages[0].content: ${later} names a stage that is not upstream of 'say'"),
-        ("${vars.nope}", "stages[0].messages[0].content: ${vars.nope}: no such variable; "),
-    ],
-)
-def test_placeholders_of_examples_are_checked_like_those_of_the_prompt(
-    project: ProjectFolder, content: str, said: str
-) -> None:
+def test_placeholders_of_examples_are_checked_like_those_of_the_prompt(project: ProjectFolder) -> None:
     project.numbered(1)
-    shots = [{"role": "user", "content": content}, SHOTS[1]]
     later = {"name": "later", "prompt": "${text}"}
-    project.workflow(stages=[{"name": "say", "prompt": "${text}", "messages": shots}, later], vars={"shop": "a"})
-    ran = project.agac("validate", code=2)
-    assert said in ran.out
+    for content, said in (
+        ("${txt}", "${txt}: no such field; did you mean 'text'?"),
+        ("${later}", "${later} names a stage that is not upstream of 'say'"),
+        ("${vars.nope}", "${vars.nope}: no such variable; "),
+    ):
+        stage = {"name": "say", "prompt": "${text}", "messages": [{"role": "user", "content": content}, SHOTS[1]]}
+        project.workflow(stages=[stage, later], vars={"shop": "a"})
+        assert f"stages[0].messages[0].content: {said}" in project.agac("validate", code=2).out
 
 
 def test_a_row_that_lacks_an_examples_field_fails_alone(project: ProjectFolder) -> None:
@@ -136,12 +115,9 @@ def test_a_row_that_lacks_an_examples_field_fails_alone(project: ProjectFolder) 
 def test_a_cards_examples_are_sent_and_shown(project: ProjectFolder) -> None:
     project.write("agentcards/judge.md", "---\nmessages: judge.txt\n---\nBe brief.\n")
     project.write("agentcards/judge.txt", "---USER\nIs ${this} good?\n---ASSISTANT\nno\n")
-    with scripted("ok") as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{"name": "say", "agent": "judge", "prompt": "${text}"}])
-        assert project.run().exit_code == 0
-    assert [one["content"] for one in server.asked[0]["messages"][1:3]] == ["Is ${this} good?", "no"]
+    report, (asked,) = run_at(project, "ok", stages=[{"name": "say", "agent": "judge", "prompt": "${text}"}])
+    assert report.exit_code == 0
+    assert [one["content"] for one in asked["messages"][1:3]] == ["Is ${this} good?", "no"]
     shown = project.agac("card", "show", "judge", "--json").json
     assert shown["messages"] == [
         {"role": "user", "text": "Is ${this} good?"},

@@ -96,8 +96,7 @@ def planned(lists_: dict[str, Any], bad: Iterable[str] = ()) -> Callable[[str], 
 
 def test_a_result_is_exploded_and_the_children_see_it_and_the_row(project: ProjectFolder) -> None:
     """Where the stage was skipped there are none."""
-    with answering(planned({"a": ["p", "q"], "b": []})) as server:
-        project.configure(server.base_url)
+    with answering(planned({"a": ["p", "q"], "b": []}), project):
         project.rows([{"id": id_, "text": id_.upper()} for id_ in "abc"])
         ask = {"name": "ask", "explode": "plan.questions", "prompt": "${text}|${plan.title}|${item}"}
         check = {"name": "check", "prompt": "${ask}|${item}|${index}|${plan.questions.1}"}
@@ -219,8 +218,7 @@ def test_after_each_edit_the_items_that_are_new_are_asked(project: ProjectFolder
 def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> None:
     questions: dict[str, Any] = {"a": ["p", "q"], "b": ["r"]}
     bad: list[str] = []
-    with answering(planned(questions, bad)) as server:
-        project.configure(server.base_url)
+    with answering(planned(questions, bad), project):
         project.rows([{"id": "a"}, {"id": "b"}])
         stages = [PLAN, {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item} ${plan.title}"}]
         project.workflow(stages=stages)
@@ -238,8 +236,7 @@ def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> 
 
 def test_children_of_a_parent_that_is_edited_to_fail_leave_and_come_back(project: ProjectFolder) -> None:
     questions: dict[str, Any] = {"a": ["p", "q"], "bad": [], "b": ["r"]}
-    with answering(planned(questions, ["plan bad"])) as server:
-        project.configure(server.base_url)
+    with answering(planned(questions, ["plan bad"]), project):
         plan = {**PLAN, "prompt": "plan ${word}"}
         ask = {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item}"}
         project.workflow(stages=[plan, ask, {"name": "more", "prompt": "more ${ask} ${index}"}], stop_loss=False)
@@ -318,8 +315,7 @@ def test_joins_of_branches_of_unequal_depth(project: ProjectFolder) -> None:
 
 
 def test_a_stage_above_that_failed_keeps_children_from_being_made(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "top a", "first": 2}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "top a", "first": 2}]).base_url)
     lists(project, {"a": ["x", "y"], "b": ["z"]})
     explode(
         project,
@@ -393,8 +389,7 @@ def test_children_of_others_do_not_wait_for_a_slow_row(project: ProjectFolder) -
         return Step(json.dumps({"questions": [f"{what}a", f"{what}b"]}) if kind != "deep" else text)
 
     schema = {"questions": "string[]"}
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         project.workflow(
             defaults={"concurrency": 4},
             stages=[
@@ -422,8 +417,7 @@ def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder
         called.append(text)
         return Step(text)
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         lists(project, {"many": list(range(400)), **{f"r{n}": ["x"] for n in range(40)}})
         read = {"name": "read", "prompt": "read ${id}"}
         project.workflow(path=PATH, defaults={"concurrency": 4}, stages=[read, SAY])
@@ -439,8 +433,7 @@ def test_a_child_that_fails_while_the_input_is_read_is_tried_once_in_a_run(proje
     def answer(text: str) -> Step:
         return Step(text, finish="length" if text in bad else "stop")
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         lists(project, {"a": ["x"], "b": ["x", "y"], "c": ["x"]})
         project.workflow(path=PATH, stages=[{**SAY, "repair": 0}], stop_loss=False)
         report = settled(project)
@@ -458,8 +451,7 @@ def test_a_limit_counts_rows_of_the_input_and_takes_all_their_children(project: 
 
 
 def test_a_budget_that_ends_amid_children_is_kept_and_gone_on_with(project: ProjectFolder) -> None:
-    with answering(Step) as server:
-        project.configure(server.base_url)
+    with answering(Step, project) as server:
         lists(project, {f"r{n}": ["x", "y", "z"] for n in range(20)})
         stages = [{"name": "read", "prompt": "read ${id}"}, SAY]
         project.workflow(path=PATH, stages=stages, budget={"calls": 40})

@@ -109,8 +109,7 @@ def test_an_unfinished_run_is_exported_only_when_that_is_asked_for(project: Proj
 
 
 def test_a_finished_run_that_goes_on_is_unfinished_until_it_ends(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "unauthorized", "at": [8]}])
-    project.configure(server.base_url)
+    project.configure(faulty([{"kind": "unauthorized", "at": [8]}]).base_url)
     finished(project)
     project.numbered(20)
     assert project.run(concurrency=1).exit_code == 1

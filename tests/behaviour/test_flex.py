@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from scripted_server import Step, scripted
+from scripted_server import Step, run_at
 from support.project import ProjectFolder
 
+import agac
 from agac.core.types import Params
 from agac.plan.stage import DEFAULT_TIMEOUT, call_timeout
 from agac.spec.workflow import Timeout
@@ -27,6 +28,14 @@ def served(tier: str | None) -> Step:
 
 def full(**headers: str) -> Step:
     return Step(status=429, headers={"retry-after": "0", **headers}, body=FULL)
+
+
+def run_flex(
+    project: ProjectFolder, *steps: Step, model: Any = "local/m?service_tier=flex"
+) -> tuple[agac.RunReport, list[dict[str, Any]]]:
+    """One row, asked of this model at a server that gives these steps."""
+    stage = {"name": "say", "prompt": "${text}", "model": model}
+    return run_at(project, *steps, provider={"prices": PRICES}, stages=[stage])
 
 
 def workflow(project: ProjectFolder, base_url: str, model: Any = "local/m?service_tier=flex", **keys: Any) -> None:
@@ -77,10 +86,8 @@ def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> No
 def test_the_tier_that_served_a_call_is_kept_shown_and_paid(
     project: ProjectFolder, tier: str | None, dollars: float
 ) -> None:
-    with scripted(served(tier)) as server:
-        workflow(project, server.base_url)
-        project.run()
-    assert server.asked[0]["service_tier"] == "flex"
+    _, (asked,) = run_flex(project, served(tier))
+    assert asked["service_tier"] == "flex"
     assert project.query("SELECT service_tier, cost FROM attempt") == [(tier, pytest.approx(dollars))]
     [row] = project.agac("inspect", "last", "r-1", "--json").json["rows"]
     assert row["stages"][0]["attempts"][0]["service_tier"] == tier
@@ -89,9 +96,7 @@ def test_the_tier_that_served_a_call_is_kept_shown_and_paid(
 
 
 def test_when_flex_has_no_room_the_call_waits_and_nothing_is_billed(project: ProjectFolder) -> None:
-    with scripted(full(), full(), served("flex")) as server:
-        workflow(project, server.base_url)
-        report = project.run()
+    report, _ = run_flex(project, full(), full(), served("flex"))
     assert report.exit_code == 0
     assert project.query("SELECT status, error_type, service_tier, cost FROM attempt ORDER BY id") == [
         (429, "RateLimited", None, None),
@@ -102,11 +107,10 @@ def test_when_flex_has_no_room_the_call_waits_and_nothing_is_billed(project: Pro
 
 
 def test_a_list_goes_on_with_the_ordinary_tier_when_flex_stays_full(project: ProjectFolder) -> None:
-    with scripted(full(**{"retry-after": "3600"}), served("default")) as server:
-        workflow(project, server.base_url, ["local/m?service_tier=flex", "local/m"])
-        report = project.run()
+    models = ["local/m?service_tier=flex", "local/m"]
+    report, asked = run_flex(project, full(**{"retry-after": "3600"}), served("default"), model=models)
     assert report.exit_code == 0
-    assert [asked.get("service_tier") for asked in server.asked] == ["flex", None]
+    assert [body.get("service_tier") for body in asked] == ["flex", None]
     assert report.summary["calls"]["cost_usd"] == pytest.approx(0.002)
 
 

@@ -187,8 +187,7 @@ SAID = {"name": "say", "prompt": "say ${text}"}
 @contextmanager
 def by_kind(project: ProjectFolder, bad: list[str], *stages: dict[str, Any]) -> Iterator[None]:
     """The three rows are classified: 1 and 3 are good, 2 is bad."""
-    with answering(classed({"x": "good", "y": "bad", "z": "good", "w": "bad"}, bad)) as server:
-        project.configure(server.base_url)
+    with answering(classed({"x": "good", "y": "bad", "z": "good", "w": "bad"}, bad), project):
         texts(project, THREE)
         project.workflow(path=PATH, stages=[CLASS, *stages], stop_loss=False)
         yield
@@ -360,8 +359,7 @@ def test_children_of_groups(project: ProjectFolder) -> None:
     def answer(text: str) -> Step:
         return Step(json.dumps({"ideas": kinds[text.split()[1]]})) if text.startswith("ideas ") else Step(text)
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with answering(answer, project):
         texts(project, THREE)
         ideas = {**SUM, "prompt": "ideas ${topic} ${rows_count}", "output_schema": {"ideas": "string[]"}}
         each = {"name": "each", "explode": "sum.ideas", "prompt": "${topic} ${item} ${index}"}
