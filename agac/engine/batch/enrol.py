@@ -161,9 +161,9 @@ class Enrolment:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
             question = await self._after(ready, active, stage, question)
-        request, position, quoted, number, calls = question
-        if not calls:
-            return await self._enrol(active, stage, fingerprint, request, replica, number, position, quoted)
+        if not question.calls:
+            return await self._enrol(active, stage, fingerprint, question, replica)
+        request, position, quoted, *_ = question
         try:
             return await self._caller.ask(
                 active, stage, fingerprint, request, replica, position=position, quoted=quoted
@@ -208,17 +208,10 @@ class Enrolment:
         return repair_request(asked, reply, error) if isinstance(reply, Reply) else None
 
     async def _enrol(
-        self,
-        active: ActiveRow,
-        stage: PlannedStage,
-        fingerprint: bytes,
-        request: Request,
-        replica: int,
-        number: int,
-        position: int,
-        repairs: int,
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
     ) -> RowError | Parked:
         """Writes the task into the batch that is being filled."""
+        request, position, repairs, number, _ = question
         context, budget, lane = self._context, self._context.budget, (stage.index, position)
         form = (await context.formats(context.run))[lane]
         context.stop_signal.check()
