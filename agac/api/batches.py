@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.status import blocking, database_path, go_on, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
-from agac.core.report import Moment, Report
-from agac.core.types import Fault
+from agac.core.types import Fault, Moment, Report
 from agac.engine.telemetry import calls_of
 from agac.providers.batch import BatchError, BatchState, ProviderBatch
 from agac.providers.provider import Provider

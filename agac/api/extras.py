@@ -15,28 +15,28 @@ from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from agac.api.project import open_project
 from agac.api.status import blocking, database_bytes, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
-from agac.core.report import Report
-from agac.core.types import JSONValue
+from agac.core.types import JSONValue, Report
 from agac.data.files import AtomicFile, explained, refuse_what_is_no_file
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import INPUTS, format_of, free_input
 from agac.spec.loader import load_project
-from agac.spec.models import DefaultsFile, RunRulesFile
+from agac.spec.models import CardFile, DefaultsFile, FileModel, ProjectFile, RunRulesFile, WorkflowFile
 from agac.spec.paths import matching, project_root
+from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
 from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
 from agac.store.db import open_database, open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database, would_clear
 from agac.store.query import QueryAnswer, answered, refuse_at_once
-
-if TYPE_CHECKING:
-    from agac.spec.editor_schema import FileKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,17 +363,6 @@ class SchemasReport(Report):
     settings: dict[str, Any]
 
 
-def file_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 7) of a `workflow`, a `project` (agac.yml) or a `card`. Raises UsageError for others."""
-    from agac.spec import editor_schema
-
-    kinds: tuple[FileKind, ...] = get_args(editor_schema.FileKind)
-    for known in kinds:
-        if known == kind:
-            return editor_schema.file_schema(known)
-    raise UsageError(f"no schema of {kind!r}", remedy=f"Choose {', '.join(kinds)}.")
-
-
 def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
     """Writes all three into `.agac/schemas/` of the project, in place of older ones.
 
@@ -453,3 +442,78 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     return CardReport(
         card.name, card.file, card.description, card.model, params, card.instruction, problems, examples, means
     )
+
+
+# JSON Schemas of agac's own files, made from the models, for editors that complete and check while one types. They are
+# of draft 7, which every editor reads. What needs more than one key or another file is `agac validate`'s.
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_REFERENCE = "#/definitions/"
+_BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+"""pydantic leaves its own words where a bound stands on a choice of types."""
+
+_MODELS: dict[str, tuple[type[FileModel], str]] = {
+    "workflow": (WorkflowFile, "agac workflow"),
+    "project": (ProjectFile, "agac.yml"),
+    "card": (CardFile, "AgentCard"),
+}
+
+
+class _AsWritten(GenerateJsonSchema):
+    """What may stand in a file: a key without a value is an error there, so no key takes null, and only a default that
+    somebody could write is told."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        if isinstance(schema.get("default"), (bool, int, float, str)):
+            return super().default_schema(schema)
+        return self.generate_inner(schema["schema"])
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def file_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 7) of a `workflow`, a `project` (agac.yml) or a `card`. Raises UsageError for others."""
+    if kind not in _MODELS:
+        raise UsageError(f"no schema of {kind!r}", remedy=f"Choose {', '.join(_MODELS)}.")
+    model, title = _MODELS[kind]
+    made = model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
+    definitions = dict(sorted((_plain(name), body) for name, body in made.pop("$defs", {}).items()))
+    if kind == "card":
+        _add_other_spellings(made, definitions)
+    head = {"$schema": _DRAFT, "title": title, "description": made.pop("description", "")}
+    return {**head, **_renamed(made), "definitions": _renamed(definitions)}
+
+
+def _plain(name: str) -> str:
+    """`StageFile` is `Stage` in a schema."""
+    return name.removesuffix("File").removesuffix("Spec")
+
+
+def _renamed(value: Any) -> Any:
+    """The same in JSON Schema's words alone, with references that name the definitions as they are called now, and
+    without the titles that pydantic makes of the names of models."""
+    if isinstance(value, list):
+        return [_renamed(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    found = {
+        _BOUNDS.get(key, key) if isinstance(inner, (int, float)) else key: _renamed(inner)
+        for key, inner in value.items()
+        if key != "title" or not isinstance(inner, str)
+    }
+    if isinstance(reference := found.get("$ref"), str):
+        found["$ref"] = _REFERENCE + _plain(reference.removeprefix(_REFERENCE))
+    return found
+
+
+def _add_other_spellings(card: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """What a card may say beside the model's keys: camelCase, and no to what is not there yet."""
+    params = definitions["RequestParams"]["properties"]
+    for camel, snake in CAMEL_CASE.items():
+        params[camel] = {**params[snake], "description": f"Another spelling of `{snake}`."}
+    nothing = {"enum": [False, []], "description": "Not supported yet: only `false` and `[]` may stand here."}
+    card["patternProperties"] = {f"^({'|'.join(sorted(FIELDS_LATER))})$": nothing}

@@ -12,7 +12,7 @@ from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import open_project
 from agac.api.status import blocking, database_path, stored_run, workflow_name
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
-from agac.core.report import Report
+from agac.core.types import Report
 from agac.data.files import AtomicFile
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of

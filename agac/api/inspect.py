@@ -23,8 +23,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.core.errors import ErrorType
-from agac.core.report import Report, iso, json_form
-from agac.core.types import Message, Outcome, texts_of
+from agac.core.types import Message, Outcome, Report, iso, json_form, texts_of
 from agac.engine.replay import RowHistory
 from agac.engine.telemetry import calls_of
 from agac.engine.validate import complaint

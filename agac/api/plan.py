@@ -12,8 +12,7 @@ from typing import Any
 from agac.api.project import CheckedWorkflow, RunOptions, open_project, ready_workflow, selected_rows
 from agac.api.status import blocking, database_path
 from agac.core.errors import Problem, UsageError
-from agac.core.report import Report, Usd, dollars
-from agac.core.types import texts_of
+from agac.core.types import Report, Usd, dollars, texts_of
 from agac.engine.budget import Amount, RunBudgets
 from agac.engine.budget import facts as budget_facts
 from agac.engine.dry_run import DryRun, Rows

@@ -19,8 +19,7 @@ from dotenv import dotenv_values
 from agac.api.status import position_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.redact import Redactor
-from agac.core.report import Report
-from agac.core.types import Row
+from agac.core.types import Report, Row
 from agac.data.files import Source
 from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled, separator_hint
 from agac.engine.export import refusals

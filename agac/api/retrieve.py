@@ -12,14 +12,12 @@ from typing import Any
 
 from agac.api.batches import batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
 from agac.api.plan import PlannedTasks, remaining_tasks
-from agac.api.progress import Watch
 from agac.api.project import Project, open_project
-from agac.api.report import RunReport, report_of
+from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
 from agac.api.status import blocking, database_path, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
-from agac.core.report import Report
-from agac.core.types import Fault
+from agac.core.types import Fault, Report
 from agac.engine.batch import doctor as stored_batches
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, batch_maintenance

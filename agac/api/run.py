@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from agac.api.plan import Confirm, PlannedTasks, confirm_cost, confirm_stale, moved_names, remaining_tasks
-from agac.api.progress import RowCount, Watch, WatchedRun, estimated_rows, show, uncounted
 from agac.api.project import (
     Project,
     RunOptions,
@@ -28,12 +27,21 @@ from agac.api.project import (
     ready_workflow,
     selected_rows,
 )
-from agac.api.report import RunReport, report_of, stale_facts
+from agac.api.report import (
+    RowCount,
+    RunReport,
+    Watch,
+    WatchedRun,
+    estimated_rows,
+    report_of,
+    show,
+    stale_facts,
+    uncounted,
+)
 from agac.api.status import blocking, database_path, find_rows, given_flags, position_of, stored_run
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError, any_error
 from agac.core.keys import canonical
-from agac.core.report import Report
-from agac.core.types import Row
+from agac.core.types import Report, Row
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
 from agac.engine.export import PREVIEW

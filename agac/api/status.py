@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from agac.core.errors import UsageError, did_you_mean, listed
-from agac.core.report import Report, iso, json_form
-from agac.core.types import Outcome, RowId
+from agac.core.types import Outcome, Report, RowId, iso, json_form
 from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, open_database, open_for_reading
-from agac.store.lease import holder_of
 from agac.store.rows import RowRecord
+from agac.store.runs import holder_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

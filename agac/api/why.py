@@ -11,8 +11,7 @@ from typing import Any
 from agac.api.inspect import in_batch
 from agac.api.status import blocking, find_rows, position_of, stored_run
 from agac.core.keys import digest
-from agac.core.report import Moment, Report, iso
-from agac.core.types import Message, Outcome, RowId, texts_of
+from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, texts_of
 from agac.engine.replay import RowHistory
 from agac.plan.diff import text_diff, value_changes
 from agac.plan.stage import RecordedStage, recorded_stages, reuse_salt

@@ -26,7 +26,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
-from agac.core.report import iso
+from agac.core.types import iso
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchLine, BatchReport
@@ -120,11 +120,11 @@ def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: 
     """Exit 0 when they have ended, 75 past the timeout."""
     given, seconds = one_batch(batch_id, flag_id), None
     if timeout is not None:
-        from agac.spec import value_checks  # loads pydantic
+        from agac.spec import validation  # loads pydantic
 
         try:  # a number of seconds, or a time as in agac's files
             plain_seconds = timeout.replace(".", "", 1).isdigit()
-            seconds = float(timeout) if plain_seconds else float(value_checks.duration(timeout))
+            seconds = float(timeout) if plain_seconds else float(validation.duration(timeout))
         except ValueError as error:
             raise click.UsageError(f"--timeout {timeout}: {error}") from None
     call = long_running(api.batch_wait)

@@ -36,7 +36,7 @@ from agac.cli.terminal import (
     table_lines,
 )
 from agac.core.errors import UsageError
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import InspectReport

@@ -22,7 +22,7 @@ from agac.cli.terminal import (
     spent_line,
     table,
 )
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 if TYPE_CHECKING:
     from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport

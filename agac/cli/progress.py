@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
 from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agac.api.progress import RowCount, Snapshot, StageSnapshot, WatchedRun
+    from agac.api.report import RowCount, Snapshot, StageSnapshot, WatchedRun
 
 TICK_SECONDS = 0.125
 """Between two pictures on a terminal."""

@@ -50,7 +50,7 @@ from agac.cli.terminal import (
     without,
 )
 from agac.core.errors import ErrorType, ExitCode
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport

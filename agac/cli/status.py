@@ -28,7 +28,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport

@@ -23,7 +23,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from agac.core.errors import Problem
-from agac.core.report import dollars
+from agac.core.types import dollars
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline

@@ -16,10 +16,9 @@ from agac.engine.effects import descended
 from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, dummy_answer
 from agac.engine.executor import LevelStages
 from agac.engine.forecast import ForecastRow, Guess, StoredAnswers, source_of
-from agac.engine.groups import GroupCut, call_size, part_id, unusable
+from agac.engine.groups import GroupCut, NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why
-from agac.plan.reduce_tree import NodeId, TreeNode, tree
 from agac.plan.render import Prepared, RowView
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.graph import Levels

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, NamedTuple
 
-from agac.core.report import Report, Usd
-from agac.core.types import JSONValue, Usage
+from agac.core.types import JSONValue, Report, Usage, Usd
 from agac.engine.budget import Amount
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits

@@ -22,11 +22,11 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
-from agac.providers.dialects import DIALECTS, unsendable
+from agac.providers.dialect import Dialect
 from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import price_of
 from agac.providers.provider import Price, Provider
-from agac.providers.wire import Dialect
+from agac.providers.table import DIALECTS, unsendable
 from agac.spec.workflow import Timeout
 from agac.store.records import Endpoint
 

@@ -10,8 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from agac.core.report import iso
-from agac.core.types import Outcome
+from agac.core.types import Outcome, iso
 from agac.data.json_formats import encode
 from agac.data.sinks import JsonSink
 from agac.engine.votes import share

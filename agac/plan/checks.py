@@ -15,12 +15,12 @@ from agac.core.errors import Problem, Where
 from agac.core.types import Params
 from agac.plan.plan import ResolvedModel
 from agac.providers.batch import BatchTraits
-from agac.providers.dialects import of_budget, of_tier, unsendable
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.prices import lacks_tier, price_of
 from agac.providers.provider import Provider
+from agac.providers.table import of_budget, of_tier, unsendable
 from agac.spec.stages import said
-from agac.spec.value_checks import duration
+from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")

@@ -7,10 +7,10 @@ from typing import Any
 
 from agac.core.types import Fault, Finish, JSONValue, Reply, Request, Usage
 from agac.providers.bodies import count, mapping, objects, text
+from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of
-from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 

@@ -21,9 +21,10 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.batch import BatchTraits, Order, ProviderBatch, Remote, RemoteFile, ResultLine
 from agac.providers.bodies import json_of, moment, text
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialect import unreadable
 from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
 from agac.providers.provider import Provider
+from agac.providers.table import DIALECTS
 from agac.providers.transport import (
     EXCEPTION_RULES,
     ExceptionRule,
@@ -35,7 +36,6 @@ from agac.providers.transport import (
     redirected,
     tls_context,
 )
-from agac.providers.wire import unreadable
 
 if TYPE_CHECKING:
     import httpx2

@@ -20,8 +20,9 @@ from multidict import CIMultiDict
 from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.bodies import encode
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.provider import Provider
+from agac.providers.table import DIALECTS
 from agac.providers.transport import (
     NO_WEBSOCKET,
     ExceptionRule,
@@ -35,7 +36,6 @@ from agac.providers.transport import (
     redirected,
     tls_context,
 )
-from agac.providers.wire import STREAMED, Assembly, Dialect, asking
 from agac.spec.workflow import Timeout
 
 

@@ -10,9 +10,8 @@ from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from agac.providers.dialects import objections
 from agac.providers.provider import Provider, Structured
-from agac.providers.table import ELSEWHERE, SHIPPED, refusal
+from agac.providers.table import ELSEWHERE, SHIPPED, objections, refusal
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model may think."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, Usage
 from agac.providers.bodies import count, mapping, objects, text
+from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import openai_format, shape_of
-from agac.providers.wire import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
 
 
 def _headers(provider: Provider) -> dict[str, str]:

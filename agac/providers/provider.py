@@ -60,7 +60,7 @@ class Provider:
     name: str
     """How model strings and agac.yml call it."""
     dialect: str
-    """The key of its dialect in `agac.providers.dialects.DIALECTS`."""
+    """The key of its dialect in `agac.providers.table.DIALECTS`."""
     base_url: str
     """What stands before the dialect's path, without a slash at its end. Empty: embedded and not yet started. `${VAR}`
     in a shipped row is what the user's environment says."""

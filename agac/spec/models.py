@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from agac.spec import value_checks as check
+from agac.spec import validation as check
 from agac.spec import workflow
 from agac.spec.graph import Makes
 from agac.spec.operations import CHANGING, OPERATIONS, Incomplete, made_by

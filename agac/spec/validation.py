@@ -1,19 +1,352 @@
-"""From data to a model: pydantic's errors become Problems at the place of the key, with a suggestion."""
+"""What is wrong in files: checks of single values, used by the models, which return the value or raise with a whole
+sentence; and pydantic's errors as Problems at the place of the key, with a suggestion."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import json
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
-from operator import getitem
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 
 from agac.core.errors import Path_, Problem, did_you_mean, key_path, nearest
+from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHAPE
 from agac.core.types import JSONValue
+from agac.spec.workflow import DayTime
 from agac.spec.yaml import Document
+
+# What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
+
+TYPES_LATER = (
+    "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker", "a2a", "smart",
+)  # fmt: skip
+FIELDS_LATER = frozenset({
+    "servers", "tools", "resources", "prompts", "mcp_connect", "function_tools", "agents", "history_source",
+    "history_merge_target", "max_parallel", "child_timeout_sec", "max_display_instances", "tool_input_schema",
+    "skills", "variables", "shell", "cwd", "api_key", "tool_hooks", "lifecycle_hooks", "commands",
+    "trim_tool_history", "save_trajectory", "subagents", "subagent_model", "harness_tools", "sequence",
+    "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
+    "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
+    "match_strategy", "red_flag_max_length", "url", "transport", "streaming", "polling",
+    "accepted_output_modes", "headers", "auth", "relative_card_path", "request_timeout_seconds",
+})  # fmt: skip
+
+PARAMS_LATER = frozenset({
+    "max_iterations", "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
+    "structured_schema", "metadata", "messages", "tools", "tool_choice", "task", "template_vars",
+    "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
+})  # fmt: skip
+
+CAMEL_CASE = {
+    "maxTokens": "max_tokens",
+    "topP": "top_p",
+    "topK": "top_k",
+    "minP": "min_p",
+    "repetitionPenalty": "repetition_penalty",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "stopSequences": "stop_sequences",
+    "serviceTier": "service_tier",
+}
+"""Other spellings of request parameters."""
+
+
+def card_hints() -> Mapping[str, str]:
+    """Sentences for unknown keys at the top level of a card."""
+    params = (
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "stop_sequences", "service_tier",
+    )  # fmt: skip
+    moved = {field: f"unknown key; did you mean `request_params.{field}`?" for field in params}
+    return {**_not_yet(FIELDS_LATER), **moved}
+
+
+def param_hints() -> Mapping[str, str]:
+    """Sentences for unknown keys of `request_params`."""
+    # a camelCase key is only unknown beside its other spelling
+    twice = {
+        camel: f"{camel} and {snake} are two spellings of one key; keep one" for camel, snake in CAMEL_CASE.items()
+    }
+    own = {"model": "unknown key; the card's own `model` says which model runs"}
+    return {**_not_yet(PARAMS_LATER), **twice, **own}
+
+
+def _not_yet(fields: Collection[str]) -> dict[str, str]:
+    """The sentences for known fields that have no meaning here yet."""
+    remedy = "remove it from the card, or use another card for this stage"
+    return {field: f"`{field}` is not supported yet; {remedy}" for field in fields}
+
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+_LETTERS = "use letters, digits, _ and -, and start with a letter"
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+_LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
+_TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
+_DAY_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
+_SIZE = r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)"
+_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
+
+# The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
+STAGE_NAME_FORM = {
+    "pattern": f"^(?!(?:{'|'.join(RESERVED_NAMES)})$){_NAME}$",
+    "patternErrorMessage": "letters, digits, _ and -; starts with a letter or _; not vars and not row_json",
+}
+TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
+SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
+API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage": _LITERAL_KEY}
+
+
+def refused(message: str) -> PydanticCustomError:
+    """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
+    return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
+
+
+def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
+    """A check that a value holds; else it is refused with the message, in which it stands for `{!r}`."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise refused(message.format(value))
+        return value
+
+    return check
+
+
+_named = re.compile(rf"{_NAME}\Z").match
+_readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
+var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
+
+provider_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}")
+"""No dot and no slash: both end the provider in a model string."""
+
+header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
+"""A token of RFC 9110."""
+
+field_name = _must(
+    lambda name: name == name.strip() and not set(name) & set(".{}\n"),
+    "{!r} cannot be read as a field of a result; use letters, digits and _",
+)
+"""A name that `${stage.name}` can be read with."""
+
+field_path = _must(
+    lambda path: "${" not in path and all(part and part == part.strip() for part in path.split(".")),
+    "{!r} is no field; write its name, or stage.field, as in classify.topic, without braces",
+)
+"""A way to a field: `topic`, `classify.topic`."""
+
+endpoint_prefix = _must(
+    lambda value: not value or (value.startswith("/") and not value.endswith("/")),
+    "{!r} is no start of a path; write it as /v1, or as '' for none",
+)
+"""Empty, or a path to which another is added."""
+
+dialect = _must(
+    lambda value: value not in ("gemini", "mistral"),
+    "dialect {!r} is not supported yet; openai-chat, openai-responses and anthropic are",
+)
+message_role = _must(
+    lambda value: value not in ("system", "developer"), "{!r}: what the system message says stands in instructions"
+)
+not_tool_only = _must(
+    operator.not_, "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
+)
+nobody_there = _must(operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it")
+
+
+def stage_name(name: str) -> str:
+    """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
+    if name in RESERVED_NAMES:
+        raise refused(f"{name!r} has a meaning of its own in templates; choose another name")
+    return str(_readable_name(name))
+
+
+def no_repeats(names: list[str]) -> list[str]:
+    """Each field once."""
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise refused(f"names the field {twice!r} twice; name it once")
+    inner = next(((one, other) for one in names for other in names if other.startswith(f"{one}.")), None)
+    if inner is not None:
+        raise refused(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
+    return names
+
+
+def field_way(name: str) -> str:
+    """A field of a result, or with dots one inside of others."""
+    for part in name.split("."):
+        field_name(part)
+        if not part:
+            raise refused(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
+    return name
+
+
+def batch_api(value: Any) -> Any:
+    """The name of a batch API is short for a mapping that says no more."""
+    if not isinstance(value, (str, Mapping)):
+        raise refused("expected openai, anthropic, none, or a mapping with api")
+    return {"api": value} if isinstance(value, str) else value
+
+
+def base_url(value: str) -> str:
+    """`http://…` or `https://…`, or a variable; without credentials."""
+    if value.startswith("${"):
+        return value
+    if not value.startswith(("http://", "https://")):
+        raise refused(f"{value!r} is no address; it starts with http:// or https://")
+    if "@" in urlsplit(value).netloc:
+        raise refused("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
+    return value
+
+
+def api_key(value: str) -> str:
+    """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
+    if KEY_SHAPE.match(_without_variables(value)):
+        raise refused(_LITERAL_KEY)
+    return value
+
+
+def header_value(value: str) -> str:
+    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
+    words = _without_variables(value).split()
+    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(TOKEN_SHAPE.match, words))):
+        raise refused(_LITERAL_KEY)
+    return value
+
+
+def _without_variables(value: str) -> str:
+    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
+    if "\n" in value or "\r" in value:
+        raise refused("must be a single line")
+    rest = _VARIABLE.sub("", value)
+    if "${" in rest:
+        raise refused("${…} takes the name of one variable: letters, digits and _, as in ${MY_KEY}")
+    if any(SECRET_START.match(word) for word in rest.split()):
+        raise refused(_LITERAL_KEY)
+    return rest
+
+
+def seconds_or_parts(value: Any) -> Any:
+    """A number is the bound of the whole call."""
+    if isinstance(value, dict) or value is None:
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise refused("expected a number of seconds or a mapping with connect, first_byte, total")
+    return {"total": value}
+
+
+def _list_of(expected: str) -> Callable[[Any], Any]:
+    """A check that makes one text a list of one; what is neither is refused with what was `expected`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) or value is None:
+            return value
+        if not isinstance(value, str):
+            raise refused(f"expected {expected}")
+        return [value]
+
+    return check
+
+
+one_or_many = _list_of("the name of a stage")
+field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
+paths = _list_of("a path, or a list of paths")
+model_or_chain = _list_of("provider/model, or a list of them")
+
+
+def output_formats(value: Any) -> Any:
+    """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
+    formats = value if isinstance(value, list) else [value]
+    for name in formats:
+        if name in ("json", "jsonl", "ndjson"):
+            raise refused(f"{name!r}: results.jsonl and results.json are always written; leave it out")
+        if name in ("sqlite", "db"):
+            raise refused(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
+    return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
+
+
+def split_chain(data: Any) -> Any:
+    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is judged elsewhere."""
+    if not isinstance(data, dict) or not isinstance(data.get("model"), list):
+        return data
+    first, *others = data["model"] or [None]
+    if first is None:
+        raise refused("model is an empty list; name at least one model")
+    if not others:
+        return data | {"model": first}
+    if data.get("fallback") is not None:
+        raise refused("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
+    return data | {"model": first, "fallback": others}
+
+
+def _amount(value: Any, kinds: tuple[type, ...], pattern: str, units: Mapping[str, int], words: tuple[str, str]) -> Any:
+    """A number of these kinds, or what a text says with a unit. `words` are what is expected, and for a wrong text."""
+    expected, wrong = words
+    if isinstance(value, bool) or not isinstance(value, (*kinds, str)):
+        raise refused(f"expected {expected}")
+    if not isinstance(value, str):
+        return value
+    if (match := re.fullmatch(pattern, value)) is None:
+        raise refused(f"{value!r} is no {wrong}")
+    return float(match[1]) * units[match[2]]
+
+
+def duration(value: Any) -> float:
+    """Seconds, or a number with s, m, h, d or w."""
+    words = ("a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
+    return float(_amount(value, (int, float), _TIME, _SECONDS, words))
+
+
+def size(value: Any) -> int:
+    """Bytes, or a number with kB, MB, GB or their binary kin."""
+    words = ("a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
+    return int(_amount(value, (int,), _SIZE, _BYTES, words))
+
+
+def deadline(value: Any) -> float | DayTime:
+    """A time as `duration` reads it, or a time of day."""
+    if isinstance(value, str) and (match := _DAY_TIME.match(value)):
+        return DayTime(int(match[1]), int(match[2]))
+    try:
+        seconds = duration(value)
+    except PydanticCustomError:
+        raise refused(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
+    if not seconds > 0:
+        raise refused(f"must be more than 0, not {value!r}")
+    return seconds
+
+
+def schema_form(value: Any) -> Any:
+    """A path, `python:…`, or a mapping; which of them is decided where it is resolved."""
+    if isinstance(value, bool) or not isinstance(value, (str, dict)):
+        raise refused("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
+    if not value:
+        raise refused("is empty; name a file or list the fields of the result")
+    return value
+
+
+def message_content(value: Any) -> Any:
+    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
+    if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
+        raise refused("expected text, or a result as a mapping or a list, and not empty")
+    if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
+        raise refused("holds a placeholder, which is filled in text only; write the JSON as text")
+    return value
+
+
+def in_small_letters(value: Any) -> Any:
+    """A word in any case of its letters."""
+    return value.lower() if isinstance(value, str) else value
+
 
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[Any, ...]
@@ -64,7 +397,7 @@ def _take_out(data: dict[str, Any], loc: Loc, *, missing: bool = False) -> None:
 
 def _at(data: Any, loc: Iterable[Any]) -> Any:
     try:
-        return reduce(getitem, loc, data)
+        return reduce(operator.getitem, loc, data)
     except (LookupError, TypeError):
         return None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
-from agac.core.report import Report
+from agac.core.types import Report
 from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, only, reads, select, sql
 from agac.store.rows import StoredRow
 

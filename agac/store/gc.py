@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
 from agac.core.keys import canonical
-from agac.core.report import Moment, Report
+from agac.core.types import Moment, Report
 from agac.store.batches import runs_in_batches
 from agac.store.db import (
     BUSY_SECONDS,
@@ -30,10 +30,9 @@ from agac.store.db import (
     translated,
 )
 from agac.store.history import RunLine, run_lines
-from agac.store.lease import BEAT_SECONDS, Lease, lease_held
 from agac.store.records import PRESENT, CounterDelta, CounterKey
 from agac.store.rows import OUTCOME_OF, State
-from agac.store.runs import definition_of
+from agac.store.runs import BEAT_SECONDS, Lease, definition_of, lease_held
 from agac.store.writer import counted_tasks
 
 # A run is dropped row by row, in short transactions, each row with all that was made of it and with its roll-ups: half

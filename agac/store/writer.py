@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from agac.core.errors import RowError
 from agac.core.types import RowId
 from agac.store.db import Database, change, fetch, slices, sql
-from agac.store.lease import BEAT_SECONDS, Lease
 from agac.store.records import (
     AGREEMENT,
     PART,
@@ -29,6 +28,7 @@ from agac.store.records import (
     WriteBatch,
 )
 from agac.store.rows import State
+from agac.store.runs import BEAT_SECONDS, Lease
 
 T = TypeVar("T")
 

@@ -22,14 +22,19 @@ from agac.spec.python_code import FunctionRef
 from agac.tools.functions import (
     SPARE_DEPTH,
     Function,
+    FunctionFailed,
+    Record,
+    Returned,
     Threads,
     exchanged,
+    failure,
     is_awaited,
     load_function,
     outcome_of,
+    plain,
+    returned,
     user_code,
 )
-from agac.tools.values import FunctionFailed, Record, Returned, failure, plain, returned
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
 # one call; and it imports the main script of whoever uses agac as a library. Here a process runs `work_off` behind two

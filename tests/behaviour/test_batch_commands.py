@@ -10,7 +10,7 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty, Server
 
 import agac
-from agac.api.progress import BatchCount, RowCount, WatchedRun
+from agac.api.report import BatchCount, RowCount, WatchedRun
 
 THREE: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "run_mode": "batch"},

@@ -7,7 +7,7 @@ from support.project import ProjectFolder
 
 import agac
 from agac.api.plan import confirm_stale
-from agac.api.progress import BatchCount, Snapshot
+from agac.api.report import BatchCount, Snapshot
 from agac.cli import run as submitted
 from agac.cli.progress import LineStyle, run_lines
 from agac.store.batches import CLOSED

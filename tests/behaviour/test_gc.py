@@ -22,7 +22,7 @@ from agac.store import gc
 from agac.store.db import open_database
 from agac.store.gc import Bits
 from agac.store.history import RunLine
-from agac.store.lease import lease_held
+from agac.store.runs import lease_held
 
 TWO = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},

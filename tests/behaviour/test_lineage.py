@@ -238,7 +238,7 @@ def test_progress_says_nothing_that_is_not_known(project: ProjectFolder) -> None
 
 
 def test_progress_counts_rows_of_the_input_as_ever(project: ProjectFolder) -> None:
-    from agac.api.progress import uncounted
+    from agac.api.report import uncounted
     from agac.plan.stage import recorded_stages
 
     project.numbered(2)

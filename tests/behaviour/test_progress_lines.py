@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agac.api.progress import RowCount, WatchedRun
+from agac.api.report import RowCount, WatchedRun
 from agac.cli import progress
 from agac.cli.progress import LineStyle, LogSchedule, Rate, WaitClock, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line

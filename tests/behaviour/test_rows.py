@@ -17,7 +17,7 @@ from support.server import Server
 from support.soak import campaign
 
 import agac
-from agac.api.progress import WatchedRun
+from agac.api.report import WatchedRun
 from agac.engine import input_rows
 
 ECHO = {"model": "local/echo"}

@@ -17,9 +17,8 @@ from agac.providers.batch import BatchState, Order, ProviderBatch, Remote, Remot
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
 from agac.providers.bodies import encode
 from agac.providers.control_plane import BatchApi
-from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Provider
-from agac.providers.table import SHIPPED
+from agac.providers.table import DIALECTS, SHIPPED
 
 KEY = "sk-contract-0123456789"
 REDACTOR = Redactor([KEY])

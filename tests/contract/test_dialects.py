@@ -22,10 +22,9 @@ from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
 from agac.providers.bodies import encode
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialect import Dialect
 from agac.providers.provider import Provider
-from agac.providers.table import ANTHROPIC, OPENAI, SHIPPED
-from agac.providers.wire import Dialect
+from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"

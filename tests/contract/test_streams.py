@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Reply
 from agac.providers.bodies import encode
-from agac.providers.dialects import DIALECTS
+from agac.providers.dialect import STREAMED, Assembly, asking
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
-from agac.providers.wire import STREAMED, Assembly, asking
+from agac.providers.table import DIALECTS
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.openai import CHAT, RESPONSES
 from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall

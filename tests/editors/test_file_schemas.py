@@ -12,10 +12,10 @@ from jsonschema import Draft7Validator
 from support.project import ProjectFolder
 
 from agac import api
+from agac.api.extras import file_schema
 from agac.core.errors import UsageError
 from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
-from agac.spec.editor_schema import file_schema
 from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 
 ROOT = Path(__file__).resolve().parents[2]

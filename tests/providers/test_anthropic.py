@@ -7,10 +7,9 @@ import pytest
 
 from agac.core.types import Message, Params, RateState, Request, Schema
 from agac.providers.anthropic import MESSAGES
-from agac.providers.dialects import of_budget
 from agac.providers.provider import Provider
 from agac.providers.structured import INSTRUCTION
-from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
+from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers, of_budget
 from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
 from agac.simulator.replies import canonical
 from agac.spec.models import ProviderSpec

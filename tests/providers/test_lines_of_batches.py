@@ -12,8 +12,7 @@ from agac.core.types import Fault, FaultKind, Message, Reply, Request
 from agac.providers.batch import ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.bodies import encode
-from agac.providers.dialects import DIALECTS
-from agac.providers.table import SHIPPED
+from agac.providers.table import DIALECTS, SHIPPED
 
 OPENAI, ANTHROPIC = BATCH_APIS["openai"], BATCH_APIS["anthropic"]
 COMPLETION = {"id": "chatcmpl-1", "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}

@@ -11,9 +11,8 @@ from agac.core.errors import Where
 from agac.core.types import Params
 from agac.providers import batch
 from agac.providers.batch_apis import BATCH_APIS
-from agac.providers.dialects import DIALECTS
 from agac.providers.provider import Limits, Price, Provider
-from agac.providers.table import SHIPPED, build_providers
+from agac.providers.table import DIALECTS, SHIPPED, build_providers
 from agac.spec.models import ProviderSpec
 
 

@@ -15,9 +15,9 @@ from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import http as sending
-from agac.providers.dialects import DIALECTS
 from agac.providers.http import HttpReply, Sender, SocketSender
 from agac.providers.provider import Provider
+from agac.providers.table import DIALECTS
 from agac.spec.workflow import Timeout
 
 KEY = "sk-1234567890"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agac.spec.agent_cards import Card, card_names, find_card, load_card
-from agac.spec.value_checks import FIELDS_LATER, PARAMS_LATER, TYPES_LATER
+from agac.spec.validation import FIELDS_LATER, PARAMS_LATER, TYPES_LATER
 
 
 def load(tree: Any, content: str, name: str = "agentcards/c.md", **variables: Any) -> tuple[Card | None, list[str]]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
-from agac.core.report import Report, dollars
-from agac.core.types import Fault
+from agac.core.types import Fault, Report, dollars
 from agac.engine.batch.coordinator import clean_up, give_up_torn
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
@@ -21,7 +20,7 @@ from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
 from agac.store.batches import BatchRecord, BatchStep, known_ids
 from agac.store.db import Database
-from agac.store.lease import lease_held
+from agac.store.runs import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0

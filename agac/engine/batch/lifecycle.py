@@ -27,9 +27,9 @@ from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits, ProviderBatch, ResultLine
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.control_plane import BatchApi
-from agac.providers.dialects import DIALECTS
 from agac.providers.prices import BATCH
 from agac.providers.provider import Provider
+from agac.providers.table import DIALECTS
 from agac.store.batches import (
     BatchRecord,
     BatchStep,

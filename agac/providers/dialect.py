@@ -61,7 +61,7 @@ STREAMED = b'"stream":true,'
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One wire format; `dialects.DIALECTS` lists them. It never sends, sleeps, retries or logs: the sender moves its
+    """One wire format; `table.DIALECTS` lists them. It never sends, sleeps, retries or logs: the sender moves its
     bytes and the engine acts on its Faults."""
 
     path: str
